@@ -20,6 +20,7 @@ import psutil
 import pytest
 from by_hand import PREAMBLE, SERVE, at, free_port, terminals, until
 from processor_cuda import build_driver
+from scripts_here import behind, written
 from zygote import zygote_for, zygote_pids
 
 from platoon_base.centers.host import HostCenters
@@ -167,11 +168,10 @@ class Outcome(NamedTuple):
 
 @pytest.fixture
 def run_job(tmp_path):
-    """Run a script, given as text, on N real worker processes, and return the outcome."""
+    """Run a script, a path or a short text, on N real worker processes; return the outcome."""
 
-    def run(text, workers=2, *, args=(), environment=None, devices=None, **options):
-        script = tmp_path / "script.py"
-        script.write_text(textwrap.dedent(text))
+    def run(script, workers=2, *, args=(), environment=None, devices=None, **options):
+        script = written(script, tmp_path / "script.py")
         with host_job(workers, JobOptions(**options)) as job:
             places = devices or os.environ.get("PLATOON_TEST_DEVICES", "cpu").split()
             for rank in range(workers):
@@ -203,8 +203,7 @@ def processor_driver(tmp_path_factory):
 
 
 def _runner(preamble):
-    """Make a fixture that runs a script behind a preamble; the first argument of both is the folder of tmp_path."""
-    text_before = (HELPERS / preamble).read_text()
+    """Make a fixture that runs a script with the names of a preamble; its first argument is the folder of tmp_path."""
 
     @pytest.fixture
     def run_after(request, run_job):
@@ -213,19 +212,19 @@ def _runner(preamble):
             folder = str(request.getfixturevalue("processor_driver"))
             more = {**more, "PROCESSOR_NCCL": folder, "LD_LIBRARY_PATH": folder}
 
-        def run(text, workers=2, environment=None, **options):
+        def run(script, workers=2, environment=None, **options):
             environment = {**(environment or {}), **more}
-            return run_job(text_before + textwrap.dedent(text), workers, environment=environment, **options)
+            return run_job(behind(preamble, script), workers, environment=environment, **options)
 
         return run
 
     return run_after
 
 
-run_keras = _runner("keras_preamble.py")
-run_blocks = _runner("blocks_preamble.py")
-run_lasagne = _runner("lasagne_preamble.py")
-run_function = _runner("function_preamble.py")
+run_keras = _runner("keras_preamble")
+run_blocks = _runner("blocks_preamble")
+run_lasagne = _runner("lasagne_preamble")
+run_function = _runner("function_preamble")
 
 
 @pytest.fixture
@@ -297,9 +296,9 @@ def start(tmp_path):
 def serve(start):
     """Start a controller by hand, and return it with its port once it listens."""
 
-    def run(text=SERVE, *args):
+    def run(script=SERVE, *args):
         port = free_port()
-        controller = start(text, at(port), *args)
+        controller = start(script, at(port), *args)
         until(controller, "ready")
         return controller, port
 
@@ -308,10 +307,10 @@ def serve(start):
 
 @pytest.fixture
 def work(start):
-    """Start a worker by hand."""
+    """Start a worker by hand: a script, or a short text behind a preamble."""
 
-    def run(text, port, *args, preamble=PREAMBLE):
-        return start(preamble + textwrap.dedent(text), at(port), *args)
+    def run(script, port, *args, preamble=PREAMBLE):
+        return start(script if isinstance(script, Path) else preamble + textwrap.dedent(script), at(port), *args)
 
     return run
 

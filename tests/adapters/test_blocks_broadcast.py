@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scripts_here import script_path
 
 from platoon_base import compat
 
@@ -58,94 +59,14 @@ def test_what_is_no_numbers_is_not_sent(solo_worker, data):
 
 def test_all_workers_get_the_batches_of_the_first(run_job):
     outcome = run_job(
-        """
-        import pickle
-        import numpy as np
-        from platoon_plugins.blocks import ShardedScheme, shard_stream
-        from fuel.datasets import IterableDataset
-        from fuel.streams import DataStream
-        from fuel.transformers import Batch, Transformer
-        from fuel.schemes import ConstantScheme, SequentialScheme
-        from platoon_base import connect
-
-        class Kinds(Transformer):
-            sources = ("bool", "uint8", "int64", "float32", "scalar")
-
-            def transform_batch(self, batch):
-                n = batch[0]
-                return n % 2 == 0, n.astype("u1"), n, n.astype("f4") / 3, n.sum()
-
-        worker = connect()
-        # Another worker would read other numbers, and fewer of them.
-        rows = [np.int64(n + 100 * worker.global_rank) for n in range(8 - worker.global_rank)]
-        numbers = Batch(DataStream(IterableDataset(rows)), ConstantScheme(3))
-        stream = shard_stream(Kinds(numbers, produces_examples=False), mode="broadcast")
-
-        def check(batch, n):
-            n = np.array(n)
-            expected = n % 2 == 0, n.astype("u1"), n, n.astype("f4") / 3, np.asarray(n.sum())
-            for array, other in zip(batch, expected):
-                assert (array.dtype, array.shape) == (other.dtype, other.shape), (array, other)
-                assert (array == other).all() and array.flags.writeable
-                array[...] = 0
-
-        all_rows = [0, 1, 2], [3, 4, 5], [6, 7]
-        for _ in range(2):
-            batches = stream.get_epoch_iterator()
-            for n in all_rows:
-                check(next(batches), n)
-            for _ in range(2 + worker.global_rank):  # after the end nobody is waited for
-                assert next(batches, None) is None
-
-        # Pickled by the first worker in the middle of an epoch, resumed by all, each with its own shard.
-        batches, scheme = stream.get_epoch_iterator(as_dict=True), ShardedScheme(SequentialScheme(6, 1))
-        check(next(batches).values(), all_rows[0])
-        saved = np.zeros(100_000, np.uint8)
-        if worker.global_rank == 0:
-            blob = pickle.dumps((stream, batches, scheme))
-            saved[: len(blob)] = np.frombuffer(blob, np.uint8)
-        worker.broadcast([saved])
-        stream, batches, scheme = pickle.loads(saved.tobytes())
-        assert list(scheme.get_request_iterator()) == [[worker.global_rank], [worker.global_rank + 3]]
-        assert stream.sources == ("bool", "uint8", "int64", "float32", "scalar") and not stream.produces_examples
-        for n in all_rows[1:]:
-            check(next(batches).values(), n)
-        assert next(batches, None) is None
-        worker.report({f"done {worker.global_rank}": 1})
-        """,
+        script_path("blocks_broadcast_all_workers_get_the_batches_of_the_first"),
         3,
     ).require_success()
     assert outcome.reported == {f"done {rank}": 1 for rank in range(3)}
 
 
 def test_what_stops_the_first_worker_is_told_to_the_others(run_job):
-    outcome = run_job(
-        """
-        from platoon_plugins.blocks import shard_stream
-        from fuel.datasets import IterableDataset
-        from fuel.streams import DataStream
-        from fuel.transformers import Mapping, Transformer
-        from platoon_base import connect
-        from platoon_base.errors import ConfigurationError, PlatoonError
-
-        class Missing(Transformer):
-            def get_epoch_iterator(self, **kwargs):
-                raise KeyError("no such file")
-
-        def fail(example):
-            raise OSError("the disk is full of bees")
-
-        worker = connect()
-        numbers = DataStream(IterableDataset([1, 2]))
-        words = DataStream(IterableDataset(["a", "b"]))
-        missing = Missing(numbers, produces_examples=True)
-        for stream, error in ((Mapping(numbers, fail), OSError), (words, ConfigurationError), (missing, KeyError)):
-            try:
-                next(shard_stream(stream, mode="broadcast").get_epoch_iterator())
-            except (error if worker.global_rank == 0 else PlatoonError) as exc:
-                worker.report({f"{error.__name__} {worker.global_rank}": str(exc)})
-        """
-    ).require_success()
+    outcome = run_job(script_path("blocks_broadcast_what_stops_the_first_worker_is_told")).require_success()
     told = outcome.reported
     assert told["OSError 0"] == "the disk is full of bees"
     assert "worker 0, which reads the data for all, failed with OSError: the disk is full of bees" in told["OSError 1"]

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from scripts_here import script_path
 
 from platoon_base import compat
 
@@ -90,34 +91,9 @@ def test_a_chain_and_its_iterator_resume_where_they_were(monkeypatch):
 @pytest.mark.parametrize("in_memory", [False, True])
 def test_a_stream_of_a_file_goes_on_in_another_process(tmp_path, in_memory):
     """In the middle of an epoch; nobody has the file open there."""
-    script = """
-import pickle, sys
-from platoon_base import compat
-compat.apply()
-import h5py
-import numpy as np
-from fuel.datasets import H5PYDataset
-from fuel.schemes import SequentialScheme
-from fuel.streams import DataStream
-path, stage, in_memory = sys.argv[1:]
-if stage == "begin":
-    with h5py.File(path, "w") as file:
-        file["y"] = np.arange(12)
-        file.attrs["split"] = H5PYDataset.create_split_array({"train": {"y": (0, 12)}})
-    data = H5PYDataset(path, which_sets=("train",), load_in_memory=in_memory == "True")
-    batches = DataStream(data, iteration_scheme=SequentialScheme(12, 4)).get_epoch_iterator()
-    next(batches)
-    with open(path + ".pickle", "wb") as file:
-        pickle.dump(batches, file)
-else:
-    with open(path + ".pickle", "rb") as file:
-        batches = pickle.load(file)
-    rows = [y.tolist() for (y,) in batches]
-    assert rows == [[4, 5, 6, 7], [8, 9, 10, 11]], rows
-    assert len(list(batches.data_stream.get_epoch_iterator())) == 3
-"""
+    script = script_path("blocks_data_a_stream_of_a_file_goes_on_in_another")
     for stage in ("begin", "resume"):
-        command = [sys.executable, "-c", script, tmp_path / "data.hdf5", stage, str(in_memory)]
+        command = [sys.executable, script, tmp_path / "data.hdf5", stage, str(in_memory)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, done.stderr
 
@@ -255,37 +231,7 @@ def test_each_worker_reads_the_server_of_its_shard(run_job):
         free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         ports = [str(listener.getsockname()[1]) for listener in free]
     outcome = run_job(
-        """
-        import sys
-        from multiprocessing import Process
-        from platoon_plugins.blocks import shard_stream
-        import numpy as np
-        from fuel.datasets import IndexableDataset
-        from fuel.schemes import ShuffledScheme
-        from fuel.server import start_server
-        from fuel.streams import DataStream, ServerDataStream
-        from platoon_base import connect
-
-        worker = connect()
-        ports = [int(port) for port in sys.argv[2:]]
-        servers = []
-        if worker.global_rank == 0:
-            stream = DataStream(IndexableDataset(np.arange(20)), iteration_scheme=ShuffledScheme(20, 3))
-            for rank, port in enumerate(ports):
-                server = Process(target=start_server, args=(shard_stream(stream, rank=rank, size=2), port))
-                server.start()
-                servers.append(server)
-        train = ServerDataStream(("data",), False, port=ports[worker.global_rank])
-        try:
-            for epoch in range(2):
-                rows = np.concatenate([data for (data,) in train.get_epoch_iterator()])
-                worker.report({f"{epoch} {worker.global_rank}": " ".join(map(str, rows))})
-            worker.barrier()
-        finally:
-            for server in servers:
-                server.terminate()
-                server.join()
-        """,
+        script_path("blocks_data_each_worker_reads_the_server_of_its_shard"),
         args=ports,
     ).require_success()
     orders = [[outcome.reported[f"{n} {rank}"].split() for rank in range(2)] for n in range(2)]

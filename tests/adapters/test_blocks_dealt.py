@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 from needing import needs
+from scripts_here import script_path
 
 from platoon_base import compat
 
@@ -205,78 +206,19 @@ def test_a_pickled_stream_goes_on_in_the_middle_of_an_epoch_with_more_workers(te
 
 def test_streams_that_differ_between_workers_are_refused(run_job):
     """A generator without a seed; a file that is shorter on one worker is noticed at the end of the epoch."""
-    outcome = run_job(
-        """
-        from platoon_plugins.blocks import shard_stream
-        import numpy as np
-        from fuel.datasets import IterableDataset
-        from fuel.schemes import ConstantScheme
-        from fuel.streams import DataStream
-        from fuel.transformers import Batch
-        from platoon_base import connect
-        from platoon_base.errors import ConfigurationError
-
-        worker = connect()
-        rank = worker.global_rank
-
-        class Numbers:
-            def __init__(self, numbers):
-                self.numbers = list(numbers)
-            def __iter__(self):
-                return iter(self.numbers)
-
-        def batches(numbers):
-            return shard_stream(Batch(DataStream(IterableDataset(Numbers(numbers))), ConstantScheme(2)))
-
-        for name, stream in {
-            "same": batches(range(8)),
-            "other": batches(range(1, 9)),  # of another training
-            "drawn": batches(np.random.RandomState(rank).normal(size=8)),
-            "shorter": batches(range(12 - 2 * rank)),
-        }.items():
-            for epoch in range(2):
-                worker.barrier(f"{name} {epoch}")
-                try:
-                    list(stream.get_epoch_iterator())
-                except ConfigurationError as error:
-                    worker.report({f"{name} {epoch}": str(error)})
-        """
-    ).require_success()
+    outcome = run_job(script_path("blocks_dealt_streams_that_differ_between_workers")).require_success()
     assert outcome.reported.keys() == {"drawn 0", "shorter 0", "shorter 1"}
     assert "from number 0 of the batches of epoch 1 on differs" in outcome.reported["drawn 0"]
     assert "leave shard_stream out" in outcome.reported["drawn 0"]
     assert "the number of batches in epoch 2 differs" in outcome.reported["shorter 1"]
 
 
-MODEL = """
-from collections import OrderedDict
-from fuel.datasets import IterableDataset
-from fuel.schemes import ConstantScheme
-from fuel.transformers import Batch, Mapping
-
-def examples(rows=80, batch=8):
-    whole = data(rows)
-    one_by_one = OrderedDict((name, list(getattr(whole, name))) for name in whole.sources)
-    return Batch(DataStream(IterableDataset(one_by_one)), ConstantScheme(batch))
-"""
+MODEL = script_path("blocks_dealt_model").read_text()
 
 
 @needs_blocks
 def test_averaged_gradients_of_examples_are_one_process_with_larger_batches(run_blocks):
-    run_blocks(
-        MODEL
-        + """
-def train(stream, rule, *extensions):
-    main_loop = loop(network()[0], stream, [*extensions, FinishAfter(after_n_epochs=2)], rule)
-    main_loop.run()
-    return values(main_loop)
-
-alone = train(examples(80, 8 * size), Scale(0.5))
-together = train(shard_stream(examples(80), uneven="drop"), AllReduceGradients(Scale(0.5)), ParameterSync(None))
-assert abs(together - alone).max() < 1e-5
-assert (everyones(together) == together).all()
-"""
-    ).require_success()
+    run_blocks(script_path("blocks_dealt_averaged_gradients_of_examples")).require_success()
 
 
 @needs_blocks
@@ -319,21 +261,6 @@ assert seen == [float(x) for x in expected], (seen, expected)
 @needs_blocks
 def test_workers_that_read_the_same_stream_are_warned(run_blocks):
     """Each main loop once: undivided, and broadcast; not where it is dealt out, or each worker has made its own."""
-    outcome = run_blocks(
-        MODEL
-        + """
-def own():
-    rng = np.random.RandomState(rank)
-    class Drawn:
-        def __init__(self):
-            self.rng = rng
-        def __iter__(self):
-            return iter(rng.normal(size=(16, 6)).astype("float32"))
-    rows = OrderedDict([("features", Drawn()), ("targets", [[0]] * 16)])
-    return Batch(DataStream(IterableDataset(rows)), ConstantScheme(8))
-for train in (examples(), shard_stream(examples()), own(), shard_stream(examples(), mode="broadcast")):
-    loop(network()[0], train, [ParameterSync(EASGD()), FinishAfter(after_n_batches=1)], Scale(0.0)).run()
-"""
-    ).require_success()
+    outcome = run_blocks(script_path("blocks_dealt_workers_that_read_the_same_stream_are_warned")).require_success()
     assert [log.count("the 2 workers train on the same data") for log in outcome.logs] == [1, 0]
     assert [log.count("the 2 workers train on the same batches") for log in outcome.logs] == [1, 0]

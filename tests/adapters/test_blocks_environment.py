@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from scripts_here import script_path
 
 from platoon_base import compat
 from platoon_plugins.registrations.blocks import BLOCKS
@@ -58,10 +59,10 @@ def test_pytest_refuses_a_path_without_blocks(tmp_path):
 @pytest.mark.theano
 @pytest.mark.parametrize("model", ["mlp", "recurrent"])
 @pytest.mark.slow
-def test_blocks_trains_by_its_own_equations(write_script, model):
+def test_blocks_trains_by_its_own_equations(model):
     """Two steps of gradient descent on the real main loop against the same two steps without it."""
     require_blocks()
-    script = write_script(TRAINS)
+    script = TRAINS
     done = subprocess.run([sys.executable, script, model], capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "trained"
@@ -115,82 +116,7 @@ def test_forked_workers_use_what_fuel_and_blocks_import(platoon, tmp_path):
     assert [log.splitlines()[-1] for log in logs] == ["all read"] * 2
 
 
-TRAINS = textwrap.dedent(
-    """
-    import sys
-
-    from platoon_base import compat
-
-    compat.apply()
-
-    import numpy as np
-    import theano
-    from blocks.algorithms import GradientDescent, Scale
-    from blocks.bricks import MLP, Linear, Logistic, Tanh
-    from blocks.bricks.cost import BinaryCrossEntropy
-    from blocks.bricks.recurrent import SimpleRecurrent
-    from blocks.extensions import FinishAfter
-    from blocks.extensions.monitoring import DataStreamMonitoring
-    from blocks.graph import ComputationGraph
-    from blocks.initialization import Constant, IsotropicGaussian
-    from blocks.main_loop import MainLoop
-    from blocks.model import Model
-    from fuel.datasets import IndexableDataset
-    from fuel.schemes import SequentialScheme
-    from fuel.streams import DataStream
-    from theano import tensor
-
-    rng = np.random.RandomState(0)
-    y = rng.randint(0, 2, (8, 1)).astype("uint8")
-    options = {"weights_init": IsotropicGaussian(0.3), "biases_init": Constant(0)}
-    if sys.argv[1] == "mlp":
-        x = rng.randn(8, 3).astype(theano.config.floatX)
-        features = tensor.matrix("features")
-        brick = MLP([Tanh(), Logistic()], [3, 4, 1], **options)
-        brick.initialize()
-        output = brick.apply(features)
-    else:  # scan, which runs on Python's loop here
-        x = rng.randn(8, 5, 3).astype(theano.config.floatX)
-        features = tensor.tensor3("features")
-        before = Linear(3, 4, name="before", **options)
-        recurrent = SimpleRecurrent(4, Tanh(), **options)
-        after = Linear(4, 1, name="after", **options)
-        for brick in (before, recurrent, after):
-            brick.initialize()
-        hidden = recurrent.apply(before.apply(features).dimshuffle(1, 0, 2))
-        output = Logistic().apply(after.apply(hidden[-1]))
-    target = tensor.matrix("targets", dtype="uint8")
-    cost = BinaryCrossEntropy().apply(target, output)
-    cost.name = "cost"
-    parameters = ComputationGraph(cost).parameters
-    assert len(parameters) > 3
-
-    # Oracle: the gradients of the whole function, and plain NumPy for the steps.
-    gradients = theano.function([features, target], theano.grad(cost, parameters))
-    start = [p.get_value() for p in parameters]
-    expected = start
-    for batch in (slice(0, 4), slice(4, 8)):
-        for p, value in zip(parameters, expected):
-            p.set_value(value)
-        slopes = gradients(x[batch], y[batch])
-        assert all(np.abs(np.asarray(slope)).max() > 0 for slope in slopes)
-        expected = [value - np.asarray(0.1, value.dtype) * slope for value, slope in zip(expected, slopes)]
-    for p, value in zip(parameters, start):
-        p.set_value(value)
-
-    dataset = IndexableDataset({"features": x, "targets": y})
-    stream = DataStream.default_stream(dataset, iteration_scheme=SequentialScheme(8, 4))
-    algorithm = GradientDescent(cost=cost, parameters=parameters, step_rule=Scale(0.1))
-    extensions = [FinishAfter(after_n_epochs=1), DataStreamMonitoring([cost], stream, prefix="all")]
-    main_loop = MainLoop(algorithm, stream, model=Model(cost), extensions=extensions)
-    main_loop.run()
-    assert main_loop.log.status["iterations_done"] == 2
-    assert main_loop.log[2]["all_cost"] < main_loop.log[0]["all_cost"]
-    for p, value in zip(parameters, expected):
-        np.testing.assert_allclose(p.get_value(), value, rtol=1e-4, atol=1e-6)
-    print("trained")
-    """
-)
+TRAINS = script_path("blocks_environment_trains")
 
 
 def test_doctor_knows_a_checkout_and_how_to_install_blocks(platoon, tmp_path):

@@ -8,6 +8,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from scripts_here import script_path
 
 from platoon_base import compat
 
@@ -57,20 +58,7 @@ def test_an_exception_on_one_worker_leaves_the_others_training(run_blocks, rule)
 @pytest.mark.slow
 def test_another_worker_saves_prints_and_reports_if_rank_0_fails(run_blocks, tmp_path):
     outcome = run_blocks(
-        """
-        from blocks.extensions.saveload import Checkpoint
-        cost, error = network()
-        class Fails(TrainingExtension):  # a class, as Checkpoint pickles the extensions
-            def after_batch(self, batch):
-                if rank == 0 and self.main_loop.status["iterations_done"] == 5:
-                    raise RuntimeError("on purpose")
-        path = os.path.join(sys.argv[1], "model.zip")
-        monitoring = DistributedMonitoring([cost], stream(24, seed=1), prefix="valid")
-        extensions = [ParameterSync(EASGD(), every_n_batches=2), Fails(), monitoring, Printing(),
-                      Checkpoint(path, after_epoch=True), StopTogether()]
-        train = shard_stream(stream(80), uneven="drop")
-        loop(cost, train, [*extensions, FinishAfter(after_n_epochs=3)]).run()
-        """,
+        script_path("blocks_faults_another_worker_saves_prints_and_reports"),
         workers=2,
     )
     assert [e.status for e in sorted(outcome.result.exits)] == [1, 0], outcome.logs
@@ -81,17 +69,7 @@ def test_another_worker_saves_prints_and_reports_if_rank_0_fails(run_blocks, tmp
 
 @pytest.mark.slow
 def test_a_death_ends_averaged_gradients_with_an_error_that_names_it(run_blocks):
-    outcome = run_blocks(
-        """
-        import signal
-        def die(main_loop):
-            if rank == 1 and main_loop.status["iterations_done"] == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-        main_loop = loop(network()[0], shard_stream(stream(80), uneven="drop"), [
-            ParameterSync(None), Look(after_batch=die), FinishAfter(after_n_epochs=9)], AllReduceGradients(Scale(0.1)))
-        main_loop.run()
-        """
-    )
+    outcome = run_blocks(script_path("blocks_faults_a_death_ends_averaged_gradients"))
     assert [e.status for e in sorted(outcome.result.exits)] == [1, 137], outcome.logs
     assert "WorkerLostError" in outcome.logs[0]
     assert "rank 1" in outcome.logs[0]
@@ -253,15 +231,7 @@ def test_models_that_have_become_different_are_noticed_at_the_end_of_an_epoch(ru
 
 @pytest.mark.slow
 def test_monitoring_at_different_places_names_them(run_blocks):
-    outcome = run_blocks(
-        """
-        cost = network()[0]
-        other = DistributedMonitoring([cost], stream(16), name="mine" if rank else "yours")
-        extensions = [ParameterSync(EASGD()), other, FinishAfter(after_n_batches=4)]
-        main_loop = loop(cost, shard_stream(stream(64)), extensions)
-        main_loop.run()
-        """
-    )
+    outcome = run_blocks(script_path("blocks_faults_monitoring_at_different_places_names_them"))
     assert outcome.result.status == 1
     assert "worker 0 is at monitoring yours; worker 1 is at monitoring mine" in outcome.logs[0], outcome.logs
 
@@ -386,24 +356,7 @@ def test_uneven_batches_are_told_where_gradients_are_averaged(run_blocks):
 
 @pytest.mark.slow
 def test_a_late_joiner_is_refused_and_the_others_go_on(run_blocks):
-    outcome = run_blocks(
-        """
-        import subprocess
-        def join(main_loop):
-            if main_loop.status["iterations_done"] == 2 and rank == 0:
-                environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
-                command = [sys.executable, "-m", "platoon_base.worker_process.child", __file__, tmp]
-                late = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-                assert late.returncode == 1 and "joined late" in late.stderr, late.stderr
-        monitoring = DistributedMonitoring([network()[0]], stream(24, seed=1), prefix="valid")
-        extensions = [ParameterSync(EASGD()), StopTogether(), monitoring, FinishAfter(after_n_epochs=2)]
-        if not worker.late:
-            extensions.append(Look(after_batch=join))
-        main_loop = loop(network()[0], shard_stream(stream(64)), extensions)
-        main_loop.run()
-        assert main_loop.status["epochs_done"] == 2
-        """
-    )
+    outcome = run_blocks(script_path("blocks_faults_a_late_joiner_is_refused_and_the_others_go"))
     assert [e.status for e in sorted(outcome.result.exits)][:2] == [0, 0], outcome.logs
 
 
@@ -424,20 +377,4 @@ def test_workers_that_get_the_same_batches_stop_after_the_same_one(run_blocks, p
 
 
 def test_random_numbers_of_any_kind_may_be_updated_in_a_batch(run_blocks):
-    run_blocks(
-        """
-        from theano.tensor.shared_randomstreams import RandomStreams
-        streams = RandomStreams(seed=3)
-        noise = streams.normal((4,)).astype("float32")
-        table = theano.shared(np.arange(12, dtype="int32").reshape(2, 6), name="a table, not a random stream")
-        drawn = theano.shared(np.zeros(4, "float32"))
-        cost, error = network()
-        algorithm = GradientDescent(cost=cost, parameters=ComputationGraph(cost).parameters, step_rule=Scale(0.1))
-        algorithm.add_updates([(drawn, noise), (table, table + 0), *streams.updates()])
-        extensions = [ParameterSync(EASGD()), FinishAfter(after_n_batches=1)]
-        MainLoop(algorithm, shard_stream(stream(16)), extensions=extensions).run()
-        assert (table.get_value() == np.arange(12).reshape(2, 6)).all()
-        draws = everyones(drawn.get_value())
-        assert (draws[0] != draws[1]).all()
-        """
-    ).require_success()
+    run_blocks(script_path("blocks_faults_random_numbers_of_any_kind_may_be_updated")).require_success()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from keras_here import keras
+from scripts_here import script_path
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(120)]
 
@@ -138,16 +139,4 @@ def test_weights_of_jax_have_their_dtypes_when_they_are_borrowed(dtype):
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .nox/keras3 (make test)")
 def test_what_a_callback_keeps_in_the_last_epoch_is_there_after_the_fit(run_keras):
     """As in a plain fit, whose later steps end what was kept in earlier epochs."""
-    run_keras(
-        """
-class Keep(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        self.kept = [weight.value for weight in self.model.trainable_variables]
-
-for callbacks in (lambda each: each, lambda each: distribute(each, rule=EASGD(), every_n_batches=2)):
-    model, keep = dense(), Keep()
-    x, y = data(24)
-    model.fit(x[rank::2], y[rank::2], batch_size=4, epochs=2, verbose=0, callbacks=callbacks([keep]))
-    assert (flat(keep.kept) == flat(model.get_weights())).all()
-"""
-    ).require_success()
+    run_keras(script_path("keras_aligned_what_a_callback_keeps_in_the_last_epoch")).require_success()

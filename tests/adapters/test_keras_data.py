@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from keras_here import KERAS_2, keras
+from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
@@ -575,22 +576,8 @@ def test_what_is_no_schedule_is_not_scaled(solo_worker):
 
 def test_a_worker_with_a_gpu_keeps_its_framework_to_it():
     """Here without one: the framework is asked all the same, and works on."""
-    code = """
-import importlib.util, os, sys
-from platoon_base import compat
-from platoon_base.devices import isolation
-os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-compat.apply()
-isolation.keep_to("cuda1")
-importlib.util.find_spec("jax")  # which imports nothing, and must not use the hook up
-import keras
-if keras.backend.backend() == "jax":
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").startswith("1,0,2,")  # only where there is a driver
-    assert sys.modules["jax"].config.read("jax_cuda_visible_devices") == ("0" if first else "1")
-if keras.backend.backend() == "torch" and sys.modules["torch"].cuda.device_count() > 1:
-    assert sys.modules["torch"].cuda.current_device() == 1
-"""
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
+    code = script_path("keras_data_a_worker_with_a_gpu_keeps_its_framework")
+    subprocess.run([sys.executable, code], check=True, timeout=200)
 
 
 # Variables.

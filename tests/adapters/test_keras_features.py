@@ -2,6 +2,7 @@
 
 import pytest
 from keras_here import both_ways, keras, needs_keras_3
+from scripts_here import script_path
 
 pytestmark = [
     pytest.mark.keras,
@@ -13,123 +14,16 @@ pytestmark = [
 @pytest.mark.slow
 def test_options_of_optimizers_and_fit_equal_one_process(run_keras):
     """Accumulation, averages of weights, decay, schedules, class weights, an own train_step, mixed precision."""
-    run_keras(
-        """
-        x, y = data(8 * size * 8)
-        optimizers = keras.optimizers
-        decay = optimizers.schedules.PolynomialDecay(0.5, decay_steps=12, end_learning_rate=0.0)
-        backend = keras.backend.backend()
-
-        class Own(OwnStep, keras.Sequential):
-            def loss_of(self, inputs, targets):
-                return keras.ops.mean(keras.ops.square(self(inputs, training=True) - targets))
-
-        def own(optimizer):
-            keras.utils.set_random_seed(5)
-            model = Own([keras.Input((6,)), L.Dense(8, activation="tanh"), L.Dense(3)])
-            model.compile(optimizer, loss="mse")
-            return model
-
-        def mixed(optimizer):
-            keras.config.set_dtype_policy("mixed_float16")
-            model = dense(optimizer=optimizer)
-            keras.config.set_dtype_policy("float32")
-            return model
-
-        sgd = lambda **options: optimizers.SGD(0.5, momentum=0.9, **options)
-        scaled = lambda: optimizers.LossScaleOptimizer(sgd(), initial_scale=2.0**8)
-        cases = {
-            "accumulation": (lambda: sgd(gradient_accumulation_steps=2), dense, {}, 1e-5),
-            "average of weights": (lambda: sgd(use_ema=True, ema_momentum=0.5), dense, {}, 1e-5),
-            "overwriting": (lambda: sgd(use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3), dense, {}, 1e-5),
-            "weight decay": (lambda: optimizers.AdamW(0.01, weight_decay=0.1), dense, {}, 1e-5),
-            "schedule": (lambda: optimizers.SGD(decay), dense, {}, 1e-5),
-            "class weights": (sgd, dense, {"class_weight": {0: 0.5, 1: 2.0, 2: 1.0}}, 1e-5),
-            "train_step": (sgd, own, {}, 1e-5),
-            "mixed precision": (scaled, mixed, {}, 0.02),
-        }
-        for name, (optimizer, make, options, tolerance) in cases.items():
-            build = lambda optimizer, make=make: (
-                make(optimizer=optimizer) if make is dense else make(optimizer))
-            one = build(optimizer())
-            start = flat(one.get_weights())
-            options = {"shuffle": False, "verbose": 0, **options}
-            first = one.fit(x, y, batch_size=8 * size, **options).history
-            model = build(DistributedOptimizer(optimizer()))
-            ours = model.fit(*shard(x, y), batch_size=8, callbacks=distribute(), **options).history
-            difference = abs(flat(one.get_weights()) - flat(model.get_weights())).max()
-            moved = abs(flat(one.get_weights()) - start).max()
-            assert moved > 0.02 and difference < tolerance, (name, moved, difference)
-            assert abs(first["loss"][0] - ours["loss"][0]) < max(tolerance, 1e-4), (name, first, ours)
-            assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all(), name
-
-        if backend == "tensorflow":
-            import tensorflow as tf
-            rows = tf.data.Dataset.from_tensor_slices((x, y))
-            one, model = dense(optimizer=sgd()), dense(optimizer=DistributedOptimizer(sgd()))
-            one.fit(rows.batch(8 * size), epochs=2, validation_data=rows.batch(7), verbose=0)
-            ours = model.fit(shard(rows).batch(8), epochs=2, validation_data=shard(rows).batch(7), verbose=0,
-                             callbacks=distribute()).history
-            assert abs(flat(one.get_weights()) - flat(model.get_weights())).max() < 1e-5
-            for name, values in one.history.history.items():
-                assert abs(np.array(values) - ours[name]).max() < 1e-5, (name, values, ours[name])
-        """
-    ).require_success()
+    run_keras(script_path("keras_features_options_of_optimizers_and_fit_equal")).require_success()
 
 
 def test_of_a_layer_with_lora_only_what_is_trained_is_sent(run_keras):
     """And the workers train as one process does."""
-    run_keras(
-        """
-        x, y = data(8 * size * 4)
-
-        def made(wrap):
-            model = dense(units=(400, 3))
-            model.get_layer("hidden").enable_lora(2)
-            model.compile(wrap(keras.optimizers.SGD(0.5, momentum=0.9)), "categorical_crossentropy")
-            return model
-
-        one, model = made(lambda optimizer: optimizer), made(DistributedOptimizer)
-        start = one.get_weights()
-        one.fit(x, y, batch_size=8 * size, epochs=2, shuffle=False, verbose=0)
-        sent, all_reduce = [], worker.all_reduce
-
-        def counted(array, *args, **options):
-            sent.append(np.prod(array.shape))
-            return all_reduce(array, *args, **options)
-
-        worker.all_reduce = counted
-        model.fit(*shard(x, y), batch_size=8, epochs=2, shuffle=False, verbose=0, callbacks=distribute())
-        assert abs(flat(one.get_weights()) - flat(model.get_weights())).max() < 1e-5
-        assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
-        assert abs(flat(one.get_weights()) - flat(start)).max() > 0.02
-        trained = sum(np.prod(weight.shape) for weight in model.trainable_variables)
-        assert trained == 6 * 2 + 2 * 400 + 400 + 400 * 3 + 3  # without the kernel of 6 times 400
-        assert trained <= max(sent) < trained + 100, (trained, sent)  # with flags and weights of the ranks
-        """
-    ).require_success()
+    run_keras(script_path("keras_features_of_a_layer_with_lora_only_what_is_trained")).require_success()
 
 
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="its trainer needs logs, also alone")
 @both_ways
 def test_a_step_without_logs_has_ended_before_others_are_waited_for(run_keras):
     """Workers have other numbers of batches; the step is long enough to go on while the host comes to its end."""
-    run_keras(
-        """
-        class Silent(OwnStep, keras.Sequential):
-            def loss_of(self, inputs, targets):
-                return keras.ops.mean(keras.ops.square(self(inputs, training=True) - targets))
-
-            def train_step(self, *args):
-                told = super().train_step(*args)
-                return ({}, told[1]) if isinstance(told, tuple) else {}
-
-        keras.utils.set_random_seed(5)
-        model = Silent([keras.Input((6,)), L.Dense(400, activation="tanh"), L.Dense(400), L.Dense(3)])
-        model.compile(DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
-        x, y = data(64 * [12, 20][rank], seed=rank)
-        model.fit(x, y, batch_size=64, epochs=2, verbose=0, callbacks=distribute())
-        everyone = everyones(flat(model.get_weights()))
-        assert (everyone[0] == everyone[1]).all()
-        """
-    ).require_success()
+    run_keras(script_path("keras_features_a_step_without_logs_has_ended_before_others")).require_success()

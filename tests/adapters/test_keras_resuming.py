@@ -4,6 +4,7 @@ import math
 
 import keras_here  # noqa: F401 - without Keras it skips this file, which could not import our adapter
 import pytest
+from scripts_here import script_path
 
 from platoon_base.checkpoints.files import CheckpointFolder
 from platoon_base.checkpoints.writer import Saving
@@ -11,23 +12,7 @@ from platoon_plugins.keras.resuming import Resumption
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
 
-FITS = """
-    averaged, epochs, expected, again = sys.argv[2:]
-    x, y = data(32)
-    model = dense(optimizer=DistributedOptimizer("sgd") if int(averaged) else "sgd")
-
-    def epochs_of_fit(**options):
-        watch = Watch(epoch_end=lambda callback, epoch, logs: rank == 1 and epoch == 1 and stop(callback))
-        model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute([watch]), **options)
-        return watch.epochs
-
-    found = epochs_of_fit(epochs=int(epochs))
-    assert found == json.loads(expected), found
-    # Each later fit is a training of its own.
-    assert epochs_of_fit(epochs=2) == json.loads(again)
-    weights = everyones(flat(model.get_weights()))
-    assert (weights[0] == weights[1]).all()
-"""
+FITS = script_path("keras_resuming_fits")
 
 
 @pytest.fixture

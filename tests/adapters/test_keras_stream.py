@@ -6,6 +6,7 @@ other files run with such gradients too, see `both_ways`.
 
 import pytest
 from keras_here import AS_TENSORS, keras
+from scripts_here import script_path
 
 pytestmark = [
     pytest.mark.keras,
@@ -75,45 +76,13 @@ assert (everyone[0] == everyone[1]).all()
 
 
 def test_a_worker_that_is_killed_ends_the_fit_of_the_other(run_keras):
-    outcome = run_keras(
-        """
-        import signal
-        from platoon_base.errors import WorkerLostError
-
-        def kill(callback, batch):
-            if rank == 1 and batch == 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        x, y = data(64)
-        try:
-            dense(optimizer=DistributedOptimizer("sgd")).fit(
-                x, y, batch_size=4, verbose=0, callbacks=distribute([Watch(batch_end=kill)]))
-        except WorkerLostError as exc:
-            assert "rank 1" in str(exc), exc
-            worker.report({"told": 1})
-            raise
-        """
-    )
+    outcome = run_keras(script_path("keras_stream_a_worker_that_is_killed_ends_the_fit"))
     assert outcome.reported.get("told") == 1, outcome.logs[0]
 
 
 def test_fits_on_a_stream_and_on_the_host_take_turns(run_keras):
     """A compiled step belongs to one of the two ways."""
-    run_keras(
-        """
-        from platoon_plugins.keras import backends
-
-        on_stream = type(backends.current()).gradient_device
-        model = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1)))
-        x, y = data(16, seed=rank)
-        for there in (True, False, True):
-            type(backends.current()).gradient_device = on_stream if there or rank else lambda backend, model: None
-            model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=distribute())
-            assert model.optimizer.gradient_average.on_device == there
-            everyone = everyones(flat(model.get_weights()))
-            assert (everyone[0] == everyone[1]).all()
-        """
-    ).require_success()
+    run_keras(script_path("keras_stream_fits_on_a_stream_and_on_the_host_take_turns")).require_success()
 
 
 @pytest.mark.parametrize("steps", [1, 4])
@@ -134,21 +103,7 @@ assert (counts == [12 + 2 * STEPS, 1]).all(), counts
 
 
 def test_a_loop_over_train_on_batch(run_keras):
-    run_keras(
-        """
-        from platoon_plugins.keras import broadcast_variables
-
-        keras.utils.set_random_seed(rank)
-        model = dense(optimizer=DistributedOptimizer("adam"))
-        broadcast_variables(model)
-        x, y = data(8, seed=rank)
-        for _ in range(30):
-            model.train_on_batch(x, y)
-        assert model.optimizer.gradient_average.on_device
-        everyone = everyones(flat(model.get_weights()))
-        assert (everyone[0] == everyone[1]).all()
-        """
-    ).require_success()
+    run_keras(script_path("keras_stream_a_loop_over_train_on_batch")).require_success()
 
 
 HEAD = """

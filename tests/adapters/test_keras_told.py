@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from scripts_here import script_path
 
 pytestmark = pytest.mark.keras
 
@@ -11,14 +12,7 @@ pytestmark = pytest.mark.keras
 def test_a_fit_tells_its_epochs_its_batches_and_its_logs(run_keras, workers, options):
     snapshots = []
     outcome = run_keras(
-        """
-        optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1)) if "sync" in sys.argv else "sgd"
-        model = dense(optimizer=optimizer)
-        x, y = data(48 * size)
-        history = model.fit(*shard(x, y), batch_size=8, epochs=3, initial_epoch=1, verbose=0,
-                            validation_data=shard(x, y), callbacks=distribute([]))
-        worker.report({f"loss {rank}": float(history.history["loss"][-1])})
-        """,
+        script_path("keras_told_a_fit_tells_its_epochs_its_batches"),
         workers,
         args=[options],
         observer=snapshots.append,

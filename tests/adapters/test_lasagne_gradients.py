@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scripts_here import script_path
 
 from platoon_base import compat
 
@@ -21,60 +22,7 @@ from platoon_plugins.lasagne import all_reduce_grads, iterate_minibatches
 pytestmark = pytest.mark.theano
 
 
-EVERY_RULE = """
-import sys
-import numpy as np
-from platoon_plugins.lasagne import all_reduce_grads
-import theano
-import theano.tensor as T
-from platoon_base import connect
-from platoon_base.theano_ops.base import JobOp
-from lasagne_rules import RULES, WITH_GRADIENTS
-
-worker = connect()
-rank, size = worker.global_rank, worker.global_size
-data = np.random.RandomState(7).randn(6, 5 * size, 4).astype("f4")
-
-def make_params(seed):
-    rng = np.random.RandomState(seed)
-    return [theano.shared(rng.randn(4, 3).astype("f4"), name="W"), theano.shared(rng.randn(3).astype("f4"), name="b")]
-
-x = T.fmatrix("x")
-def loss_of(params):
-    return T.sqr(T.tanh(T.dot(x, params[0]) + params[1]) - 0.3).mean()
-
-rules = {**RULES, **WITH_GRADIENTS}
-together, reference, updates_of_all = {}, {}, []
-steps = []
-for name, rule in rules.items():
-    # The other workers begin elsewhere, until the graph is built.
-    params = together[name] = make_params(3 + rank)
-    loss = loss_of(params)
-    updates = rule(all_reduce_grads(loss, params), params)
-    step = theano.function([x], loss, updates=updates)
-    nodes = [n for n in step.maker.fgraph.toposort() if isinstance(n.op, JobOp)]
-    assert len(nodes) == 1 and type(nodes[0].op).__name__ == "AllReduceMean", nodes
-    steps.append(step)
-    params = reference[name] = make_params(3)
-    loss = loss_of(params)
-    updates_of_all += rule(theano.grad(loss, params), params).items()
-alone = theano.function([x], updates=updates_of_all)
-
-mine = slice(5 * rank, 5 * rank + 5)
-for batch in data:
-    for step in steps:
-        step(batch[mine])
-    alone(batch)
-seen = {}
-for name in rules:
-    start = make_params(3)
-    for ours, theirs, first in zip(together[name], reference[name], start):
-        moved = abs(theirs.get_value() - first.get_value()).max()
-        assert moved > 1e-3, (name, moved)
-        np.testing.assert_allclose(ours.get_value(), theirs.get_value(), rtol=1e-4, atol=1e-5, err_msg=name)
-        seen[f"{name} {ours.name}"] = ours.get_value()
-np.savez(f"{sys.argv[1]}/{rank}.npz", **seen)
-"""
+EVERY_RULE = script_path("lasagne_gradients_every_rule")
 
 
 @pytest.mark.slow
@@ -93,27 +41,7 @@ def test_no_function_of_lasagne_is_forgotten():
 @pytest.mark.slow
 def test_sums_lists_of_gradients_and_three_workers(run_job):
     run_job(
-        """
-        import numpy as np
-        from platoon_plugins.lasagne import all_reduce_grads
-        import theano
-        import theano.tensor as T
-        from platoon_base import connect
-
-        worker = connect()
-        rank = worker.global_rank
-        w, v = theano.shared(np.ones(3, "f4"), name="w"), theano.shared(np.ones((), "f8"), name="v")
-        x = T.fvector("x")
-        loss = (w * x).sum() + v ** 2 * x.sum()
-        clipped = [T.clip(g, 0, 3) for g in theano.grad(loss, [w, v])]
-        mean, total = (all_reduce_grads(clipped, (w, v), average=average) for average in (True, False))
-        assert [g.dtype for g in total] == ["float32", "float64"]
-        found = theano.function([x], mean + total)(np.array([1, 2, 30 * rank], "f4"))
-        np.testing.assert_allclose(found[0], [1, 2, 2])
-        np.testing.assert_allclose(found[1], 3)
-        np.testing.assert_allclose(found[2], [3, 6, 6])
-        np.testing.assert_allclose(found[3], 9)
-        """,
+        script_path("lasagne_gradients_sums_lists_of_gradients_and_three_workers"),
         workers=3,
     ).require_success()
 
@@ -185,57 +113,11 @@ def test_through_float16_nothing_is_lost_only_delayed(run_job, tmp_path, size):
 
 
 def test_what_is_not_finite_is_not_hidden_and_does_not_stay(run_job):
-    run_job(
-        """
-        import numpy as np
-        from platoon_plugins.lasagne import all_reduce_grads
-        import theano
-        import theano.tensor as T
-        from platoon_base import connect
-
-        rank = connect().global_rank
-        p, x = theano.shared(np.zeros(300, "f4"), name="p"), T.fvector()
-        for wire_dtype in (None, "float16"):
-            f = theano.function([x], all_reduce_grads([x], [p], wire_dtype=wire_dtype))
-            bad = np.ones(300, "f4")
-            if rank:
-                bad[[0, 100, 200]] = np.nan, np.inf, -np.inf
-            (found,) = f(bad)
-            assert not np.isfinite(found[[0, 100, 200]]).any(), found
-            assert np.isfinite(found[256:]).all()  # blocks without such a value
-            for _ in range(3):
-                (found,) = f(np.ones(300, "f4"))
-            assert np.isfinite(found).all(), (wire_dtype, found)
-            np.testing.assert_allclose(found, 1, rtol=0.5)
-        """
-    ).require_success()
+    run_job(script_path("lasagne_gradients_what_is_not_finite_is_not_hidden_and_does")).require_success()
 
 
 def test_another_model_or_another_call_is_refused_on_every_worker(run_job):
-    outcome = run_job(
-        """
-        import numpy as np
-        from platoon_plugins.lasagne import all_reduce_grads
-        import theano
-        from platoon_base import connect
-        from platoon_base.errors import LayoutMismatchError
-
-        worker = connect()
-        rank = worker.global_rank
-        w = theano.shared(np.full((2, 3 + rank), float(rank)), name="w")
-        s = theano.shared(float(rank), name="s")
-        for name, call in {
-            "shape": lambda: all_reduce_grads((w ** 2).sum(), [w]),
-            "average": lambda: all_reduce_grads(s ** 2, [s], average=rank == 0),
-            "wire": lambda: all_reduce_grads(s ** 2, [s], wire_dtype="float16" if rank else None),
-        }.items():
-            try:
-                call()
-            except LayoutMismatchError as exc:
-                worker.report({f"{name} {rank}": str(exc)})
-        assert (w.get_value() == rank).all() and s.get_value() == rank
-        """
-    ).require_success()
+    outcome = run_job(script_path("lasagne_gradients_another_model_or_another_call_is_refused")).require_success()
     seen = outcome.reported
     assert len(seen) == 6
     assert "got w float64[2, 3] as parameter 0, worker 1's is w float64[2, 4]" in seen["shape 0"]
@@ -245,35 +127,7 @@ def test_another_model_or_another_call_is_refused_on_every_worker(run_job):
 
 def test_models_that_have_become_different_are_noticed_by_evaluate(run_job):
     """By other learning rates; what was compared before another model is built is not compared again."""
-    outcome = run_job(
-        """
-        import numpy as np
-        from platoon_plugins.lasagne import all_reduce_grads, evaluate
-        import lasagne
-        import theano
-        from platoon_base import connect
-        from platoon_base.errors import ConfigurationError
-
-        worker = connect()
-        x = np.ones(4)
-        def train(name, rate):
-            p = theano.shared(np.ones(3), name=name)
-            grads = all_reduce_grads((p ** 2).sum(), [p])
-            theano.function([], updates=lasagne.updates.sgd(grads, [p], rate))()
-            return p
-        first = train("first", 0.1)
-        evaluate(lambda x, y: 0.0, x, x, 2)
-        first.set_value(first.get_value() * worker.global_rank)
-        train("second", 0.1)
-        evaluate(lambda x, y: 0.0, x, x, 2)
-        train("third", 0.1)
-        train("fourth", 0.1 + 0.1 * worker.global_rank)
-        try:
-            evaluate(lambda x, y: 0.0, x, x, 2)
-        except ConfigurationError as exc:
-            worker.report({f"error {worker.global_rank}": str(exc)})
-        """
-    ).require_success()
+    outcome = run_job(script_path("lasagne_gradients_models_that_have_become_different")).require_success()
     for rank in range(2):
         error = outcome.reported[f"error {rank}"]
         assert "worker 1 has 0.6 in fourth (number 1), and worker 0 0.8" in error
@@ -282,25 +136,7 @@ def test_models_that_have_become_different_are_noticed_by_evaluate(run_job):
 
 @pytest.mark.slow
 def test_a_worker_that_has_fewer_batches_ends_the_training_of_the_others(run_job):
-    outcome = run_job(
-        """
-        import numpy as np
-        from platoon_plugins.lasagne import all_reduce_grads
-        import lasagne
-        import theano
-        from platoon_base import connect
-        from platoon_base.errors import WorkerLostError
-
-        worker = connect()
-        s = theano.shared(1.0, name="s")
-        step = theano.function([], updates=lasagne.updates.sgd(all_reduce_grads(s ** 2, [s]), [s], 0.1))
-        try:
-            for i in range(2 + 3 * (worker.global_rank == 0)):
-                step()
-        except WorkerLostError as exc:
-            worker.report({"steps": i, "error": str(exc)})
-        """
-    ).require_success()
+    outcome = run_job(script_path("lasagne_gradients_a_worker_that_has_fewer_batches_ends")).require_success()
     assert outcome.reported["steps"] == 2
     assert "1" in outcome.reported["error"]
 

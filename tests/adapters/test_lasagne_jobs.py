@@ -1,6 +1,7 @@
 """Lasagne scripts as jobs of several real processes: training, evaluation, the common stop, the shards."""
 
 import pytest
+from scripts_here import script_path
 
 from platoon_base import compat
 
@@ -19,40 +20,7 @@ pytestmark = pytest.mark.theano
 
 def test_workers_train_a_known_model_to_its_known_solution(run_job):
     """Linear least squares on sharded data: the center must find the weights that made the targets."""
-    outcome = run_job(
-        """
-        import numpy as np
-        from platoon_plugins.lasagne import EASGD, StopOnPatience, evaluate, iterate_minibatches, sync_updates
-        import lasagne, theano
-        import theano.tensor as T
-        from platoon_base import connect
-
-        rng = np.random.RandomState(0)
-        truth = rng.randn(6, 2)
-        inputs = rng.randn(600, 6).astype(theano.config.floatX)
-        targets = inputs.dot(truth).astype(theano.config.floatX)
-
-        worker = connect()
-        x, y = T.matrix("x"), T.matrix("y")
-        network = lasagne.layers.DenseLayer(lasagne.layers.InputLayer((None, 6), x), 2, nonlinearity=None)
-        params = lasagne.layers.get_all_params(network, trainable=True)
-        loss = T.sqr(lasagne.layers.get_output(network) - y).mean()
-        updates = sync_updates(lasagne.updates.momentum(loss, params, 0.02), params, EASGD(), every_n_batches=5)
-        train, error = theano.function([x, y], loss, updates=updates), theano.function([x, y], loss)
-
-        stop = StopOnPatience(3, min_delta=1e-9)
-        for epoch in range(200):
-            for batch in iterate_minibatches(inputs, targets, 20, shuffle=True, epoch=epoch):
-                train(*batch)
-            if stop(evaluate(error, inputs, targets, 64)):
-                break
-        final = evaluate(error, inputs, targets, 64)
-        with worker.center_params():
-            distance = float(abs(params[0].get_value() - truth).max())
-        worker.report({f"error {worker.global_rank}": final, f"distance {worker.global_rank}": distance,
-                       f"epoch {worker.global_rank}": epoch, f"reason {worker.global_rank}": stop.reason})
-        """
-    ).require_success()
+    outcome = run_job(script_path("lasagne_jobs_workers_train_a_known_model_to_its_known")).require_success()
     seen = outcome.reported
     assert seen["error 0"] == seen["error 1"]
     assert seen["epoch 0"] == seen["epoch 1"] < 199
@@ -66,36 +34,7 @@ def test_workers_train_a_known_model_to_its_known_solution(run_job):
 def test_sharded_evaluation_is_that_of_one_process_on_all_the_data(run_job):
     """Shards of unequal size, batches that do not divide them, and parameters that differ from the center's."""
     outcome = run_job(
-        """
-        import numpy as np
-        from platoon_plugins.lasagne import EASGD, evaluate
-        import theano
-        import theano.tensor as T
-        from platoon_base import connect
-        from platoon_base.data import SharedData
-
-        worker = connect()
-        w = theano.shared(np.arange(3.0), name="w")
-        worker.init_shared_params([w], EASGD())
-        w.set_value(w.get_value() + 10 * worker.global_rank)
-        x, y = T.dmatrix("x"), T.dvector("y")
-        error = T.sqr(T.dot(x, w) - y)
-        one, two = theano.function([x, y], error.mean()), theano.function([x, y], [error.mean(), error.max()])
-        rng = np.random.RandomState(0)
-        data = rng.randn(101, 3), rng.randn(101)
-        worker.report({f"one {worker.global_rank}": evaluate(one, *data, batch_size=7)})
-        first, second = evaluate(two, *data, batch_size=200)
-        worker.report({f"two {worker.global_rank}": first})
-        calls = []
-        counted = lambda *rows: (calls.append(len(rows[0])), one(*rows))[1]
-        shared = [SharedData(array) for array in data]
-        worker.report({f"sliced {worker.global_rank}": evaluate(counted, *shared, num_slices=4)})
-        assert len(calls) == 4 and sum(calls) in (33, 34), calls
-        tiny = evaluate(two, data[0][:2], data[1][:2], batch_size=1)
-        assert len(tiny) == 2
-        worker.report({f"tiny {worker.global_rank}": tiny[0]})
-        assert (w.get_value() == np.arange(3.0) + 10 * worker.global_rank).all()
-        """,
+        script_path("lasagne_jobs_sharded_evaluation_is_that_of_one_process"),
         workers=3,
     ).require_success()
     rng = np.random.RandomState(0)
@@ -110,20 +49,7 @@ def test_sharded_evaluation_is_that_of_one_process_on_all_the_data(run_job):
 
 def test_the_rows_of_a_worker_that_fails_are_taken_over(run_job):
     outcome = run_job(
-        """
-        import numpy as np
-        from platoon_plugins.lasagne import evaluate
-        from platoon_base import connect
-
-        def val_fn(x, y):
-            if worker.global_rank == 1:
-                raise KeyError("a bug of the user's")
-            return x.mean()
-
-        with connect() as worker:
-            x = np.arange(30.0)
-            worker.report({str(worker.global_rank): evaluate(val_fn, x, x, 4, worker=worker)})
-        """,
+        script_path("lasagne_jobs_the_rows_of_a_worker_that_fails_are_taken"),
         workers=3,
     )
     assert outcome.result.status == 1
@@ -131,48 +57,13 @@ def test_the_rows_of_a_worker_that_fails_are_taken_over(run_job):
 
 
 def test_two_data_sets_are_never_summed_up_together(run_job):
-    outcome = run_job(
-        """
-        import numpy as np
-        from platoon_plugins.lasagne import evaluate
-        from platoon_base import connect
-        from platoon_base.errors import ProtocolError
-
-        with connect() as worker:
-            data = np.full(10, float(worker.global_rank))
-            try:
-                evaluate(lambda x, y: x.mean(), data, data, 5, worker=worker)
-            except ProtocolError as exc:
-                worker.report({str(worker.global_rank): str(exc)})
-        """
-    ).require_success()
+    outcome = run_job(script_path("lasagne_jobs_two_data_sets_are_never_summed_up_together")).require_success()
     assert "not for the same" in outcome.reported["0"]
     assert "not for the same" in outcome.reported["1"]
 
 
 def test_a_model_of_another_shape_is_refused_when_the_graph_is_built(run_job):
-    outcome = run_job(
-        """
-        import numpy as np
-        from platoon_plugins.lasagne import EASGD, sync_updates
-        import theano
-        from platoon_base import connect
-        from platoon_base.errors import LayoutMismatchError
-
-        worker = connect()
-        if worker.global_rank == 1:
-            worker.barrier("first")
-        w = theano.shared(np.zeros((2, 3 + worker.global_rank)), name="w")
-        try:
-            sync_updates({w: w * 2}, [w], EASGD())
-        except LayoutMismatchError as exc:
-            worker.report({"error": str(exc)})
-        else:
-            worker.barrier("first")
-            worker.sync_params()
-        worker.barrier("end")
-        """
-    ).require_success()
+    outcome = run_job(script_path("lasagne_jobs_a_model_of_another_shape_is_refused")).require_success()
     assert "w float64[2, 4]" in outcome.reported["error"]
     assert "w float64[2, 3]" in outcome.reported["error"]
 
@@ -209,52 +100,14 @@ def test_minibatches_cover_each_row_once_over_all_workers(run_job, number):
 
 def test_minibatches_are_the_same_when_they_are_loaded_ahead(run_job):
     """The generator is made by the worker, whose call counts the epoch, and read by another process."""
-    run_job(
-        """
-        import numpy as np
-        from platoon_base import connect
-        from platoon_base.data import load_ahead
-        from platoon_plugins.lasagne import iterate_minibatches
-
-        worker = connect()
-        x = np.random.RandomState(0).rand(50, 3)
-        for epoch in range(3):
-            ahead = [(a.tolist(), b.tolist()) for a, b in load_ahead(iterate_minibatches(x, x[:, 0], 8, True))]
-            plain = iterate_minibatches(x, x[:, 0], 8, True, epoch=epoch)
-            assert ahead == [(a.tolist(), b.tolist()) for a, b in plain]
-        """
-    ).require_success()
+    run_job(script_path("lasagne_jobs_minibatches_are_the_same")).require_success()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_fold_has_its_own_training_and_its_own_end(run_lasagne, workers):
     """Values improve until the third epoch of each fold; at its end all workers have the center, and one saves it."""
     run_lasagne(
-        """
-        for fold in range(3):
-            model = Model(weights=0.1 * fold)
-            updates = lasagne.updates.sgd(model.loss, model.params, 0.01)
-            train = model.compile(sync_updates(updates, model.params, EASGD(), every_n_batches=3))
-            stop = StopOnPatience(2)
-            for epoch in range(1, 9):
-                for batch in iterate_minibatches(X, Y, 4, shuffle=True, epoch=epoch):
-                    train(*batch)
-                if stop(max(3 - epoch, 0)):
-                    break
-            assert (epoch, stop.reason) == (5, "no improvement in 2 evaluations"), (fold, epoch)
-            own = model.values(model.params)
-            finish_training()
-            if rank == 0:
-                np.savez(f"{sys.argv[1]}/{fold}.npz", *lasagne.layers.get_all_param_values(model.network))
-            worker.barrier("saved")
-            with np.load(f"{sys.argv[1]}/{fold}.npz") as file:
-                saved = [file[name] for name in file]
-            for value, other in zip(lasagne.layers.get_all_param_values(model.network), saved):
-                np.testing.assert_array_equal(value, other)
-            if size == 1:
-                assert all((a == b).all() for a, b in zip(own, model.values(model.params)))
-        assert not worker.should_stop
-        """,
+        script_path("lasagne_jobs_each_fold_has_its_own_training_and_its_own"),
         workers,
     ).require_success()
 
@@ -289,48 +142,12 @@ def test_the_model_at_the_end_is_what_was_evaluated_last(run_lasagne, rule):
 
 
 def test_one_worker_without_patience_ends_the_training_of_all(run_job):
-    run_job(
-        """
-        from platoon_base import connect
-        from platoon_plugins.lasagne import StopOnPatience
-        worker = connect()
-        stop = StopOnPatience(2)
-        found = [stop(value if worker.global_rank else -value) for value in (1.0, 2.0, 3.0)]
-        assert found == [False, False, True] and stop.reason, found
-        assert not worker.should_stop
-        worker.barrier("looked")
-        stop = StopOnPatience(2)
-        if worker.global_rank:
-            worker.request_stop("enough")
-        worker.barrier("asked")
-        assert stop(1.0) and stop.reason == "enough"
-        """
-    ).require_success()
+    run_job(script_path("lasagne_jobs_one_worker_without_patience_ends")).require_success()
 
 
 def test_two_functions_share_their_parameters_by_the_handle(run_job):
     """What the error of a second sync_updates advises, for a GAN: each worker's steps reach the other."""
-    run_job(
-        """
-        import numpy as np
-        from platoon_plugins.lasagne import ASGD
-        import theano
-        from platoon_base import connect
-
-        worker = connect()
-        first, second = (theano.shared(np.zeros(3), name=name) for name in ("generator", "critic"))
-        train = [theano.function([], updates={p: p + 2.0 ** worker.global_rank}) for p in (first, second)]
-        worker.init_shared_params([first, second], ASGD())
-        for step in range(4):
-            for function in train:
-                function()
-            if step % 2:
-                worker.sync_params()
-        worker.barrier("done")
-        worker.copy_to_local()
-        assert (first.get_value() == 12).all() and (second.get_value() == 12).all()
-        """
-    ).require_success()
+    run_job(script_path("lasagne_jobs_two_functions_share_their_parameters")).require_success()
 
 
 @pytest.mark.parametrize("how", ["iterate_minibatches(X, Y, 4)", "worker.shard(X)", "worker.shard(list(X))"])
@@ -365,24 +182,7 @@ def test_splits_that_differ_between_workers_are_refused(run_job, how):
 
 
 def test_masks_and_row_numbers_go_with_the_rows(run_job):
-    outcome = run_job(
-        """
-        import numpy as np
-        from platoon_plugins.lasagne import evaluate, iterate_minibatches
-        from platoon_base import connect
-
-        worker = connect()
-        x, y, mask = np.arange(11.0), -np.arange(11.0), np.arange(11) % 2
-        for a, b, m in iterate_minibatches(x, y, mask, 3, True, epoch=1):
-            assert (b == -a).all() and (m == a % 2).all()
-        rows = [row for (batch,) in iterate_minibatches(np.arange(11), batch_size=4, uneven="keep") for row in batch]
-        by_mask = evaluate(lambda a, b, m: [(a * m).mean(), (b * (1 - m)).mean()], x, y, mask, 2)
-        by_row = evaluate(lambda rows: x[rows].mean(), np.arange(11), batch_size=3)
-        named = evaluate(lambda a, b: (a - b).mean(), inputs=x, targets=y, batch_size=100, worker=worker)
-        worker.report({f"{worker.global_rank}": f"{by_mask} {by_row} {named}",
-                       f"rows {worker.global_rank}": str([int(row) for row in rows])})
-        """
-    ).require_success()
+    outcome = run_job(script_path("lasagne_jobs_masks_and_row_numbers_go_with_the_rows")).require_success()
     seen = outcome.reported
     assert seen["0"] == seen["1"] == f"{[25 / 11, -30 / 11]} 5.0 10.0"
     assert sorted(eval(seen["rows 0"]) + eval(seen["rows 1"])) == list(range(11))
@@ -455,21 +255,7 @@ def test_alone_patience_stops_by_the_rule(solo_worker):
 
 def test_patience_goes_on_in_a_worker_that_is_started_again(run_job):
     run_job(
-        """
-        import os
-        from platoon_base import connect
-        from platoon_plugins.lasagne import StopOnPatience
-        worker = connect()
-        stop = StopOnPatience(3)
-        if worker.late:
-            assert stop.best == 1.0
-            assert not stop(1.5) and stop(1.5)   # the third and the fourth in a row
-            assert StopOnPatience(3).best != 1.0
-        else:
-            for value in (2.0, 1.0, 1.5):
-                assert not stop(value)
-            os.kill(os.getpid(), 9)
-        """,
+        script_path("lasagne_jobs_patience_goes_on_in_a_worker_that_is_started"),
         1,
         max_restarts=1,
     ).require_success()

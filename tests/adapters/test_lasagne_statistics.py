@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from scripts_here import script_path
 
 from platoon_base import compat
 
@@ -156,19 +157,7 @@ def test_a_worker_that_came_later_begins_the_next_training_with_the_others(run_l
 
 
 def test_statistics_in_the_updates_are_named_by_the_user(run_lasagne):
-    run_lasagne(
-        """
-        model = Model()
-        count = theano.shared(np.float32(rank), name="count")
-        updates = lasagne.updates.sgd(model.loss, model.params, 0.05)
-        updates[count] = count + 1
-        updates = sync_updates(updates, model.params, EASGD(), statistics=[count])
-        assert count.get_value() == 0
-        count.set_value(np.float32(4 * rank))
-        evaluate(model.error, X, Y, 5)
-        assert count.get_value() == 2
-        """
-    ).require_success()
+    run_lasagne(script_path("lasagne_statistics_statistics_in_the_updates_are_named")).require_success()
 
 
 @pytest.mark.parametrize(

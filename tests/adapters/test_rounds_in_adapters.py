@@ -2,6 +2,7 @@
 
 import pytest
 from needing import needs, needs_theano
+from scripts_here import script_path
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -11,20 +12,7 @@ needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checko
 @pytest.mark.keras
 def test_keras_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_keras):
     run_keras(
-        """
-        from platoon_plugins.keras import LocalSGD
-        x, y = data(10 * size * 8)
-        alone = dense(optimizer=keras.optimizers.SGD(0.5))
-        alone.fit(x, y, batch_size=8 * size, shuffle=False, verbose=0)
-        model = dense(optimizer=keras.optimizers.SGD(0.5))
-        if rank:
-            model.set_weights([w + 1 for w in model.get_weights()])  # rank 0's count
-        model.fit(*shard(x, y), batch_size=8, shuffle=False, verbose=0,
-                  callbacks=distribute(rule=LocalSGD(), every_n_batches=1))
-        assert abs(flat(alone.get_weights()) - flat(dense().get_weights())).max() > 0.02
-        assert abs(flat(alone.get_weights()) - flat(model.get_weights())).max() < 1e-5
-        assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
-        """,
+        script_path("rounds_in_adapters_keras_local_sgd_at_each_batch_is_one_process"),
         workers=2,
     ).require_success()
 
@@ -33,20 +21,7 @@ def test_keras_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_ke
 def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras):
     """5 and 7 batches at a period of 3, and short rounds at the ends of epochs; all begin each epoch at the center."""
     outcome = run_keras(
-        """
-        from platoon_plugins.keras import DiLoCo
-        x, y = data((40, 56)[rank], seed=rank)
-        begins = []
-        watch = Watch(epoch_begin=lambda callback, epoch: begins.append(flat(callback.model.get_weights())))
-        model = dense(optimizer=keras.optimizers.SGD(0.2))
-        logs = model.fit(x, y, batch_size=8, epochs=4, verbose=0, validation_data=data(60, seed=7),
-                         callbacks=distribute([watch], rule=DiLoCo(), every_n_batches=3)).history
-        assert logs["val_loss"][-1] < 0.9 * logs["val_loss"][0], logs
-        for at_begin in begins[1:]:
-            assert (everyones(at_begin) == at_begin).all()
-        assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
-        worker.report({f"val_loss {rank}": logs["val_loss"][-1]})
-        """,
+        script_path("rounds_in_adapters_keras_workers_with_more_batches_make_their"),
         workers=2,
     ).require_success()
     assert outcome.reported["val_loss 0"] == outcome.reported["val_loss 1"]
@@ -57,21 +32,7 @@ def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras):
 def test_keras_starts_with_averaged_gradients_and_goes_on_with_local_steps(run_keras):
     """The second fit begins with the weights of the first, on all workers; its rounds move them on from there."""
     run_keras(
-        """
-        from platoon_plugins.keras import DiLoCo, DistributedOptimizer
-        x, y = data(12 * size * 8)
-        model = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.2)))
-        model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute())
-        averaged, begins = flat(model.get_weights()), []
-        watch = Watch(epoch_begin=lambda callback, epoch: begins.append(flat(callback.model.get_weights())))
-        model.compile(keras.optimizers.SGD(0.2), loss=model.loss)
-        logs = model.fit(*shard(x, y), batch_size=8, epochs=2, verbose=0, validation_data=shard(x, y),
-                         callbacks=distribute([watch], rule=DiLoCo(), every_n_batches=3)).history
-        assert (begins[0] == averaged).all() and (everyones(averaged) == averaged).all()
-        assert abs(begins[1] - averaged).max() > 1e-3
-        assert logs["val_loss"][1] < logs["val_loss"][0], logs
-        assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
-        """,
+        script_path("rounds_in_adapters_keras_starts_with_averaged_gradients"),
         workers=2,
     ).require_success()
 
@@ -97,13 +58,7 @@ def test_keras_says_that_a_period_is_longer_than_the_epoch(run_keras, rule):
 @pytest.mark.keras
 def test_keras_does_not_call_an_epoch_short_that_a_stop_has_ended(run_keras):
     outcome = run_keras(
-        """
-        from platoon_plugins.keras import EASGD
-        watch = Watch(batch_end=lambda callback, batch: batch == 1 and stop(callback))
-        dense().fit(*shard(*data(320)), batch_size=8, epochs=2, verbose=0,
-                    callbacks=distribute([watch], rule=EASGD(), every_n_batches=8))
-        assert watch.batches < 8
-        """,
+        script_path("rounds_in_adapters_keras_does_not_call_an_epoch_short"),
         workers=2,
     ).require_success()
     assert not any("never reached" in log for log in outcome.logs)
@@ -137,22 +92,7 @@ def test_keras_says_that_the_loss_rises(run_keras, rule):
 @needs_theano
 def test_lasagne_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_lasagne):
     run_lasagne(
-        """
-        from platoon_plugins.lasagne import LocalSGD
-        w = theano.shared(np.zeros(3, "f4"), name="w")
-        x, y = T.fmatrix("x"), T.fvector("y")
-        loss = T.sqr(T.dot(x, w) - y).mean()
-        updates = sync_updates(lasagne.updates.sgd(loss, [w], 0.05), [w], LocalSGD(), every_n_batches=1)
-        train = theano.function([x, y], loss, updates=updates)
-        expected = np.zeros(3)
-        for first in range(0, 24, 8):
-            rows, targets = X[first : first + 8], Y[first : first + 8]
-            train(rows[rank::size], targets[rank::size])
-            expected -= 0.05 * 2 * rows.T.dot(rows.dot(expected) - targets) / 8
-            np.testing.assert_allclose(w.get_value(), expected, atol=1e-6)
-        finish_training()
-        np.testing.assert_allclose(w.get_value(), expected, atol=1e-6)
-        """,
+        script_path("rounds_in_adapters_lasagne_local_sgd_at_each_batch"),
         workers=2,
     ).require_success()
 
@@ -161,32 +101,7 @@ def test_lasagne_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_
 def test_lasagne_starts_with_averaged_gradients_and_goes_on_with_local_steps(run_lasagne):
     """Against both phases by hand: steps on the mean gradient, then one round of DiLoCo after two steps each."""
     run_lasagne(
-        """
-        from platoon_plugins.lasagne import DiLoCo
-        w = theano.shared(np.zeros(3, "f4"), name="w")
-        x, y = T.fmatrix("x"), T.fvector("y")
-        loss = T.sqr(T.dot(x, w) - y).mean()
-        together = lasagne.updates.sgd(all_reduce_grads(loss, [w]), [w], 0.05)
-        alone = lasagne.updates.sgd(loss, [w], 0.05)
-        gradient = lambda rows, targets, at: 2 * rows.T.dot(rows.dot(at) - targets) / len(rows)
-        train, expected = theano.function([x, y], loss, updates=together), np.zeros(3)
-        for first in (0, 8):
-            rows, targets = X[first : first + 8], Y[first : first + 8]
-            train(rows[rank::size], targets[rank::size])
-            expected -= 0.05 * gradient(rows, targets, expected)
-        finish_training()
-        np.testing.assert_allclose(w.get_value(), expected, atol=1e-6)
-        updates = sync_updates(alone, [w], DiLoCo(0.5, 0.5), every_n_batches=2)
-        train, ends = theano.function([x, y], loss, updates=updates), [expected.copy() for _ in range(size)]
-        for step in range(2):
-            train(X[step::4][rank::size], Y[step::4][rank::size])
-            for worker_rank, end in enumerate(ends):
-                rows, targets = X[step::4][worker_rank::size], Y[step::4][worker_rank::size]
-                end -= 0.05 * gradient(rows, targets, end)
-        d = np.mean(ends, axis=0) - expected
-        np.testing.assert_allclose(w.get_value(), expected + 0.5 * (d + 0.5 * d), atol=1e-6)
-        finish_training()
-        """,
+        script_path("rounds_in_adapters_lasagne_starts_with_averaged_gradients"),
         workers=2,
     ).require_success()
 
@@ -224,25 +139,7 @@ def test_lasagne_workers_with_more_batches_make_their_rounds_alone(run_lasagne, 
 def test_lasagne_evaluates_what_was_learned_though_the_period_is_longer_than_the_epoch(run_lasagne):
     """By ASGD the center is the first value and the progress of all."""
     outcome = run_lasagne(
-        """
-        from platoon_plugins.lasagne import ASGD
-        w = theano.shared(np.zeros(3, "f4"), name="w")
-        x, y = T.fmatrix("x"), T.fvector("y")
-        loss = T.sqr(T.dot(x, w) - y).mean()
-        updates = sync_updates(lasagne.updates.sgd(loss, [w], 0.05), [w], ASGD(), every_n_batches=50)
-        train, common = theano.function([x, y], loss, updates=updates), np.zeros(3)
-        worker.barrier("all have begun")
-        for epoch in range(3):
-            before = w.get_value()
-            for step in range(2 + rank):
-                train(X[step::8], Y[step::8])
-            steps = worker.gather((w.get_value() - before).astype("f8").tobytes())
-            common += sum(np.frombuffer(each) for each in steps)
-            found = evaluate(lambda rows: list(map(float, w.get_value())), X, batch_size=len(X))
-            np.testing.assert_allclose(found, common, atol=1e-5)
-        finish_training()
-        np.testing.assert_allclose(w.get_value(), common, atol=1e-5)
-        """,
+        script_path("rounds_in_adapters_lasagne_evaluates_what_was_learned"),
         workers=2,
     ).require_success()
     for rank, log in enumerate(outcome.logs):
@@ -254,23 +151,7 @@ def test_lasagne_evaluates_what_was_learned_though_the_period_is_longer_than_the
 def test_lasagne_synchronizes_for_an_evaluation_only_if_there_was_training_and_no_period_was_over(run_lasagne):
     """5 batches at a period of 2: no evaluation but the third, after one batch of a new period, finds less."""
     outcome = run_lasagne(
-        """
-        from platoon_plugins.lasagne import EASGD
-        w = theano.shared(np.zeros(3, "f4"), name="w")
-        x, y = T.fmatrix("x"), T.fvector("y")
-        loss = T.sqr(T.dot(x, w) - y).mean()
-        updates = sync_updates(lasagne.updates.sgd(loss, [w], 0.05), [w], EASGD(), every_n_batches=2)
-        train = theano.function([x, y], loss, updates=updates)
-        moved = []
-        for steps in (5, 0, 0, 2, 0):
-            for step in range(steps):
-                train(X[step::8][rank::size], Y[step::8][rank::size])
-            before = w.get_value()
-            evaluate(lambda rows: [0.0], X, batch_size=len(X))
-            moved.append(bool((w.get_value() != before).any()))
-        assert moved == [False] * 5, moved
-        finish_training()
-        """,
+        script_path("rounds_in_adapters_lasagne_synchronizes_for_an_evaluation"),
         workers=2,
     ).require_success()
     assert not any("never reached" in log for log in outcome.logs)
@@ -281,29 +162,7 @@ def test_lasagne_synchronizes_for_an_evaluation_only_if_there_was_training_and_n
 def test_lasagne_rounds_go_on_without_a_worker_that_is_killed_and_with_the_one_that_stands_in(run_lasagne):
     """DiLoCo on a quadratic: whoever makes the rounds, the center comes to the solution, and all end with it."""
     outcome = run_lasagne(
-        """
-        import os
-        import signal
-        from platoon_plugins.lasagne import DiLoCo
-        w = theano.shared(np.zeros(3, "f4"), name="w")
-        x, y = T.fmatrix("x"), T.fvector("y")
-        loss = T.sqr(T.dot(x, w) - y).mean()
-        updates = sync_updates(lasagne.updates.sgd(loss, [w], 0.05), [w], DiLoCo(0.5, 0.5), every_n_batches=3)
-        train, error = theano.function([x, y], loss, updates=updates), theano.function([x, y], loss)
-        joined, begin = os.path.join(sys.argv[1], "joined"), w.get_value()
-        if worker.late:
-            assert abs(begin).max() > 0.01, "it begins at the center"
-            open(joined, "w").close()
-        step = 0
-        while step < 60 or not os.path.exists(joined):
-            train(X[step % 8 :: 8], Y[step % 8 :: 8])
-            step += 1
-            if step == 20 and rank == 1 and not worker.late:
-                os.kill(os.getpid(), signal.SIGKILL)
-        found = evaluate(error, X, Y, 6)
-        finish_training()
-        worker.report({f"w {rank}": w.get_value().tobytes().hex(), f"error {rank}": found})
-        """,
+        script_path("rounds_in_adapters_lasagne_rounds_go_on_without_a_worker"),
         workers=2,
         max_restarts=1,
     ).require_success()
@@ -315,19 +174,7 @@ def test_lasagne_rounds_go_on_without_a_worker_that_is_killed_and_with_the_one_t
 @needs_blocks
 def test_blocks_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_blocks):
     run_blocks(
-        """
-        from platoon_plugins.blocks import LocalSGD
-        cost, _ = network(seed=1)
-        alone = loop(cost, stream(48, batch=8 * size), [FinishAfter(after_n_epochs=2)], Scale(0.5))
-        alone.run()
-        cost, _ = network(seed=1)
-        sync = ParameterSync(LocalSGD(), every_n_batches=1)
-        main_loop = loop(cost, shard_stream(stream(48)), [sync, FinishAfter(after_n_epochs=2)], Scale(0.5))
-        main_loop.run()
-        cost, _ = network(seed=1)
-        assert abs(values(alone) - values(loop(cost, stream(8), []))).max() > 0.02
-        np.testing.assert_allclose(values(main_loop), values(alone), atol=1e-5)
-        """,
+        script_path("rounds_in_adapters_blocks_local_sgd_at_each_batch"),
         workers=2,
     ).require_success()
 
@@ -336,18 +183,7 @@ def test_blocks_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_b
 def test_blocks_main_loops_with_more_batches_make_their_rounds_alone(run_blocks):
     """5 and 8 batches an epoch at a period of 3, with monitoring at each epoch and a common end."""
     run_blocks(
-        """
-        from platoon_plugins.blocks import DiLoCo
-        cost, error = network()
-        monitoring = DistributedMonitoring([cost], stream(40, seed=1), prefix="valid", before_first_epoch=True,
-                                           after_epoch=True)
-        extensions = [monitoring, ParameterSync(DiLoCo(), every_n_batches=3), FinishAfter(after_n_epochs=4)]
-        main_loop = loop(cost, stream(40 + 24 * rank), extensions, Scale(0.1))
-        main_loop.run()
-        costs = [row["valid_cost"] for row in main_loop.log.values() if "valid_cost" in row]
-        assert len(costs) == 5 and costs[-1] < costs[0], costs
-        assert (everyones(values(main_loop)) == values(main_loop)).all()
-        """,
+        script_path("rounds_in_adapters_blocks_main_loops_with_more_batches_make"),
         workers=2,
     ).require_success()
 
@@ -355,17 +191,7 @@ def test_blocks_main_loops_with_more_batches_make_their_rounds_alone(run_blocks)
 @needs_blocks
 def test_blocks_evaluates_what_was_learned_though_the_period_is_longer_than_the_epoch(run_blocks):
     outcome = run_blocks(
-        """
-        from platoon_plugins.blocks import EASGD
-        cost, _ = network()
-        monitoring = DistributedMonitoring([cost], stream(40, seed=1), prefix="valid", before_first_epoch=True,
-                                           after_epoch=True)
-        extensions = [ParameterSync(EASGD(), every_n_batches=50), monitoring, FinishAfter(after_n_epochs=3)]
-        main_loop = loop(cost, shard_stream(stream(80)), extensions, Scale(0.1))
-        main_loop.run()
-        costs = [row["valid_cost"] for row in main_loop.log.values() if "valid_cost" in row]
-        assert len(costs) == 4 and all(after < before for before, after in zip(costs, costs[1:])), costs
-        """,
+        script_path("rounds_in_adapters_blocks_evaluates_what_was_learned"),
         workers=2,
     ).require_success()
     for log in outcome.logs:
@@ -396,15 +222,7 @@ assert made == [1.0, 1.0], made  # nor at the end of training, which would chang
 
 @needs_blocks
 def test_blocks_that_synchronized_for_evaluations_does_not_say_that_it_never_did(run_blocks):
-    outcome = run_blocks(
-        """
-        from platoon_plugins.blocks import EASGD
-        cost, _ = network()
-        monitoring = DistributedMonitoring([cost], stream(40, seed=1), prefix="valid", after_epoch=True)
-        extensions = [monitoring, ParameterSync(EASGD(), every_n_batches=50), FinishAfter(after_n_epochs=2)]
-        loop(cost, shard_stream(stream(80)), extensions, Scale(0.1)).run()
-        """
-    ).require_success()
+    outcome = run_blocks(script_path("rounds_in_adapters_blocks_that_synchronized_for_evaluations")).require_success()
     for log in outcome.logs:
         assert log.count("5 batches came before an evaluation, fewer than every_n_batches=50") == 1, log
         assert "nothing was synchronized" not in log

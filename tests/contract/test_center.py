@@ -4,11 +4,11 @@ import contextlib
 import os
 import subprocess
 import sys
-import textwrap
 
 import numpy as np
 import pytest
 from interrupting import at_instruction
+from scripts_here import script_path
 
 from platoon_base.centers import host
 from platoon_base.centers.base import NonFiniteElement
@@ -346,26 +346,11 @@ def test_processes_at_once_lose_no_update(centers, kernels):
     n = 3 * STRIPE_BYTES // 4 + 1001
     layout = Layout.of([np.zeros(n, "float32")])
     center = centers.create(layout, ASGD(), 0)
-    code = """
-        import sys
-        import numpy as np
-        from platoon_base.centers.host import HostCenters
-        from platoon_base.layout import Layout
-        from platoon_base.rules import ASGD
-
-        x = [np.zeros(int(sys.argv[3]), "float32")]
-        center = HostCenters(sys.argv[1]).attach(Layout.of(x), ASGD(), int(sys.argv[2]))
-        center.read(x, True, 60, begin=True)
-        sys.stdin.readline()  # all begin together
-        for _ in range(30):
-            x[0] += 1
-            center.sync(ASGD(), x, True, 60)
-        center.close()
-    """
+    code = script_path("center_processes_at_once_lose_no_update")
     environment = dict(os.environ, **({"PLATOON_NO_KERNELS": "1"} if kernels == "numpy" else {}))
     workers = [
         subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code), centers.name, str(rank), str(n)],
+            [sys.executable, code, centers.name, str(rank), str(n)],
             stdin=subprocess.PIPE,
             env=environment,
         )

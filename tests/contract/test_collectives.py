@@ -21,6 +21,7 @@ from hosts_here import HostsGroup
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from interrupting import at_instruction
+from scripts_here import script_path
 
 from platoon_base.collectives import host
 from platoon_base.collectives.base import DTYPES, OPS
@@ -754,40 +755,12 @@ c.close()
     assert done.stdout == "False [1. 1.]\n"
 
 
-WORKER = """
-import sys
-import numpy as np
-from platoon_base.collectives.host import HostCollective
-from platoon_base.shm.segments import Segment
-
-name, size, index, fused = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
-life = Segment.attach(name + "-life")
-life.try_lock(index)
-
-class Locks:
-    def why_absent(self, ranks):
-        dead = [rank for rank in ranks if not life.locked(rank)]
-        return f"rank {dead} holds its lock no more" if dead else ""
-
-open_group = HostCollective.create if index == 0 else HostCollective.attach
-group = open_group(name, range(size), index, Locks(), fused=fused)
-print("attached", flush=True)
-input()
-x = np.ones(300_000, np.float32)
-try:
-    while True:
-        assert (group.all_reduce(x, timeout_s=60) == size).all()
-        group.all_reduce(x[:9], timeout_s=60)
-        print("went on", flush=True)
-except Exception as exc:
-    print(type(exc).__name__, exc, flush=True)
-group.close()
-"""
+WORKER = script_path("collectives_worker")
 
 
 @pytest.mark.parametrize("fused", FORMS)
-def test_real_processes_survive_a_kill(fused, write_script):
-    size, script = 3, write_script(WORKER)
+def test_real_processes_survive_a_kill(fused):
+    size, script = 3, WORKER
     name = f"{segment_prefix()}test{os.getpid()}-kill"
     processes = []
     with Segment.create(f"{name}-life", 4096) as life:

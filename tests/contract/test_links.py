@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from scripts_here import script_path
 
 from platoon_base.errors import BackendUnavailableError, PlatoonError
 from platoon_base.links import handshake
@@ -277,16 +278,8 @@ def test_keys_are_those_of_hkdf():
 
 
 def test_without_the_package_the_remedy_is_named():
-    code = """
-import sys
-sys.modules["cryptography"] = None
-from platoon_base.links.cipher import Cipher
-try:
-    Cipher(bytes(32))
-except Exception as exc:
-    print(type(exc).__name__, exc)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    code = script_path("links_without_the_package_the_remedy_is_named")
+    done = subprocess.run([sys.executable, code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith(BackendUnavailableError.__name__)
     assert 'pip install "platoon-plugins[hosts]"' in done.stdout
     assert "--no-encryption" in done.stdout
@@ -480,35 +473,13 @@ def test_many_that_say_they_are_of_the_job_are_bounded(listener, opening, connec
     calling.result().close()
 
 
-FLOOD = """
-import os
-import socket
-import sys
-import time
-address, data = ("127.0.0.1", int(sys.argv[1])), bytes.fromhex(sys.argv[2])
-held, next_at = [], 0.0
-while os.getppid() == int(sys.argv[3]):
-    next_at = max(next_at + 1 / 3000, time.monotonic() - 0.01)  # 3,000 in a second
-    time.sleep(max(0.0, next_at - time.monotonic()))
-    sock = socket.socket()
-    sock.setblocking(False)
-    sock.connect_ex(address)
-    held.append(sock)
-    try:
-        sock.send(data)
-    except OSError:
-        pass
-    if len(held) == 400:
-        print(len(held), flush=True)
-    if len(held) > 400:
-        held.pop(0).close()
-"""
+FLOOD = script_path("links_flood")
 
 
 @pytest.mark.parametrize("data", [b"", greeting()], ids=["silent", "greeting"])
 def test_a_flood_keeps_no_courier_from_its_links(listener, opening, threads, data):
     """Couriers look at their listener every 0.05 s: until then the system keeps those that come."""
-    command = [sys.executable, "-c", FLOOD, str(listener.address.port), data.hex(), str(os.getpid())]
+    command = [sys.executable, FLOOD, str(listener.address.port), data.hex(), str(os.getpid())]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as flooding:
         try:
             opening.step(time.monotonic())
@@ -525,38 +496,8 @@ def test_a_flood_keeps_no_courier_from_its_links(listener, opening, threads, dat
 
 
 def test_a_process_without_descriptors_neither_ends_nor_spins():
-    code = """
-import os, resource, socket, sys, time
-from platoon_base.links.handshake import Address, Caller, Listener, Opening, open_links
-listener = Listener("127.0.0.1")
-opening = Opening(listener, Caller(0, bytes(32), frozenset({1})), {})
-caller = Listener("127.0.0.1")
-calling = Opening(caller, Caller(1, bytes(32), frozenset()), {0: listener.address})
-calling.step(time.monotonic())
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-taken = []
-try:
-    while True:
-        taken.append(os.open("/dev/null", os.O_RDONLY))
-except OSError:
-    pass
-opening.call(5, Address("127.0.0.1", 9, b""))
-steps, until = 0, time.monotonic() + 0.5
-while time.monotonic() < until:
-    opening.step(until)
-    steps += 1
-assert steps < 100, steps
-assert not opening.open
-assert "Too many open files" in opening.why(), opening.why()
-for fd in taken:
-    os.close(fd)
-until = time.monotonic() + 20
-while 1 not in opening.open or 0 not in calling.open:
-    assert time.monotonic() < until
-    opening.step(time.monotonic() + 0.01)
-    calling.step(time.monotonic() + 0.01)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    code = script_path("links_a_process_without_descriptors_neither_ends")
+    done = subprocess.run([sys.executable, code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("raise the limit") <= 20
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from saved_arrays import load
+from scripts_here import script_path
 from synchronous_by_hand import FORMS, by_hand
 
 from platoon_base.errors import ConfigurationError
@@ -16,41 +17,7 @@ pytestmark = pytest.mark.base
 STEPS = 5
 SHAPES = [(3, 4), (), (70_000,), (0, 2)]  # the third is large enough to travel alone
 
-TRAIN = """
-import sys
-import numpy as np
-from platoon_base import connect
-from platoon_base.rules.synchronous import average_sgd, downpour, easgd, sum_sgd
-from platoon_base.worker import FlatAllReduce
-from synchronous_by_hand import FORMS, draw
-
-SHAPES = [(3, 4), (), (70_000,), (0, 2)]
-
-def note(name, arrays):
-    seen.update({f"{name} {i}": np.array(a) for i, a in enumerate(arrays)})
-
-with connect() as worker:
-    rank, seen = worker.global_rank, {}
-    reduce = FlatAllReduce(worker)
-    for form in FORMS:
-        x, c, u = (draw(seed, SHAPES) for seed in (rank, 99, rank + 20))
-        for step in range(5):
-            moves = draw(1000 * rank + step, SHAPES)
-            for a, b, move in zip(x, u, moves):
-                a += move
-                b += move
-            if form == "easgd":
-                easgd(x, c, 0.2 + 0.01 * step, reduce)
-            elif form == "sum":
-                sum_sgd(u, reduce)
-            elif form == "average":
-                average_sgd(u, reduce)
-            else:
-                downpour(x, u, c, reduce, average=form == "downpour mean")
-            for name, arrays in (("x", x), ("c", c), ("u", u)):
-                note(f"{form} {step} {name}", arrays)
-    np.savez(f"{sys.argv[1]}/seen{rank}.npz", **seen)
-"""
+TRAIN = script_path("synchronous_train")
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -74,25 +41,7 @@ def test_every_rule_does_what_its_equations_say(run_job, tmp_path, size):
 
 def test_average_sgd_with_n_batches_of_b_rows_is_one_process_with_n_b_rows(run_job, tmp_path):
     """A linear model, 50 steps; float64, so that a wrong weight is told from a rounding error."""
-    run_job(
-        """
-        import sys
-        import numpy as np
-        from platoon_base import connect
-        from platoon_base.rules.synchronous import average_sgd
-        from platoon_base.worker import FlatAllReduce
-
-        with connect() as worker:
-            rng = np.random.RandomState(0)
-            data, targets = rng.randn(50, 2, 4, 3), rng.randn(50, 2, 4)
-            w, reduce = np.zeros(3), FlatAllReduce(worker)
-            for x, y in zip(data[:, worker.global_rank], targets[:, worker.global_rank]):
-                gradient = [2 * x.T @ (x @ w - y) / len(x)]
-                average_sgd(gradient, reduce)
-                w -= 0.05 * gradient[0]
-            np.save(f"{sys.argv[1]}/w{worker.global_rank}.npy", w)
-        """
-    ).require_success()
+    run_job(script_path("synchronous_average_sgd_with_n_batches_of_b_rows")).require_success()
     rng = np.random.RandomState(0)
     data, targets = rng.randn(50, 2, 4, 3).reshape(50, 8, 3), rng.randn(50, 2, 4).reshape(50, 8)
     w = np.zeros(3)
@@ -160,19 +109,7 @@ def test_what_cannot_work_is_refused_before_anything_is_changed(call, complaint)
 
 def test_all_workers_start_with_the_first_ones_values(run_job, tmp_path):
     run_job(
-        """
-        import sys
-        import numpy as np
-        from platoon_base import connect
-        from platoon_base.worker import start_together
-
-        with connect() as worker:
-            rank = worker.global_rank
-            odd = np.asfortranarray(np.arange(6.0).reshape(2, 3)) + rank
-            params = [np.full(3, rank + 1, "f4"), odd, np.array(rank + 0.1), np.full((), np.nan if rank else -0.0)]
-            start_together(params, worker)
-            np.savez(f"{sys.argv[1]}/{rank}.npz", *params)
-        """,
+        script_path("synchronous_all_workers_start_with_the_first_ones_values"),
         workers=3,
     ).require_success()
     for rank in range(3):
@@ -183,27 +120,7 @@ def test_all_workers_start_with_the_first_ones_values(run_job, tmp_path):
 
 def test_another_model_or_purpose_is_refused_on_every_worker(run_job):
     outcome = run_job(
-        """
-        import numpy as np
-        from platoon_base import connect
-        from platoon_base.worker import start_together
-        from platoon_base.errors import LayoutMismatchError
-
-        with connect() as worker:
-            rank = worker.global_rank
-            for name, params, purpose in (
-                ("shape", [np.full(4, rank), np.full((2, 3 + (rank == 2)), rank)], ""),
-                ("number", [np.full(4, rank)] * (1 + (rank == 0)), ""),
-                ("purpose", [np.full(4, rank)], f"mean={rank == 1}"),
-            ):
-                params = [p.astype("f4") for p in params]
-                try:
-                    start_together(params, worker, purpose)
-                except LayoutMismatchError as exc:
-                    worker.report({f"{name} {rank}": str(exc)})
-                assert all((p == rank).all() for p in params)
-            start_together([np.ones(1)], worker)
-        """,
+        script_path("synchronous_another_model_or_purpose_is_refused_on_every"),
         workers=3,
     ).require_success()
     seen = outcome.reported
@@ -222,32 +139,7 @@ def test_alone_every_layout_is_the_same():
 def test_values_that_have_become_different_are_noticed_by_all(run_job):
     """Equal, apart by rounding, and apart in one place of one array; NaN in the same place is the same."""
     outcome = run_job(
-        """
-        import numpy as np
-        from platoon_base import connect
-        from platoon_base.worker import require_same_values
-        from platoon_base.errors import ConfigurationError
-
-        worker = connect()
-        rank = worker.global_rank
-
-        def compare(name, **changes):
-            values = {"w": np.arange(1000.0).reshape(10, 100), "rate": np.array(0.1, "f4"), "none": np.zeros((0, 3)),
-                      "nan": np.array([np.nan, 1.0]), "b": np.zeros(3)}
-            if rank == 2:
-                values.update(changes)
-            try:
-                require_same_values(worker, name, list(values.items()), "set them alike")
-            except ConfigurationError as error:
-                worker.report({f"{name} {rank}": str(error)})
-
-        compare("equal")
-        compare("rounded", w=np.arange(1000.0).reshape(10, 100) * (1 + 1e-6), rate=np.array(0.10001, "f4"),
-                nan=np.array([np.nan, 1 + 1e-6]))
-        compare("rate", rate=np.array(0.2, "f4"))
-        compare("bias", b=np.array([0, 0, 1e-9]))
-        compare("poison", nan=np.array([np.nan, np.nan]))
-        """,
+        script_path("synchronous_values_that_have_become_different"),
         3,
     ).require_success()
     complaints = {

@@ -8,21 +8,13 @@ import psutil
 import pytest
 import zmq
 from by_hand import PREAMBLE, SERVE, at, end, free_port, until
+from scripts_here import script_path
 
 from platoon_base.job.files import running
 
 pytestmark = pytest.mark.base
 
-TRAIN = """
-params = [numpy.zeros(1000) + worker.global_rank]
-worker.init_shared_params(params, EASGD(0.5))
-print("shares", flush=True)
-def train(times):
-    for i in range(times):
-        params[0] += 1
-        worker.sync_params()
-        worker.send_req("next")
-"""
+TRAIN = script_path("faults_by_hand_train").read_text()
 
 
 def test_no_controller_at_the_port(work, serve):
@@ -112,18 +104,7 @@ def test_a_handler_that_raises_is_an_error_of_the_worker_that_asked(serve, work)
     body = "return sys.exit(7) if req == 'exit' else {'a': 1, 'bad': {1, 2}}[req] if req != 'late' else self.nothing"
     controller, port = serve(answering(body))
     worker = work(
-        """
-        for req in ('done', 'bad', 'late', 'platoon-x', 'exit'):
-            try:
-                worker.send_req(req)
-            except Exception as exc:
-                print(type(exc).__name__, exc)
-        try:
-            worker.send_req('a', numpy.zeros(2))
-        except Exception as exc:
-            print(type(exc).__name__, exc)
-        assert worker.send_req('a') == 1
-        """,
+        script_path("faults_by_hand_a_handler_that_raises_is_an_error"),
         port,
     )
     lines = end(worker).splitlines()
@@ -150,75 +131,10 @@ def test_a_controller_that_answers_nothing_says_so(serve, work):
     end(controller, 1)
 
 
-RULES = """
-class NoMaster(ParamSyncRule):
-    def update_params(self, local_values):
-        pass
-
-class Nothing(ParamSyncRule):
-    pass
-
-class Fails(ParamSyncRule):
-    def update_params(self, local_values, master_values):
-        master_values[0] += 100
-        local_values[0] += 100
-        raise KeyError("in the rule")
-
-class WrongShapes(ParamSyncRule):
-    def theano_update(self, local_params):
-        return lambda *masters: masters[0][:3]
-
-class NoFunction(ParamSyncRule):
-    def theano_update(self, local_params):
-        pass
-
-class NoUpdate(ParamSyncRule):
-    def make_update_function(self, local_params):
-        return 3
-
-class OtherInputs(ParamSyncRule):
-    def theano_update(self, local_params):
-        return lambda: None
-
-class Param(object):
-    def __init__(self):
-        self.value = numpy.ones(4)
-    def get_value(self, borrow=False, return_internal_type=False):
-        return self.value if borrow else self.value.copy()
-    def set_value(self, value, borrow=False):
-        self.value[...] = value
-
-def attempt(call, *args):
-    try:
-        call(*args)
-    except Exception as exc:
-        print(type(exc).__name__, exc)
-"""
-
-
 def test_rules_that_cannot_work(serve, work):
     controller, port = serve()
     worker = work(
-        RULES
-        + """
-attempt(worker.sync_params)
-attempt(worker.init_shared_params, [Param()], NoMaster())
-attempt(worker.init_shared_params, [Param()], EASGD)
-attempt(EASGD, 1.5)
-attempt(worker.init_shared_params, [Param()], NoFunction())
-attempt(worker.init_shared_params, [Param()], NoUpdate())
-attempt(worker.init_shared_params, None, EASGD(0.5))
-attempt(worker.init_shared_params, Param(), EASGD(0.5))
-for rule in (Nothing, Fails, WrongShapes, OtherInputs):
-    param = Param()
-    worker.init_shared_params([param], rule())
-    attempt(worker.sync_params)
-    numpy.testing.assert_array_equal(worker.shared_params[0], 1)
-    numpy.testing.assert_array_equal(param.value, 1)
-    worker.lock(timeout=0)  # the rule's lock is free again
-    worker.unlock()
-    worker.handle.release_shared_params()
-""",
+        script_path("faults_by_hand_rules_that_cannot_work"),
         port,
     )
     lines = end(worker).splitlines()
@@ -238,11 +154,11 @@ for rule in (Nothing, Fails, WrongShapes, OtherInputs):
 
 def test_a_worker_killed_with_the_lock_does_not_stop_the_others(serve, work):
     controller, port = serve(SERVE, "-D", "cpu", "cpu", "cpu")
-    other = work(TRAIN + "train(300)", port)
+    other = work(script_path("faults_by_hand_trains_on"), port)
     until(other, "shares")
-    killed = work(TRAIN + "worker.lock()\nprint('has it', flush=True)\nimport signal; signal.pause()", port)
+    killed = work(script_path("faults_by_hand_holds_the_lock"), port)
     until(killed, "has it")
-    third = work(TRAIN + "worker.lock(timeout=60)\nprint('got it')", port)
+    third = work(script_path("faults_by_hand_waits_for_the_lock"), port)
     until(third, "shares")
     os.kill(killed.pid, signal.SIGKILL)
     assert "got it" in end(third)
@@ -260,7 +176,7 @@ def test_how_a_script_ended_that_was_started_by_hand(serve, work, ending, own, s
 
 def test_workers_notice_within_a_second_that_the_controller_was_killed(serve, work):
     controller, port = serve()
-    worker = work(TRAIN + "import time\nwhile True:\n    worker.began = time.monotonic()\n    train(1)", port)
+    worker = work(script_path("faults_by_hand_workers_notice_within_a_second"), port)
     until(worker, "shares")
     controller.kill()
     killed = time.monotonic()
@@ -295,20 +211,7 @@ def test_another_address_to_listen_at(start, work):
 def test_a_process_is_one_worker(serve, work):
     controller, port = serve()
     worker = work(
-        """
-        import warnings
-        from platoon_base.platoon_api.channel import Soldier
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            assert Worker(5567) is worker
-            assert Worker(control_port=5567) is Soldier(port=5567) is Soldier(control_port=5567) is worker
-        print(caught[0].message)
-        worker.close()
-        try:
-            worker.send_req('x')
-        except Exception as exc:
-            print(exc)
-        """,
+        script_path("faults_by_hand_a_process_is_one_worker"),
         port,
     )
     output = end(worker)
@@ -335,7 +238,7 @@ def test_ctrl_c_ends_a_controller_whose_workers_have_not_all_come(serve, work):
 
 def test_ctrl_c_ends_workers_that_were_started_by_hand(serve, work):
     controller, port = serve()
-    worker = work(TRAIN + "train(10**9)", port)
+    worker = work(script_path("faults_by_hand_ctrl_c_ends_workers_that_were_started"), port)
     until(worker, "shares")
     controller.send_signal(signal.SIGINT)
     end(controller, 128 + signal.SIGINT)

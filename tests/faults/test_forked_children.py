@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+from scripts_here import script_path
 
 from platoon_base.shm.segments import Segment
 from platoon_base.system.folder_lock import FolderLock, is_locked
@@ -11,59 +12,11 @@ from platoon_base.system.own_locks import disown, own
 
 pytestmark = pytest.mark.base
 
-HEAD = """
-import ctypes, os, signal, sys, time
-from pathlib import Path
-import numpy as np
-from platoon_base import ASGD, connect
-from platoon_base.errors import WorkerLostError
-from watching import await_file, rest, until
-
-CHILD = Path(sys.argv[1], "child")
-x = np.ones(1000)
-
-def die_with_a_child():
-    if sys.argv[2] == "C":
-        libc = ctypes.PyDLL(None)
-        child = libc.fork()
-        if child == 0:
-            libc.setsid()
-            while True:
-                libc.pause()
-    else:
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            rest()
-            os._exit(0)
-    until(lambda: os.getsid(child) == child)  # the controller ends the worker's own group
-    CHILD.with_suffix(".new").write_text(str(child))
-    CHILD.with_suffix(".new").rename(CHILD)
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def end_child():
-    os.kill(int(await_file(CHILD)), signal.SIGKILL)
-"""
-
 
 @pytest.mark.parametrize("fork", ["Python", "C"])
 def test_an_all_reduce_learns_that_a_worker_is_gone_though_its_child_lives(run_job, fork):
     outcome = run_job(
-        HEAD
-        + """
-with connect() as worker:
-    worker.all_reduce(x)
-    if worker.global_rank == 1:
-        die_with_a_child()
-    try:
-        await_file(CHILD)
-        began = time.monotonic()
-        worker.all_reduce(x, timeout_s=50)
-    except WorkerLostError as exc:
-        worker.report({"seconds": time.monotonic() - began, "said": str(exc)})
-    finally:
-        end_child()
-""",
+        script_path("forked_children_an_all_reduce_learns_that_a_worker_is_gone"),
         args=[fork],
     )
     assert "rank 1 is lost" in outcome.reported["said"], outcome.logs
@@ -73,28 +26,7 @@ with connect() as worker:
 @pytest.mark.parametrize("fork", ["Python", "C"])
 def test_the_stripes_of_a_worker_that_is_gone_are_free_though_its_child_lives(run_job, fork):
     outcome = run_job(
-        HEAD
-        + """
-class Dies(ASGD):
-    kernel = None if os.environ["PLATOON_RANK"] == "1" else "asgd"
-    def sync(self, *arrays):
-        die_with_a_child()
-
-with connect() as worker:
-    worker.init_shared_params([x], Dies())
-    worker.barrier()
-    if worker.global_rank == 1:
-        worker.sync_params()
-    try:
-        until(lambda: worker.gather(1) == [1])  # without the other, whose end the controller has noticed
-        for _ in range(3):
-            x += 1
-            worker.sync_params()
-        worker.copy_to_local()
-        worker.report({"last": float(x.min())})
-    finally:
-        end_child()
-""",
+        script_path("forked_children_the_stripes_of_a_worker_that_is_gone"),
         args=[fork],
     )
     assert outcome.reported["last"] == 4, outcome.logs
@@ -103,19 +35,7 @@ with connect() as worker:
 
 def test_the_lock_of_a_worker_that_is_gone_is_free_though_its_child_lives(run_job):
     outcome = run_job(
-        HEAD
-        + """
-with connect() as worker:
-    if worker.global_rank == 1:
-        worker.lock()
-        die_with_a_child()
-    try:
-        await_file(CHILD)
-        worker.lock(timeout_s=50)
-        worker.report({"has it": 1})
-    finally:
-        end_child()
-""",
+        script_path("forked_children_the_lock_of_a_worker_that_is_gone_is_free"),
         args=["Python"],
     )
     assert outcome.reported["has it"] == 1, outcome.logs

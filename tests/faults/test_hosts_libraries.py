@@ -8,11 +8,12 @@ import math
 import os
 import re
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hosts_here import HostsGroup
+from over_hosts import ends, over_hosts, require_lost
+from scripts_here import script_path
 
 pytestmark = [
     pytest.mark.keras,
@@ -20,7 +21,6 @@ pytestmark = [
         os.environ.get("KERAS_BACKEND") != "torch", reason="needs torch: `make test` runs this in .nox/keras3"
     ),
 ]
-PRETENDED = (Path(__file__).parents[1] / "helpers" / "pretended_hosts.py").read_text()
 TIMEOUT_S = 30
 LARGE = 300_001  # elements, more than the links send at once
 
@@ -44,15 +44,7 @@ def group(request):
 
 @pytest.fixture
 def run_over(run_job):
-    def run(workers, text, backend="gloo"):
-        begin = (
-            "import signal\nimport time\nimport numpy as np\nfrom platoon_base import connect\n"
-            "worker = connect()\nrank, size = worker.global_rank, worker.global_size\n"
-        )
-        environment = {"PRETENDED": workers, "PRETENDED_KEYS": ",", "PRETENDED_BACKEND": backend}
-        return run_job(PRETENDED + begin + text, sum(map(int, workers.split("+"))), environment=environment)
-
-    return run
+    return over_hosts(run_job, keys=",", backend="gloo")
 
 
 def test_sums_and_means_are_numpys_and_the_same_bits_everywhere(group):
@@ -135,78 +127,30 @@ def test_who_left_after_its_sum_has_come_is_not_missed(group):
 
 
 def test_a_library_that_cannot_be_used_on_one_host_ends_the_forming_on_all(run_over):
-    text = """
-if rank == 1:
-    import torch.distributed
-    def create_device(**kwargs):
-        raise RuntimeError("no interface has that address")
-    torch.distributed.ProcessGroupGloo.create_device = create_device
-try:
-    worker.all_reduce(np.ones(3))
-except Exception as exc:
-    print("ENDED", type(exc).__name__, exc, flush=True)
-worker.close()
-"""
-    for log in run_over("1+1", text).logs:
+    for log in run_over("1+1", script_path("hosts_libraries_no_interface")).logs:
         assert re.search("ENDED .*no interface has that address", log), log
-
-
-ENDS = """
-worker.all_reduce(np.ones({n}, np.float32))
-began = time.monotonic()
-if rank == {victim}:
-    {fault}
-try:
-    for _ in range(3):
-        worker.all_reduce(np.ones({n}, np.float32))
-except Exception as exc:
-    print("ENDED", type(exc).__name__, exc, round(time.monotonic() - began, 1), flush=True)
-else:
-    print("WENT ON", flush=True)
-worker.close()
-print("CLOSED", round(time.monotonic() - began, 1), flush=True)
-"""
-KILLS = "import os; os.kill(os.getpid(), signal.SIGKILL)"
-REFUSES = "worker.all_reduce(np.ones(3, complex))"
-DIFFERS = f"worker.all_reduce(np.ones({LARGE + 1}, np.float32))"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "victim"), [("2+2", 3), ("2+2", 2), ("2+2", 0), ("1+1+1", 1)])
 def test_a_killed_rank_ends_the_calls_of_all_hosts_and_is_named(run_over, workers, victim):
-    outcome = run_over(workers, ENDS.format(victim=victim, n=2_000_000, fault=KILLS))
-    for rank, log in enumerate(outcome.logs):
-        if rank != victim:
-            (line,) = re.findall("ENDED.*", log)
-            assert line.startswith("ENDED WorkerLostError")
-            assert re.search(rf"rank {victim} (is lost|has left)", line), line
-            assert float(line.split()[-1]) < 10
-            assert float(re.search(r"CLOSED (\S+)", log)[1]) < 15
+    require_lost(ends(run_over, workers, "killed", victim, n=2_000_000, first=2_000_000), victim)
 
 
 @pytest.mark.slow
 def test_a_rank_killed_while_the_library_adds_ends_the_call(run_over):
     """The first rank of host 1 ends between two looks whether the sum is there."""
-    text = """
-worker.all_reduce(np.ones(2_000_000, np.float32))
-from platoon_base.collectives.hosts_libraries import LIBRARIES
-if rank == 1:
-    LIBRARIES["gloo"].begin_sum = lambda self, array: signal.raise_signal(signal.SIGKILL)
-try:
-    worker.all_reduce(np.ones(2_000_000, np.float32))
-except Exception as exc:
-    print("ENDED", type(exc).__name__, exc, flush=True)
-worker.close()
-"""
-    outcome = run_over("1+1", text)
+    outcome = run_over("1+1", script_path("hosts_libraries_killed_while_it_adds"))
     assert re.search(r"ENDED WorkerLostError .*rank 1 (is lost|has left)", outcome.logs[0]), outcome.logs[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "victim"), [("2+2", 3), ("1+2", 0)])
-@pytest.mark.parametrize(("fault", "says"), [(REFUSES, "refused its collective call 2"), (DIFFERS, "the ranks differ")])
+@pytest.mark.parametrize(
+    ("fault", "says"), [("refused", "refused its collective call 2"), ("differs", "the ranks differ")]
+)
 def test_a_refused_call_and_one_that_differs_end_those_of_all_hosts(run_over, workers, victim, fault, says):
-    outcome = run_over(workers, ENDS.format(victim=victim, n=LARGE, fault=fault))
+    outcome = ends(run_over, workers, fault, victim, n=LARGE, first=LARGE)
     for rank, log in enumerate(outcome.logs):
         # Perhaps in the call before, of which a rank may not have the result yet; or it sees that the victim has gone
         # before it gets the reason from the victim's host.
@@ -216,7 +160,5 @@ def test_a_refused_call_and_one_that_differs_end_those_of_all_hosts(run_over, wo
 
 @pytest.mark.slow
 def test_who_is_stopped_for_a_while_is_waited_for(run_over):
-    fault = "import subprocess, os; stop_for_a_second = 'kill -STOP $0; sleep 1; kill -CONT $0'; "
-    fault += "subprocess.Popen(['sh', '-c', stop_for_a_second, str(os.getpid())])"
-    outcome = run_over("2+2", ENDS.format(victim=2, n=3_000_000, fault=fault)).require_success()
+    outcome = ends(run_over, "2+2", "stopped", 2, n=3_000_000, first=3_000_000).require_success()
     assert all("WENT ON" in log for log in outcome.logs)

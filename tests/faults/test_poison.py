@@ -11,6 +11,7 @@ import math
 import numpy as np
 import pytest
 from saved_arrays import load
+from scripts_here import script_path
 
 from platoon_base import ASGD, EASGD, CenterMomentum
 from platoon_base.centers import host_kernels as kernels
@@ -225,41 +226,7 @@ def test_the_rest_is_synchronized_as_if_the_poison_were_not_there(run_job, tmp_p
 def test_every_update_of_the_others_arrives_while_one_is_poisoned(run_job, policy, kernel):
     """All at once; what is added are whole numbers, so that nothing may be lost by rounding either."""
     run_job(
-        """
-        import sys
-        import numpy as np
-        from platoon_base import ASGD, connect
-        from platoon_base.errors import NonFiniteError
-
-        policy = sys.argv[2]
-        bad, told = slice(3, 1000, 7), 0
-        with connect() as worker:
-            rank = worker.global_rank
-            x, y = np.zeros(1000, "float32"), np.zeros((3, 5))
-            worker.init_shared_params([x, y], ASGD(), on_nonfinite=policy)
-            worker.barrier("all share")
-            for step in range(40):
-                x += 10**rank
-                y += 10**rank
-                if rank == 0:
-                    x[bad] = (np.nan, np.inf, -np.inf)[step % 3]
-                try:
-                    worker.sync_params()
-                except NonFiniteError:
-                    assert (rank, policy) == (0, "raise")
-                    told += 1
-                if rank == 0:
-                    assert np.isfinite(x).all() == (policy == "restore")
-                with worker.center_params():
-                    assert np.isfinite(x).all() and np.isfinite(y).all()
-            assert told == (40 if (rank, policy) == (0, "raise") else 0)
-            worker.barrier("all trained")
-            worker.copy_to_local()
-            clean = np.ones(1000, bool)
-            clean[bad] = False
-            assert (x[clean] == 40 * 111).all() and (y == 40 * 111).all()
-            assert (x[bad] == 40 * 110).all()
-        """,
+        script_path("poison_every_update_of_the_others_arrives"),
         workers=3,
         args=[policy],
         environment=kernel,
@@ -270,104 +237,16 @@ def test_every_update_of_the_others_arrives_while_one_is_poisoned(run_job, polic
 def test_arrays_of_the_callers_are_treated_as_the_parameters_are(run_job, policy):
     """`sync_arrays`, of arrays in C order and not; and own values that are not finite survive a look at the center."""
     run_job(
-        """
-        import sys
-        import numpy as np
-        from platoon_base import ASGD, connect
-        from platoon_base.errors import NonFiniteError
-
-        policy = sys.argv[2]
-        with connect() as worker:
-            w = np.full((3, 4), 2.0)
-            worker.init_shared_params([w], ASGD(), on_nonfinite=policy)
-            if worker.global_rank == 0:
-                for order in "CF":
-                    array = np.array(w + 1, order=order)
-                    array[1, 2] = np.nan
-                    try:
-                        worker.advanced.sync_arrays([array])
-                        assert policy != "raise"
-                    except NonFiniteError as error:
-                        assert policy == "raise" and "element 6 of parameter 0" in str(error), error
-                    # The values handed in have become the center's, but for the poison.
-                    rest = np.delete(array.ravel(), 6)
-                    assert (rest == (3 if order == "C" else 3 + (w[0, 0] + 1 - 3))).all(), (order, array)
-                    assert array[1, 2] == 2 if policy == "restore" else np.isnan(array[1, 2])
-                w[:] = np.nan
-                with worker.center_params():
-                    assert np.delete(w.ravel(), 6).tolist() == [3.0] * 11 and w[1, 2] == 2
-                assert np.isnan(w).all()
-                worker.copy_to_local()                   # and so does the worker heal, whatever its policy
-                assert np.isfinite(w).all()
-                w += 1
-                worker.sync_params()
-            worker.barrier("synchronized")
-            worker.copy_to_local()
-            assert np.delete(w.ravel(), 6).tolist() == [4.0] * 11 and w[1, 2] == 3, w
-        """,
+        script_path("poison_arrays_of_the_callers_are_treated"),
         args=[policy],
     ).require_success()
-
-
-NAMED = """
-import sys
-import numpy as np
-from platoon_base import ASGD, EASGD, CenterMomentum, connect
-from platoon_base.errors import NonFiniteError
-
-class Variable:
-    def __init__(self, name, value):
-        self.name, self.value = name, value
-
-    def get_value(self, borrow=False, return_internal_type=False):
-        return self.value if borrow else self.value.copy()
-
-    def set_value(self, value, borrow=False):
-        self.value = value
-
-def refusal(call, *args):
-    try:
-        call(*args)
-    except NonFiniteError as error:
-        return str(error)
-    raise AssertionError("taken")
-"""
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["creator", "second"])
 def test_a_model_that_is_not_finite_to_begin_with_is_refused_by_name(run_job, first):
     """Whether it is the first or not; the other shares its own meanwhile, and a second try is none too many."""
     run_job(
-        NAMED
-        + """
-first = sys.argv[2] == "True"
-with connect() as worker:
-    rank = worker.global_rank
-    for bad, dtype in [(b, d) for b in (np.nan, np.inf, -np.inf) for d in ("float16", "float32", "float64")]:
-        w, b = Variable("W", np.full((2, 3), rank + 1, dtype)), Variable("hidden.b", np.full(4, rank + 1, dtype))
-        if rank == 0:
-            if not first:
-                worker.barrier("shared")
-            b.value[2] = bad
-            text = refusal(worker.init_shared_params, [w, b], EASGD(0.5))
-            assert "hidden.b holds a NaN or an infinity" in text, text
-            assert not worker.advanced.shares
-            assert (w.value == 1).all(), "what was refused stays as it was"
-            b.value[2] = 1
-            if first:
-                worker.barrier("refused")
-                worker.barrier("shared")
-            worker.init_shared_params([w, b], EASGD(0.5))
-        else:
-            if first:
-                worker.barrier("refused")
-            worker.init_shared_params([w, b], EASGD(0.5))
-            worker.barrier("shared")
-        assert worker.advanced.shares
-        assert (w.value == 2).all() and (b.value == 2).all(), "the first whose values were good gave them to all"
-        worker.sync_params()
-        worker.release_shared_params()
-""",
+        script_path("poison_a_model_that_is_not_finite_to_begin"),
         args=[str(first)],
     ).require_success()
 
@@ -376,70 +255,14 @@ with connect() as worker:
 def test_copy_to_global_refuses_what_is_not_finite_by_name(run_job, rule):
     """Nothing of it is written, also not of the parameters before; the rule goes on from where it was."""
     run_job(
-        NAMED
-        + """
-with connect() as worker:
-    w, b = Variable("W", np.zeros((2, 3))), Variable("b", np.zeros(4, "float32"))
-    worker.init_shared_params([w, b], eval(sys.argv[2]), on_nonfinite="restore")
-    if worker.global_rank == 0:
-        for bad in (np.nan, np.inf, -np.inf):
-            w.value[:], b.value[:] = 8, (8, 8, 8, bad)
-            text = refusal(worker.copy_to_global)
-            assert "b holds a NaN or an infinity" in text, text
-            assert (w.value == 8).all() and b.value[2] == 8, "its own values stay"
-            with worker.center_params():
-                assert (w.value == 0).all() and (b.value == 0).all()
-        b.value[3] = 8
-        worker.sync_params()
-    worker.barrier("synchronized")
-    worker.copy_to_local()
-    expected = 4 if "EASGD" in sys.argv[2] else 8
-    assert (w.value == expected).all() and (b.value == expected).all(), (w.value, b.value)
-""",
+        script_path("poison_copy_to_global_refuses_what_is_not_finite"),
         args=[repr(rule)],
     ).require_success()
 
 
 def test_a_state_beside_the_center_stays_finite_too(run_job):
     """A rule of the user's own, which divides by what has accumulated: an infinity there would stop all for ever."""
-    outcome = run_job(
-        """
-        import numpy as np
-        from dataclasses import dataclass
-        from platoon_base import connect
-        from platoon_base.errors import NonFiniteError
-
-        @dataclass(frozen=True)
-        class Scaled:
-            '''s := s + (x - c)^2; c := c + (x - c) / (1 + sqrt s); x := c.'''
-            kernel, local_state, center_state = None, (), ("s",)
-            def resolved(self, size):
-                return self
-            def kernel_args(self):
-                return ()
-            def sync(self, local, center, local_state, center_state):
-                (s,) = center_state
-                d = local - center
-                s += d * d
-                center += d / (1 + np.sqrt(s))
-                local[...] = center
-
-        with connect() as worker:
-            x = np.zeros(5)
-            worker.init_shared_params([x], Scaled())
-            if worker.global_rank == 0:
-                x[2] = 1e200                             # its square is infinite; the center stays 0
-                try:
-                    worker.sync_params()
-                except NonFiniteError:
-                    pass
-            worker.barrier("exploded")
-            if worker.global_rank == 1:
-                x[:] = 1
-                worker.sync_params()
-                worker.report({"moved": int((x == 0.5).sum())})
-        """
-    ).require_success()
+    outcome = run_job(script_path("poison_a_state_beside_the_center_stays_finite_too")).require_success()
     assert outcome.reported == {"moved": 5}
 
 
@@ -450,46 +273,7 @@ def test_a_state_beside_the_center_stays_finite_too(run_job):
 def test_synchronous_rules_show_what_is_not_finite_to_all_in_the_same_step(run_job, tmp_path, kernel):
     """All workers see the same, and stop in the same step, as the docstring of the module says."""
     run_job(
-        """
-        import sys
-        import numpy as np
-        from platoon_base import connect
-        from platoon_base.rules.synchronous import average_sgd, downpour, easgd, sum_sgd
-        from platoon_base.worker import FlatAllReduce
-
-        POISONED, seen = 3, {}
-        with connect() as worker:
-            reduce, rank = FlatAllReduce(worker), worker.global_rank
-            for form in ("easgd", "downpour", "sum", "average"):
-                for bad in (np.nan, np.inf, -np.inf):
-                    rng = np.random.default_rng(rank)
-                    x, c = ([np.zeros((3, 4), dtype), np.zeros((), dtype), np.zeros(70_000, dtype)]
-                            for dtype in ("float32", "float32"))
-                    for step in range(10):
-                        u = [np.asarray(rng.standard_normal(a.shape), a.dtype) for a in x]
-                        if step == POISONED and rank == 1:
-                            u[0][1, 2] = u[2][69_999] = bad
-                        for a, move in zip(x, u):
-                            a += move
-                        if form == "easgd":
-                            easgd(x, c, 0.3, reduce)
-                            common = c
-                        elif form == "downpour":
-                            downpour(x, u, c, reduce)
-                            common = c
-                        else:
-                            (sum_sgd if form == "sum" else average_sgd)(u, reduce)
-                            common = u
-                        if not all(np.isfinite(a).all() for a in common):
-                            break
-                    assert step == POISONED
-                    assert [np.flatnonzero(~np.isfinite(a)).tolist() for a in common] == [[6], [], [69_999]]
-                    own = [np.flatnonzero(~np.isfinite(a)).tolist() for a in x]
-                    if form == "easgd" and rank != 1:
-                        assert own == [[], [], []], "in the same step the others' own values are whole yet"
-                    seen.update({f"{form} {bad} {i}": a for i, a in enumerate(common)})
-            np.savez(f"{sys.argv[1]}/seen{rank}.npz", **seen)
-        """,
+        script_path("poison_synchronous_rules_show_what_is_not_finite"),
         workers=3,
         environment=kernel,
     ).require_success()
@@ -503,30 +287,6 @@ def test_synchronous_rules_show_what_is_not_finite_to_all_in_the_same_step(run_j
 @pytest.mark.theano
 @pytest.mark.skipif(importlib.util.find_spec("theano") is None, reason="needs Theano: `make setup` installs it")
 def test_synchronous_rules_on_shared_variables_show_it_to_all_in_the_same_step(run_job):
-    outcome = run_job(
-        """
-        import numpy as np
-        import theano
-        from platoon_base import connect
-        from platoon_base.platoon_api.global_dynamics import EASGD, AverageSGD
-
-        with connect() as worker:
-            x, c, u = (theano.shared(np.zeros((3, 4), "float32"), name=name) for name in "xcu")
-            average, elastic = AverageSGD(worker), EASGD(worker)
-            average.make_rule(u)
-            elastic.make_rule(x, c, 0.3)
-            for name, variable, common, rule in (("average", u, u, average), ("elastic", x, c, elastic)):
-                for step in range(10):
-                    values = np.full((3, 4), worker.global_rank + 1, "float32")
-                    if step == 3 and worker.global_rank == 1:
-                        values[1, 2] = np.nan
-                    variable.set_value(values)
-                    rule()
-                    if not np.isfinite(common.get_value()).all():
-                        break
-                bad = np.flatnonzero(~np.isfinite(common.get_value())).tolist()
-                worker.report({f"{name} {worker.global_rank}": f"step {step}: elements {bad}"})
-        """
-    ).require_success()
+    outcome = run_job(script_path("poison_synchronous_rules_on_shared_variables_show")).require_success()
     expected = "step 3: elements [6]"
     assert outcome.reported == {f"{name} {rank}": expected for name in ("average", "elastic") for rank in range(2)}

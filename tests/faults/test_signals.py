@@ -13,27 +13,12 @@ import sys
 import time
 
 import pytest
+from scripts_here import behind, script_path, written
 from watching import PATIENCE_S, await_file, until
 
 from platoon_base.job.files import JobFiles
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
-
-HEAD = """
-import os, signal, sys, threading, time
-from pathlib import Path
-import numpy as np
-from platoon_base import ASGD, connect
-from platoon_base.errors import WorkerLostError
-from platoon_base.shm.liveness import JobLiveness
-from watching import controller_lives, ending, exchange_pids, is_stopped, progress, rest, takes_part, until, waits_in
-
-FOLDER = Path(sys.argv[1])
-
-def tell(name):
-    (FOLDER / f"new {name}").write_text(str(os.getpid()))
-    (FOLDER / f"new {name}").rename(FOLDER / name)
-"""
 
 JOIN = """
 worker = connect()
@@ -42,15 +27,15 @@ rank, x = worker.global_rank, np.zeros(100_000)
 
 
 @pytest.fixture
-def launch(write_script, tmp_path):
+def launch(tmp_path):
     """Start the launcher on a script; it is killed at the end if it still runs."""
     started = []
     # Under nohup a test run ignores hangups, and so would what it starts.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-    def start(text, workers=3, *, args=(), shell=None, options=()):
+    def start(script, workers=3, *, args=(), shell=None, options=()):
         command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(workers), "--log-dir", "logs", *options]
-        command += [str(write_script(HEAD + text)), str(tmp_path), *args]
+        command += [str(written(behind("signals_preamble", script), tmp_path / "script.py")), str(tmp_path), *args]
         if shell is not None:
             command = ["sh", "-c", f'{shell}; exec "$@"', "sh", *command]
         # Output goes to a file: a pipe would stay open as long as any worker lives.
@@ -146,12 +131,7 @@ def test_a_signal_to_the_launcher_ends_workers_in_the_middle_of(launch, output_o
 def test_a_hangup_that_is_ignored_is_no_reason_to_end(launch, output_of, tmp_path):
     """As under nohup: neither the launcher nor a worker heeds it."""
     launcher = launch(
-        JOIN
-        + """
-tell(f"ready{rank}")
-until((FOLDER / "go on").exists)
-worker.barrier()
-""",
+        script_path("signals_a_hangup_that_is_ignored_is_no_reason_to_end"),
         shell="trap '' HUP",
     )
     pids = [int(await_file(tmp_path / f"ready{rank}", launcher)) for rank in range(3)]
@@ -164,14 +144,7 @@ worker.barrier()
 def test_workers_of_a_launcher_in_the_background_have_time_to_save(launch, output_of, tmp_path):
     """A shell without job control starts it with SIGINT ignored."""
     launcher = launch(
-        JOIN
-        + """
-try:
-    tell(f"ready{rank}")
-    rest()
-except KeyboardInterrupt:
-    tell(f"saved{rank}")
-""",
+        script_path("signals_workers_of_a_launcher_in_the_background"),
         2,
         shell="trap '' INT",
     )
@@ -184,18 +157,7 @@ except KeyboardInterrupt:
 
 def test_a_second_ctrl_c_ends_workers_that_would_take_their_time(launch, output_of, tmp_path):
     launcher = launch(
-        """
-def stay(number, frame):
-    tell(f"{signal.Signals(number).name}{rank}")
-signal.signal(signal.SIGTERM, stay)
-signal.signal(signal.SIGINT, stay)
-"""
-        + JOIN
-        + """
-tell(f"ready{rank}")
-while True:
-    rest()
-""",
+        script_path("signals_a_second_ctrl_c_ends_workers_that_would_take"),
         options=["--grace", "600"],
     )
     for rank in range(3):
@@ -210,13 +172,7 @@ while True:
 
 
 def test_however_often_ctrl_c_is_pressed_the_summary_and_the_status_are_right(launch, output_of, tmp_path):
-    launcher = launch(
-        JOIN
-        + """
-tell(f"ready{rank}")
-rest()
-"""
-    )
+    launcher = launch(script_path("signals_however_often_ctrl_c_is_pressed_the_summary"))
     for rank in range(3):
         await_file(tmp_path / f"ready{rank}", launcher)
     deadline = time.monotonic() + PATIENCE_S
@@ -229,18 +185,7 @@ rest()
 
 
 def test_after_ctrl_c_a_worker_has_time_to_save(launch, output_of, tmp_path):
-    launcher = launch(
-        JOIN
-        + """
-try:
-    tell(f"ready{rank}")
-    rest()
-except KeyboardInterrupt:
-    tell(f"saving{rank}")
-    until((FOLDER / "has taken its time").exists)
-    tell(f"saved{rank}")
-"""
-    )
+    launcher = launch(script_path("signals_after_ctrl_c_a_worker_has_time_to_save"))
     for rank in range(3):
         await_file(tmp_path / f"ready{rank}", launcher)
     launcher.send_signal(signal.SIGINT)
@@ -335,54 +280,12 @@ except WorkerLostError as error:
 
 def test_a_script_that_catches_ctrl_c_may_go_on_and_leave_as_it_likes(launch, output_of, tmp_path):
     """The wait that was cut short is over; everything else works, also a wait of another kind."""
-    launcher = launch(
-        JOIN
-        + """
-worker.init_shared_params([x], ASGD())
-pids = exchange_pids(worker)
-if rank == 1:
-    try:
-        worker.barrier("cut short")
-    except KeyboardInterrupt:
-        tell("caught")
-    x += 1
-    worker.sync_params()
-    worker.report({"caught": 1})
-    until(lambda: all(waits_in("meet the others", other) or not takes_part(other) for other in (0, 2)))
-    worker.close()
-else:
-    if rank == 0:
-        until(lambda: waits_in("barrier cut short", 1))
-        os.kill(pids[1], signal.SIGINT)
-    until((FOLDER / "caught").exists)
-    x += 1
-    worker.sync_params()
-    assert worker.advanced.meet("the others") == [0, 2]
-    worker.copy_to_local()
-    assert (x == 3).all(), np.unique(x)
-"""
-    )
+    launcher = launch(script_path("signals_a_script_that_catches_ctrl_c_may_go"))
     assert launcher.wait(PATIENCE_S) == 0, output_of() + output_of("logs/rank0.log") + output_of("logs/rank1.log")
 
 
 def test_a_wait_that_ctrl_c_has_cut_short_can_be_repeated(launch, output_of, tmp_path):
-    launcher = launch(
-        JOIN
-        + """
-pids = exchange_pids(worker)
-if rank == 1:
-    try:
-        worker.barrier("twice")
-    except KeyboardInterrupt:
-        tell("caught")
-if rank == 0:
-    until(lambda: waits_in("barrier twice", 1))
-    os.kill(pids[1], signal.SIGINT)
-until((FOLDER / "caught").exists)
-worker.barrier("twice")
-tell(f"passed{rank}")
-"""
-    )
+    launcher = launch(script_path("signals_a_wait_that_ctrl_c_has_cut_short_can"))
     assert launcher.wait(PATIENCE_S) == 0, output_of("logs/rank1.log")
 
 
@@ -393,53 +296,7 @@ tell(f"passed{rank}")
 def test_the_others_train_while_one_is_stopped_and_it_catches_up(run_job, by):
     """By another: wherever it is, maybe with a part of the center locked, which the others then leave out."""
     outcome = run_job(
-        HEAD
-        + JOIN
-        + """
-BY = sys.argv[2]
-worker.init_shared_params([x], ASGD())
-pids = exchange_pids(worker)
-syncs = lambda other: progress(other).syncs
-
-def step():
-    global x
-    x += 10**rank
-    worker.sync_params()
-
-for _ in range(10):
-    step()
-if rank == 1:
-    if BY == "itself":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    while not (FOLDER / "continued").exists():
-        step()
-        time.sleep(0)
-else:
-    if rank == 0:
-        if BY == "another":
-            os.kill(pids[1], signal.SIGSTOP)
-        until(lambda: is_stopped(pids[1]))
-        tell("is stopped")
-    until((FOLDER / "is stopped").exists)
-    before = syncs(1)
-    for _ in range(30):
-        step()
-    assert is_stopped(pids[1]) or (FOLDER / "continued").exists()
-    if rank == 0:
-        until(lambda: syncs(2) >= 40)
-        assert syncs(1) == before and syncs(0) == 40
-        tell("continued")
-        os.kill(pids[1], signal.SIGCONT)
-while syncs(rank) < 200:
-    step()
-mine = syncs(rank)
-total = worker.advanced.sum_pairs("syncs", {"n": (mine * 10.0**rank, 1)})[0]["n"][0]
-worker.sync_params()                                 # what was left out for the stopped one is caught up with
-worker.barrier()
-worker.copy_to_local()
-assert (x == total).all(), (np.unique(x), total)
-worker.report({str(rank): mine})
-""",
+        script_path("signals_the_others_train_while_one_is_stopped"),
         workers=3,
         args=[by],
     ).require_success()
@@ -451,39 +308,7 @@ worker.report({str(rank): mine})
 def test_a_wait_for_one_that_is_stopped_goes_on_when_that_one_does(run_job, wait):
     """It is neither lost nor late: a debugger or a full machine may stop a process."""
     run_job(
-        HEAD
-        + JOIN
-        + """
-WAIT = sys.argv[2]
-pids = exchange_pids(worker)
-worker.all_reduce(x)
-
-def go_on():
-    os.kill(pids[1], signal.SIGCONT)
-
-if rank == 1:
-    os.kill(os.getpid(), signal.SIGSTOP)
-if rank == 0:
-    until(lambda: is_stopped(pids[1]))
-    if WAIT == "barrier":
-        wake = threading.Thread(target=lambda: (until(lambda: waits_in("barrier barrier", 0, 2)), go_on()))
-        wake.start()
-    else:
-        ask, asked = JobLiveness.why_absent, []
-        def asking(liveness, ranks):
-            why = ask(liveness, ranks)
-            asked.append(why)
-            if len(asked) == 5:
-                go_on()
-            return why
-        JobLiveness.why_absent = asking
-if WAIT == "barrier":
-    worker.barrier()
-else:
-    assert (worker.all_reduce(x + 1, timeout_s=60) == 3).all()
-    assert rank != 0 or asked[:5] == [""] * 5, asked
-worker.barrier("end")
-""",
+        script_path("signals_a_wait_for_one_that_is_stopped_goes"),
         workers=3,
         args=[wait],
     ).require_success()
@@ -640,19 +465,14 @@ def test_workers_of_a_launcher_that_is_killed_end_by_themselves(launch, tmp_path
             assert error.startswith(("WorkerLostError", "ConfigurationError")), error
 
 
-def test_a_late_joiner_that_makes_no_call_ends_after_the_launcher(launch, output_of, tmp_path, write_script):
+def test_a_late_joiner_that_makes_no_call_ends_after_the_launcher(launch, output_of, tmp_path):
     launcher = launch(
-        JOIN
-        + "(FOLDER / 'job').write_text(os.environ['PLATOON_JOB'])\ntell('ready')\nuntil((FOLDER / 'go on').exists)",
+        script_path("signals_a_late_joiner_that_makes_no_call_ends"),
         1,
     )
     await_file(tmp_path / "ready", launcher)
     files = JobFiles.read((tmp_path / "job").read_text())
-    script = write_script(
-        HEAD
-        + JOIN
-        + "try:\n    tell('joined')\n    while True: pass\nexcept KeyboardInterrupt:\n    tell('interrupted')"
-    )
+    script = script_path("signals_a_late_joiner_that_makes_no_call_ends_2")
     command = [sys.executable, "-m", "platoon_base", "join", files.job, str(script), str(tmp_path)]
     with open(tmp_path / "joiner", "w") as output, subprocess.Popen(command, stderr=output) as joiner:
         try:

@@ -9,6 +9,7 @@ import threading
 import pytest
 from devices_here import DEVICES, WHY_NOT, on_devices
 from rule_table import ON_DEVICES
+from scripts_here import script_path
 
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
 from platoon_base.checkpoints.writer import Saving
@@ -30,35 +31,7 @@ def run_on_devices(run_job):
 
 def test_every_operation_and_dtype(run_on_devices):
     run_on_devices(
-        """
-        def parts(dtype, shape):
-            rng = np.random.default_rng(3)
-            return [rng.integers(1, 5, shape).astype(dtype) for _ in range(size)]
-
-        OPS = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
-        for dtype in ("float16", "float32", "float64", "int8", "int32", "int64", "uint8"):
-            for shape in ((), (1,), (17,), (3, 1000)):
-                mine = parts(dtype, shape)
-                for op, f in OPS.items():
-                    want = f(np.stack(mine).astype(dtype), axis=0).astype(dtype)
-                    got = worker.all_reduce(on_device(mine[rank]), op)
-                    assert np.array_equal(np.asarray(got), want), (dtype, shape, op, np.asarray(got), want)
-                total = np.sum(np.stack(mine), axis=0, dtype=dtype)
-                want = (total / size).astype(dtype) if dtype.startswith("f") else total // size
-                x = on_device(mine[rank])
-                assert worker.all_reduce(x, "mean", x) is x
-                assert np.array_equal(np.asarray(x), want), (dtype, shape, np.asarray(x), want)
-                assert np.array_equal(np.asarray(worker.all_gather(on_device(mine[rank]))), np.stack(mine))
-            whole = [np.stack(parts(dtype, (5,))) + r for r in range(size)]
-            whole = [w.astype(dtype) for w in whole]
-            got = worker.advanced.reduce_scatter(on_device(whole[rank]), "sum")
-            assert np.array_equal(np.asarray(got), np.sum(np.stack(whole), axis=0, dtype=dtype)[rank])
-            x = on_device(np.full((4, 3), rank + 1, dtype))
-            worker.broadcast([x], root=1)
-            assert (np.asarray(x) == 2).all()
-        x = on_device(np.arange(10, dtype="float32"))[::2]
-        assert np.array_equal(np.asarray(worker.all_reduce(x)), size * np.arange(10)[::2])
-        """,
+        script_path("device_jobs_every_operation_and_dtype"),
         workers=len(DEVICES),
     ).require_success()
 
@@ -105,21 +78,7 @@ def test_a_rank_that_goes_ends_the_all_reduce_of_the_others(run_on_devices, end)
 
 
 def test_ranks_that_make_other_calls_are_told(run_on_devices):
-    outcome = run_on_devices(
-        """
-        x = on_device(np.ones(100), "float32")
-        worker.all_reduce(x)
-        try:
-            if rank == 0:
-                np.asarray(worker.all_reduce(x))
-                worker.all_reduce(x)
-            else:
-                worker.barrier("elsewhere")
-        except PlatoonError as exc:
-            if rank == 0:
-                worker.report({"said": str(exc)})
-        """
-    )
+    outcome = run_on_devices(script_path("device_jobs_ranks_that_make_other_calls_are_told"))
     assert "rank 1 waits in 'barrier elsewhere'" in outcome.reported["said"], outcome.logs
 
 
@@ -208,30 +167,7 @@ def test_the_only_worker_trains_as_if_it_were_alone(run_on_devices, rule, dtype)
 
 @on_cuda
 def test_what_is_not_finite_stays_out_and_is_told(run_on_devices):
-    run_on_devices(
-        """
-        a, b = on_device(np.zeros(50_000), "float32"), on_device(np.zeros((10, 10)), "float32")
-        worker.init_shared_params([a, b], EASGD(0.5))
-        worker.barrier()
-        if rank == 1:
-            values = np.ones((10, 10), "float32")
-            values[3, 4] = np.nan
-            b[...] = values
-            worker.sync_params()
-            np.asarray(b)
-            try:
-                worker.sync_params()
-            except NonFiniteError as exc:
-                assert "element 34 of parameter 1" in str(exc), exc
-            else:
-                raise AssertionError("not told")
-        worker.barrier()
-        with worker.center_params():
-            values = np.asarray(b)
-            assert np.isfinite(values).all() and values[3, 4] == 0 and values[0, 0] > 0
-        worker.barrier()
-        """
-    ).require_success()
+    run_on_devices(script_path("device_jobs_what_is_not_finite_stays_out_and_is_told")).require_success()
 
 
 @on_cuda
@@ -269,34 +205,7 @@ def test_the_center_survives_those_who_own_it(run_on_devices, end):
 
 @on_cuda
 def test_the_mirror_has_the_values(run_on_devices):
-    run_on_devices(
-        """
-        values = draw(5)
-        arrays = [on_device(a) for a in values]
-        worker.init_shared_params(arrays, EASGD(0.5))
-        worker.barrier()
-        for array in arrays:
-            array[...] = np.asarray(array) + 2 * (rank == 0)
-        if rank == 0:
-            worker.sync_params()
-            np.asarray(arrays[0])
-        worker.barrier()
-        worker.copy_to_local()  # so that synchronizing changes nothing from here on
-        with partitions_of(arrays) as directory:
-            if rank == 0:
-                directory.want_mirror()
-            worker.barrier()
-            def is_mirrored():
-                worker.sync_params()
-                return directory.has_mirror(directory.wanted)
-            until(is_mirrored, 10)
-            mirrored = [np.empty_like(a) for a in values]
-            directory.read_buffer(0, mirrored)
-        for m, a in zip(mirrored, values):
-            assert np.allclose(m, a + 1, rtol=1e-6)
-        worker.barrier()
-        """
-    ).require_success()
+    run_on_devices(script_path("device_jobs_the_mirror_has_the_values")).require_success()
 
 
 COUNTING = """
@@ -377,14 +286,7 @@ def test_a_center_on_devices_is_saved_when_it_is_released(run_on_devices, tmp_pa
     """The last checkpoint has what all workers have learnt, though a mirror is made every few seconds only."""
     folder = CheckpointFolder(tmp_path / "kept")
     job = run_on_devices(
-        """
-        a = on_device(np.zeros(70_000), "float32")
-        worker.init_shared_params([a], ASGD())
-        for step in range(20):
-            a[...] = np.asarray(a) + 1
-            worker.sync_params()
-        worker.release_shared_params()
-        """,
+        script_path("device_jobs_a_center_on_devices_is_saved"),
         saving=Saving(folder, 1000.0),
     ).require_success()
     assert not job.result.checkpoints.unsaved
@@ -437,15 +339,7 @@ def test_poison_by_rule_and_policy(run_on_devices, rule, least, most, policy):
 def test_growth_of_parameters_on_devices_is_told_once(run_on_devices):
     """By the watch alone: a center on devices is looked at once a second, which would take this test half a minute."""
     outcome = run_on_devices(
-        """
-        from platoon_base.worker.divergence import DivergenceWatch
-
-        watch = DivergenceWatch(rank)
-        for t in range(60):
-            arrays = [on_device(np.full(shape, 1.2 ** t), "float32") for shape in ((), (3, 50), (0, 4), (70, 128))]
-            watch.before_sync(arrays, EASGD(0.5))
-            watch.after_sync(arrays, EASGD(0.5))
-        """,
+        script_path("device_jobs_growth_of_parameters_on_devices_is_told_once"),
         workers=1,
     ).require_success()
     assert outcome.logs[0].count("more than 30 times as large") == 1

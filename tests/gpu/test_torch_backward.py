@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 from keras_here import AS_TENSORS, keras
+from scripts_here import script_path
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs this file in .nox/keras3")
 
@@ -119,26 +120,6 @@ def test_what_is_queued_waits_for_what_it_needs(monkeypatch):
 def test_two_workers_train_as_one_process_does(run_keras):
     """By NCCL where each has a device of its own, else by way of the host."""
     run_keras(
-        """
-from platoon_plugins.keras.backends.torch_backward import EarlyAverages
-
-early = []
-take = EarlyAverages.take
-
-def note(averages, gradients):
-    early.append(take(averages, gradients))
-    return early[-1]
-
-EarlyAverages.take = note
-model = dense(optimizer=DistributedOptimizer(keras.optimizers.Adam(0.01)))
-x, y = data(48)
-model.fit(x[rank::2], y[rank::2], batch_size=4, epochs=3, shuffle=False, verbose=0, callbacks=distribute())
-assert early == [0] * 3 + [3] * (3 * 6 - 3), early
-alone = dense(optimizer=keras.optimizers.Adam(0.01))
-alone.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
-np.testing.assert_allclose(flat(model.get_weights()), flat(alone.get_weights()), atol=1e-4)
-everyone = everyones(flat(model.get_weights()))
-assert (everyone[0] == everyone[1]).all()
-""",
+        script_path("torch_backward_two_workers_train_as_one_process_does"),
         devices=(DEVICES * 2)[:2],
     ).require_success()

@@ -1,7 +1,6 @@
 """The devices that tests of whole jobs run on."""
 
-import textwrap
-from pathlib import Path
+from scripts_here import behind
 
 from platoon_base.devices.discovery import can_share_center, list_devices
 from platoon_base.errors import BackendUnavailableError
@@ -25,11 +24,10 @@ WHY_NOT = can_share_center(DEVICES[:2]) if DEVICES else "there are no devices"
 
 
 def on_devices(run_job):
-    """Make a function that runs a script, given as text, on the first N devices, behind `device_preamble`."""
-    preamble = Path(__file__).with_name("device_preamble.py").read_text()
+    """Make a function that runs a script on the first N devices, with the names of `device_preamble`."""
 
-    def run(text, workers=2, **options):
+    def run(script, workers=2, **options):
         place = "host" if WHY_NOT else "device"
-        return run_job(preamble + textwrap.dedent(text), workers, devices=DEVICES[:workers], center=place, **options)
+        return run_job(behind("device_preamble", script), workers, devices=DEVICES[:workers], center=place, **options)
 
     return run

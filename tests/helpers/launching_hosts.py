@@ -8,6 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from scripts_here import written
+
 from platoon_base.cli.story_file import read_story
 
 
@@ -36,8 +38,7 @@ class Hosts:
         self.variables = {}  # by host, its environment
 
     def start(self, script, *options, host, hosts=2, workers=1, args=(), environment=None, descriptors=None):
-        path = self.folder / "script.py"
-        path.write_text(script)
+        path = written(script, self.folder / "script.py")
         own = Path(tempfile.mkdtemp(dir=self._short.name))
         for name in ("home", "tmp"):
             (own / name).mkdir(parents=True)

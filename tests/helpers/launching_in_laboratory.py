@@ -2,63 +2,24 @@
 
 import json
 import sys
-import textwrap
 import time
+
+from laboratory import until
+from scripts_here import behind, script_path, written
 
 PYTHON = sys.executable
 PORT = 29400
 KEY = "5e" * 32
 
-HEAD = """
-import json, os, signal, socket, sys, time
-import numpy as np
-from platoon_base import connect
-from platoon_base.errors import PlatoonError
-
-def say(*values):
-    print(json.dumps(values), flush=True)
-
-worker = connect()
-rank, size = worker.global_rank, worker.global_size
-"""
-
 # Workers that meet again and again; says the rank, the step, and how long it took.
-MEETS = """
-worker.barrier("start")
-say("meets")
-try:
-    while not worker.should_stop:
-        began = time.monotonic()
-        worker.progress(steps=1)
-        worker.barrier("again", timeout_s=60)
-        if time.monotonic() - began > 0.3:
-            say("stalled", time.monotonic() - began)
-        time.sleep(0.01)
-    say("stops", worker.stop_reason)
-except PlatoonError as exc:
-    say(type(exc).__name__, str(exc))
-    raise
-"""
+MEETS = script_path("hosts_meets").read_text()
 
 # Workers that do not wait for each other.
-GOES_ON = """
-worker.barrier("start")
-say("goes on")
-steps, last = 0, time.monotonic()
-while not worker.should_stop:
-    steps += 1
-    worker.progress(steps=1)
-    now = time.monotonic()
-    if now - last > 0.3:
-        say("stalled", now - last)
-    last = now
-    time.sleep(0.01)
-say("stops", worker.stop_reason)
-"""
+GOES_ON = script_path("hosts_goes_on").read_text()
 
 
 def script(text):
-    return HEAD + textwrap.dedent(text)
+    return behind("hosts_preamble", text)
 
 
 def launch_words(*options):
@@ -71,7 +32,7 @@ class Job:
     Parameters
     ----------
     laboratory : Laboratory
-    code : str
+    code : Path or str
         The script.
     workers : sequence of int
         Workers per host.
@@ -85,8 +46,7 @@ class Job:
         self.laboratory = laboratory
         self.workers = list(workers)
         self.launchers = []
-        self.script = laboratory.folder / "script.py"
-        self.script.write_text(code)
+        self.script = written(code, laboratory.folder / "script.py")
 
     def write_key(self, *hosts, key=KEY):
         """Write the key of the jobs on hosts, as the user does once."""
@@ -150,6 +110,10 @@ class Job:
     def output(self, host):
         """Return what a launcher has written, in one line."""
         return " ".join(self.launchers[host].text().split())
+
+    def until_output(self, host, text, timeout_s=20):
+        """Wait until a launcher has written a text, its lines joined."""
+        until(lambda: text in self.output(host), self.text, timeout_s)
 
     def text(self):
         """Return all outputs and logs, for messages of failed tests."""

@@ -1,4 +1,4 @@
-"""Runs before a script whose job is on one host: each rank takes itself to be on one of several.
+"""What scripts import whose job is on one host: each rank takes itself to be on one of several.
 
 The host's own launcher, controller and liveness are real, so are the links; hosts have shared memory of their own.
 PRETENDED holds the number of workers on each host; PRETENDED_KEYS a data key for each host, instead of one for all;
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from platoon_base import connect
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles, segment_prefix
 from platoon_base.shm.hidden_names import HiddenName
@@ -36,3 +37,6 @@ def collective_of_this_host(files):
 
 JobFiles.read = staticmethod(read_as_of_this_host)
 JobFiles.collective = property(collective_of_this_host)
+
+worker = connect()
+rank, size = worker.global_rank, worker.global_size

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from laboratory import ROOT
 from launching_in_laboratory import KEY, MEETS, PORT, Job, launch_words, script
+from scripts_here import script_path
 
 pytestmark = pytest.mark.long
 
@@ -203,25 +204,7 @@ def test_the_key_is_on_no_command_line_and_in_no_log(laboratory):
 
 
 # Connects again and again with what is no CURVE handshake, and leaves connections open.
-GARBAGE = """
-import os, socket, sys, time
-kept = []
-print("up", flush=True)
-end = time.monotonic() + 4
-while time.monotonic() < end:
-    for data in (b"", os.urandom(3000), b"GET / HTTP/1.0\\r\\n\\r\\n", b"\\xff" + bytes(8) + b"\\x7f\\x03" + bytes(53)):
-        try:
-            connection = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1)
-            connection.sendall(data)
-            kept.append(connection)
-        except OSError:
-            time.sleep(0.01)
-    if len(kept) > 400:
-        for connection in kept[:200]:
-            connection.close()
-        del kept[:200]
-print("tried", flush=True)
-"""
+GARBAGE = script_path("bad_input_garbage")
 
 
 def test_garbage_and_a_flood_leave_the_job_running(make_laboratory):
@@ -230,7 +213,7 @@ def test_garbage_and_a_flood_leave_the_job_running(make_laboratory):
     job = Job(there, script(MEETS), (1, 1))
     job.write_key(*there.hosts[:2])
     job.launchers = [job.launch(0)]
-    stranger = there.hosts[2].start(sys.executable, "-c", GARBAGE, "10.77.0.1", PORT)
+    stranger = there.hosts[2].start(sys.executable, GARBAGE, "10.77.0.1", PORT)
     stranger.until("up")
     job.launchers.append(job.launch(1))
     job.until_said("meets")
@@ -256,20 +239,12 @@ def test_a_scan_of_all_ports_leaves_the_job_running(make_laboratory):
         ports = [line.split()[1] for line in Path(f"/proc/{host.init}/net/tcp").read_text().splitlines()[1:]]
         ports = {int(port.split(":")[1], 16) for port in ports}
         for port in ports:
-            there.hosts[2].run(sys.executable, "-c", SCAN, host.address, port)
+            there.hosts[2].run(sys.executable, SCAN, host.address, port)
     job.launchers[0].send_signal(2)
     assert job.wait(20) == [130, 130], job.text()
 
 
-SCAN = """
-import os, socket, sys
-for data in (b"", os.urandom(100), os.urandom(100_000)):
-    try:
-        with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=1) as connection:
-            connection.sendall(data)
-    except OSError:
-        pass
-"""
+SCAN = script_path("bad_input_scan")
 
 
 def test_clocks_an_hour_apart(job):

@@ -5,71 +5,31 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
 import pytest
+from scripts_here import script_path
 
 HELPERS = Path(__file__).parents[1] / "helpers"
 
 # Answers each datagram; and asks until there is an answer, which it writes with the time that it took.
-ECHO = """
-import socket
-with socket.socket(type=socket.SOCK_DGRAM) as sock:
-    sock.bind(("", 7000))
-    print("ready", flush=True)
-    while True:
-        data, sender = sock.recvfrom(100)
-        sock.sendto(data, sender)
-"""
-ASK = """
-import socket, sys, time
-with socket.socket(type=socket.SOCK_DGRAM) as sock:
-    sock.settimeout(float(sys.argv[2]))
-    for _ in range(2):  # the second one finds the address known
-        began = time.monotonic()
-        sock.sendto(b"x", (sys.argv[1], 7000))
-        try:
-            sock.recvfrom(100)
-        except TimeoutError:
-            print("none")
-            break
-        took = time.monotonic() - began
-    else:
-        print(took)
-"""
+ECHO = script_path("laboratory_echo")
+ASK = script_path("laboratory_ask")
 
 # Takes ten megabytes; and sends them, and writes how long that took.
-SINK = """
-import socket
-with socket.create_server(("", 7000)) as server:
-    print("ready", flush=True)
-    connection, _ = server.accept()
-    left = 10_000_000
-    while left:
-        left -= len(connection.recv(1 << 20))
-    connection.sendall(b"x")
-    connection.close()
-"""
-SOURCE = """
-import socket, time
-with socket.create_connection(("h1", 7000)) as connection:
-    began = time.monotonic()
-    connection.sendall(bytes(10_000_000))
-    connection.recv(1)
-    print(time.monotonic() - began)
-"""
+SINK = script_path("laboratory_sink")
+SOURCE = script_path("laboratory_source")
 
 
 def ask(host, name="h1", timeout_s=0.3):
-    answer = host.run(sys.executable, "-c", ASK, name, timeout_s).split()[-1]
+    answer = host.run(sys.executable, ASK, name, timeout_s).split()[-1]
     return None if answer == "none" else float(answer)
 
 
 @contextlib.contextmanager
 def answering(host):
-    echo = host.start(sys.executable, "-c", ECHO)
+    echo = host.start(sys.executable, ECHO)
     try:
         echo.until("ready")
         yield
@@ -108,9 +68,9 @@ def test_a_wire_takes_its_time(make_laboratory):
 def test_a_rate_is_a_limit(laboratory):
     """Ten megabytes take 0.8 s at 100 Mbit/s."""
     laboratory.limit("100mbit")
-    sink = laboratory.hosts[1].start(sys.executable, "-c", SINK)
+    sink = laboratory.hosts[1].start(sys.executable, SINK)
     sink.until("ready")
-    assert 0.7 < float(laboratory.hosts[0].run(sys.executable, "-c", SOURCE)) < 3
+    assert 0.7 < float(laboratory.hosts[0].run(sys.executable, SOURCE)) < 3
     sink.wait()
 
 
@@ -136,16 +96,9 @@ def test_a_killed_host_takes_all_with_it_and_boots_again(laboratory):
 
 def test_nothing_outlives_a_killed_test(tmp_path, make_laboratory):
     make_laboratory(1)  # skips where there can be none
-    code = """
-    import sys, time
-    from laboratory import Laboratory
-    with Laboratory(2, delay_ms=1) as there:
-        runs = [host.start("sleep", 1000).pid for host in there.hosts]
-        print(there.folder, there.switch.pid, *runs, *(host.init for host in there.hosts), flush=True)
-        time.sleep(1000)
-    """
+    code = script_path("laboratory_nothing_outlives_a_killed_test")
     path = f"{HELPERS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    command = [sys.executable, "-c", textwrap.dedent(code)]
+    command = [sys.executable, code]
     environment = {**os.environ, "PYTHONPATH": path}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         folder, *pids = process.stdout.readline().split()

@@ -5,19 +5,9 @@ import signal
 
 import pytest
 from launching_in_laboratory import GOES_ON, MEETS, script
+from scripts_here import script_path
 
-TOGETHER = script(
-    """
-    say("place", rank, size, worker.local_rank, worker.local_size, socket.gethostname(), os.environ["HOME"])
-    worker.barrier("start")
-    say("gathered", worker.gather([rank, socket.gethostname()]))
-    say("metrics", worker.reduce_metrics({"loss": (float(rank), 1.0)})["loss"])
-    say("shard", np.asarray(worker.shard(23)).tolist())
-    say("sum", worker.advanced.sum_arrays("s", [np.arange(3.0) * rank]).arrays[0].tolist())
-    worker.report({f"by_{rank}": rank})
-    worker.barrier("end")
-    """
-)
+TOGETHER = script_path("launching_together")
 
 
 @pytest.mark.parametrize(
@@ -83,19 +73,7 @@ def test_a_stop_that_one_worker_asks_for_ends_all(start_job):
 @pytest.mark.long
 def test_votes_reach_all_hosts(start_job):
     job = start_job(
-        script(
-            """
-            worker.advanced.stop_votes.open(1)
-            worker.barrier("open")
-            if rank == 2:
-                worker.advanced.stop_votes.cast()
-            deadline = time.monotonic() + 30
-            while worker.advanced.stop_votes.voters() != {2}:
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
-            worker.barrier("end")
-            """
-        ),
+        script_path("launching_votes_reach_all_hosts"),
         workers=(1, 1, 1),
     )
     assert job.wait() == [0, 0, 0], job.text()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from launching_in_laboratory import GOES_ON, script
+from scripts_here import script_path
 
 LOST_S = 2.5  # within which the end of a host's processes is noticed
 ENDED_S = 5.0  # within which the other hosts end when the first one is lost
@@ -29,25 +30,7 @@ def steps_until(job, rank, timeout_s=30):
 
 
 # Meets like `MEETS`, and leaves a note of the last step of rank 0.
-NOTES = """
-worker.barrier("start")
-say("meets")
-step = 0
-while not worker.should_stop:
-    began = time.monotonic()
-    worker.progress(steps=1)
-    found = worker.gather(rank)
-    step += 1
-    if rank == 0:
-        path = os.path.join(sys.argv[1], "steps")
-        with open(path + ".new", "w") as file:
-            json.dump([step, found], file)
-        os.replace(path + ".new", path)
-    if time.monotonic() - began > 0.3:
-        say("stalled", time.monotonic() - began)
-    time.sleep(0.01)
-say("stops", step, worker.stop_reason)
-"""
+NOTES = script_path("losses_notes")
 
 
 @pytest.fixture
@@ -56,7 +39,7 @@ def noting(start_job, make_laboratory):
 
     def start(*options, workers=(1, 1)):
         there = make_laboratory(len(workers))
-        job = start_job(script(NOTES), *options, workers=workers, in_laboratory=there, args=[there.folder])
+        job = start_job(NOTES, *options, workers=workers, in_laboratory=there, args=[there.folder])
         job.until_said("meets")
         steps_until(job, 0)
         return job
@@ -87,7 +70,7 @@ def test_a_host_whose_processes_die_at_once_is_lost_and_the_others_go_on(noting)
     job = noting(workers=(1, 2, 1))
     job.laboratory.hosts[1].kill()  # its kernel says that the connections are closed
     assert until_gathered(job, [0, 3]) < LOST_S
-    assert "host 1 (h1) is lost, with workers 1, 2" in job.output(0)
+    job.until_output(0, "host 1 (h1) is lost, with workers 1, 2")  # written by another process than the gathering ones
     assert end(job, 0, 2) == [130, 130], job.text()
 
 
@@ -95,7 +78,7 @@ def test_a_killed_launcher_is_a_lost_host_and_leaves_nothing(noting):
     job = noting(workers=(1, 2, 1))
     job.launchers[1].kill()
     assert until_gathered(job, [0, 3]) < LOST_S
-    assert "host 1 (h1) is lost, with workers 1, 2" in job.output(0)
+    job.until_output(0, "host 1 (h1) is lost, with workers 1, 2")  # written by another process than the gathering ones
     assert end(job, 0, 2) == [130, 130], job.text()
 
 
@@ -126,7 +109,7 @@ def test_a_host_without_power_is_lost_after_its_timeout(noting):
     job = noting("--host-timeout", "3", workers=(1, 1, 1))
     job.laboratory.power_off(job.laboratory.hosts[2])
     assert 2.5 < until_gathered(job, [0, 1]) < 4.5
-    assert "host 2 (h2) is lost, with workers 2: it was silent for 3." in job.output(0)
+    job.until_output(0, "host 2 (h2) is lost, with workers 2: it was silent for 3.")
     assert end(job, 0, 1) == [130, 130], job.text()
 
 

@@ -6,6 +6,7 @@ import signal
 import pytest
 from laboratory import until
 from launching_in_laboratory import MEETS, launch_words, script
+from scripts_here import script_path, written
 
 WORLD = script(
     """
@@ -15,10 +16,10 @@ WORLD = script(
 )
 
 
-def start(mpi, code, *options, workers=2, **kwargs):
+def start(mpi, code, *options, workers=2, args=(), **kwargs):
     folder = mpi.laboratory.folder
-    (folder / "script.py").write_text(code)
-    words = launch_words("-n", workers, "-D", "cpu", "--log-dir", folder / "logs", *options, folder / "script.py")
+    path = written(code, folder / "script.py")
+    words = launch_words("-n", workers, "-D", "cpu", "--log-dir", folder / "logs", *options, path, *args)
     return mpi.start(*words, **kwargs)
 
 
@@ -71,28 +72,13 @@ def test_the_endpoint_may_be_given(mpi):
     assert running.wait() == 0, running.text()
 
 
-ADDS = script(
-    """
-    from platoon_base.collectives.hosts_libraries import MpiHosts
-
-    added, begin = [], MpiHosts.begin_sum
-    MpiHosts.begin_sum = lambda self, array: added.append(array.size) or begin(self, array)
-    for n in (1000, 1_000_000):
-        for step in range(3):
-            if (rank, n, step) == VICTIM:
-                os.kill(os.getpid(), signal.SIGKILL)
-            found = worker.all_reduce(np.full(n, rank, np.float32), "mean")
-            assert (found == (size - 1) / 2).all()
-    say("added by MPI", *added)
-    worker.close()
-    """
-)
+ADDS = script_path("open_mpi_adds")
 
 
 @pytest.mark.long
 def test_mpi_adds_large_arrays_if_asked_to(mpi):
     pytest.importorskip("mpi4py")
-    running = start(mpi, ADDS.replace("VICTIM", "()"), "--hosts-backend", "mpi", "--no-encryption")
+    running = start(mpi, ADDS, "--hosts-backend", "mpi", "--no-encryption")
     assert running.wait() == 0, running.text()
     assert [said(mpi, rank)[-1][1:] for rank in range(4)] == [[1_000_000] * 3, []] * 2
 
@@ -102,8 +88,7 @@ def test_mpi_adds_large_arrays_if_asked_to(mpi):
 def test_a_worker_killed_while_mpi_adds_ends_the_job(mpi, victim):
     """MPI itself ends all if the first rank of a host is lost, and the launchers if another is."""
     pytest.importorskip("mpi4py")
-    code = ADDS.replace("VICTIM", f"({victim}, 1_000_000, 1)")
-    running = start(mpi, code, "--hosts-backend", "mpi", "--no-encryption")
+    running = start(mpi, ADDS, "--hosts-backend", "mpi", "--no-encryption", args=[victim, 1_000_000, 1])
     assert running.wait(60) != 0
     assert not any(said(mpi, rank) for rank in range(4))
 

@@ -10,6 +10,7 @@ import engines
 import pytest
 from laboratory import Laboratory, problem, until
 from launching_in_laboratory import MEETS, script
+from scripts_here import script_path
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ray")]  # one cluster for all
 
@@ -196,20 +197,7 @@ def test_the_key_is_in_no_list_of_processes(cluster):
     assert keys[0] not in running.text()
 
 
-SHARES = script(
-    """
-    from platoon_base.rules import EASGD
-
-    x = np.full(10, 7.0, "float32")
-    worker.init_shared_params([x], EASGD())
-    say("meets", float(x[0]))
-    x[...] = 3.0
-    while not worker.should_stop:
-        worker.progress(steps=1)
-        worker.sync_params()
-        time.sleep(0.01)
-    """
-)
+SHARES = script_path("ray_shares").read_text()
 
 
 def test_a_node_that_comes_back_takes_part_again(cluster):

@@ -8,19 +8,11 @@ import time
 import pytest
 from laboratory import until
 from launching_in_laboratory import Job, launch_words, script
+from scripts_here import script_path
 
 pytestmark = pytest.mark.long
 
-REDUCES = script(
-    """
-    worker.barrier("start")
-    for size_here in (10, 1000, 250_000):
-        began = time.monotonic()
-        total = worker.all_reduce(np.arange(size_here, dtype="float32") * (rank + 1))
-        say("sum", size_here, bool(np.allclose(total, np.arange(size_here) * (size * (size + 1) / 2))),
-            time.monotonic() - began)
-    """
-)
+REDUCES = script_path("training_reduces")
 
 
 @pytest.mark.parametrize("workers", [(2, 1), (1, 1, 1)], ids=str)
@@ -34,27 +26,7 @@ def test_sums_over_slow_links_are_right(make_laboratory, start_job, workers):
         assert [line[2] for line in job.said(rank)] == [True] * 3
 
 
-SHARES = script(
-    """
-    from platoon_base.rules import EASGD
-
-    x = np.full(1000, 7.0, "float32")
-    worker.init_shared_params([x], EASGD())
-    say("shares")
-    target, last = float(rank), time.monotonic()
-    worst = 0.0
-    while not worker.should_stop:
-        x += np.float32(0.05) * (np.float32(target) - x)
-        worker.progress(steps=1)
-        worker.sync_params()
-        now = time.monotonic()
-        worst, last = max(worst, now - last), now
-        with open(os.path.join(sys.argv[1], f"x{rank}.new"), "w") as file:
-            json.dump([float(x[0]), worst], file)
-        os.replace(file.name, os.path.join(sys.argv[1], f"x{rank}"))
-        time.sleep(0.01)
-    """
-)
+SHARES = script_path("training_shares")
 
 
 def values(job):
@@ -118,25 +90,7 @@ def test_a_killed_courier_is_started_again(make_laboratory, start_job, host):
     assert job.wait(20) == [130, 130], job.text()
 
 
-COUNTS = script(
-    """
-    from platoon_base.rules import EASGD
-
-    x = np.zeros(10, "float32")
-    worker.init_shared_params([x], EASGD())
-    say("from", float(x[0]), worker.resume_at.epoch)
-    for epoch in range(max(1, worker.resume_at.epoch), 4):
-        worker.progress(epoch=epoch)
-        for _ in range(10):
-            x += 1
-            worker.progress(steps=1)
-            worker.sync_params()
-            time.sleep(0.02)
-        if epoch == 2 and sys.argv[1] == "stop":
-            worker.request_stop("enough")
-            break
-    """
-)
+COUNTS = script_path("training_counts")
 
 
 def test_a_job_is_resumed_on_another_number_of_hosts(make_laboratory, start_job):

@@ -4,6 +4,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from scripts_here import script_path
 
 pytestmark = pytest.mark.base
 
@@ -128,23 +129,7 @@ def test_alone_too_what_is_not_finite_stays_out_of_the_center(run_job, policy):
 
 def test_a_worker_that_is_started_again_alone_goes_on_where_it_was(run_job):
     run_job(
-        """
-        import os
-        import numpy as np
-        from platoon_base import EASGD, connect
-
-        x = np.zeros(10)
-        with connect() as worker:
-            worker.init_shared_params([x], EASGD())
-            for step in range(worker.resume_at.steps, 40):
-                x += step
-                worker.progress(steps=1)
-                if step % 4 == 3:
-                    worker.sync_params()
-                if step == 22 and not worker.late:
-                    os.kill(os.getpid(), 9)
-            assert (x == sum(range(40))).all(), x
-        """,
+        script_path("alone_a_worker_that_is_started_again_alone_goes"),
         workers=1,
         max_restarts=1,
     ).require_success()
@@ -152,49 +137,14 @@ def test_a_worker_that_is_started_again_alone_goes_on_where_it_was(run_job):
 
 def test_a_late_worker_that_is_refused_changes_nothing(run_job):
     run_job(
-        """
-        import os, subprocess, sys
-        import numpy as np
-        from platoon_base import EASGD, connect
-        from platoon_base.errors import LayoutMismatchError
-
-        late = "PLATOON_RANK" not in os.environ
-        x = np.zeros(5 if late else 10)
-        with connect() as worker:
-            try:
-                worker.init_shared_params([x], EASGD())
-            except LayoutMismatchError:
-                assert late
-            else:
-                environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
-                subprocess.run([sys.executable, *sys.argv], env=environment, check=True)
-                x += 4
-                worker.sync_params()
-                assert (x == 4).all(), x
-        """,
+        script_path("alone_a_late_worker_that_is_refused_changes"),
         workers=1,
     ).require_success()
 
 
-def test_a_job_goes_on_with_another_number_of_workers(platoon, write_script, tmp_path):
+def test_a_job_goes_on_with_another_number_of_workers(platoon, tmp_path):
     """One worker, then two that synchronize only, then one: each begins with the center, alone without a rule."""
-    script = write_script(
-        """
-        import sys
-        import numpy as np
-        from platoon_base import EASGD, connect
-
-        worker = connect()
-        x = np.zeros(10)
-        worker.init_shared_params([x], EASGD())
-        assert (x == float(sys.argv[1])).all(), x
-        for step in range(5):
-            x += worker.global_size == 1
-            worker.progress(steps=1)
-            worker.sync_params()
-        assert (x == float(sys.argv[1]) + 5 * (worker.global_size == 1)).all(), x
-        """
-    )
+    script = script_path("alone_a_job_goes_on_with_another_number_of_workers")
     for workers, first in (1, 0), (2, 5), (1, 5), (1, 10):
         options = ["--resume", "kept", "--checkpoint-every", 1000, "--log-dir", "logs"]
         done = platoon("launch", "-n", workers, *options, script, first)

@@ -11,6 +11,7 @@ import textwrap
 import numpy as np
 import psutil
 import pytest
+from scripts_here import script_path
 from watching import await_file, is_stopped, until
 
 from platoon_base.data import BatchReader, BatchServer, load_ahead
@@ -236,20 +237,7 @@ print("end", flush=True)
 def test_a_job_has_a_server_of_its_own(run_job):
     """Rank 0 serves here; the address follows from the job."""
     outcome = run_job(
-        """
-        import numpy as np
-        from platoon_base import connect
-        from platoon_base.data import BatchReader, BatchServer
-
-        with connect() as worker:
-            if worker.global_rank == 0:
-                with BatchServer(name="train", readers=2) as server:
-                    server.serve((np.arange(3) + k for k in range(6)), "turns")
-                    assert "/data-train" in server.address
-            else:
-                seen = [x.tolist() for x in BatchReader(name="train", rank=worker.global_rank - 1)]
-                worker.report({f"seen {worker.global_rank}": str(seen)})
-        """,
+        script_path("batches_a_job_has_a_server_of_its_own"),
         workers=3,
     ).require_success()
     assert outcome.reported["seen 1"] == "[[0, 1, 2], [2, 3, 4], [4, 5, 6]]"
@@ -270,13 +258,7 @@ print("all sent", flush=True)
 
 def test_a_server_is_launched_beside_the_workers(platoon, write_script, tmp_path):
     write_script(SERVER, "server.py")
-    script = write_script("""
-        from platoon_base import connect
-        from platoon_base.data import BatchReader
-
-        worker = connect()
-        print("got", [int(x[0]) for x in BatchReader()], flush=True)
-        """)
+    script = script_path("batches_a_server_is_launched_beside_the_workers")
     done = platoon("launch", "-n2", "-D", "cpu", "--log-dir", tmp_path / "logs", "--data-server", "server.py 7", script)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "got [0, 2, 4, 6]" in (tmp_path / "logs" / "rank0.log").read_text()
@@ -354,16 +336,7 @@ def test_a_seed_gives_the_same_noise_and_each_loop_has_its_own():
 
 
 def test_workers_load_with_seeds_of_their_own_that_are_the_same_in_each_run(run_job):
-    script = """
-    import numpy as np
-    from platoon_base import connect
-    from platoon_base.data import load_ahead
-
-    worker = connect()
-    noise = [x.tolist() for epoch in range(2) for x in load_ahead(lambda: (np.random.rand(2) for _ in range(2)))]
-    assert len({tuple(x) for x in noise}) == 4
-    worker.report({f"noise {worker.global_rank}": str(noise)})
-    """
+    script = script_path("batches_workers_load_with_seeds_of_their_own")
     runs = [run_job(script, seed=seed).require_success().reported for seed in (1, 1, 2)]
     assert runs[0] == runs[1]
     texts = [runs[run][f"noise {rank}"] for run in (0, 2) for rank in (0, 1)]

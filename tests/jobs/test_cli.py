@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from scripts_here import script_path
 
 from platoon_base.cli.commands import spread_devices
 from platoon_base.cli.log_folder import new_log_folder, tail
@@ -90,20 +91,7 @@ def test_failures_can_be_allowed_but_not_of_all(platoon, write_script, survives,
 
 
 def test_the_logs_of_an_earlier_run_are_put_aside(platoon, write_script, tmp_path):
-    failing = write_script(
-        """
-        import os, pathlib, signal, time
-        there = pathlib.Path("there")
-        if os.environ["PLATOON_RANK"] == "1":
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            print("of the earlier run", flush=True)
-            there.touch()
-            os._exit(0)
-        while not there.exists():
-            time.sleep(0.01)
-        raise RuntimeError("of the earlier run")
-        """
-    )
+    failing = script_path("cli_the_logs_of_an_earlier_run_are_put_aside")
     assert platoon("launch", "-n", 2, "--log-dir", "logs", failing).returncode == 1
     silent = write_script("import os; os.kill(os.getpid(), 9)", "silent.py")
     done = platoon("launch", "-n", 1, "--log-dir", "logs", silent)
@@ -146,33 +134,7 @@ def test_absurd_numbers_of_workers_are_refused_before_anything_is_looked_at():
             choose_devices(None if len(words) > 1 else 100_000, words)
 
 
-ALONE = """
-    import sys
-    import numpy as np
-    from platoon_base import EASGD, connect
-
-    with connect() as worker:
-        rows = worker.shard(10)
-        way = sys.argv[1]
-        if way == "meets":
-            worker.barrier()
-        if way == "shares" or (way == "one shares" and worker.global_rank == 1):
-            worker.init_shared_params([np.zeros(3)], EASGD())
-            worker.sync_params()
-        if way in ("forgets", "copies"):
-            worker.init_shared_params([np.zeros(3)], EASGD())
-        if way == "copies":
-            worker.copy_to_local()
-        if way == "compares":
-            worker.advanced.require_same("rows", "10", "give all the same")
-        if way == "measures":
-            worker.reduce_metrics({"x": (1.0, 1.0)})
-        if way == "averages":
-            worker.all_reduce(np.zeros(3), "mean")
-        if way == "fails" and worker.global_rank == 1:
-            worker.progress(steps=1)  # a failure before the first step would end the other worker
-            sys.exit(1)
-"""
+ALONE = script_path("cli_alone")
 
 
 @pytest.mark.parametrize(
@@ -190,10 +152,8 @@ ALONE = """
         ("is alone", 1, [], ""),
     ],
 )
-def test_workers_that_share_and_average_nothing_are_named_at_the_end(
-    platoon, write_script, tmp_path, way, workers, alone, warning
-):
-    done = platoon("launch", "-n", workers, "--summary", "out.json", write_script(ALONE), way)
+def test_workers_that_share_and_average_nothing_are_named_at_the_end(platoon, tmp_path, way, workers, alone, warning):
+    done = platoon("launch", "-n", workers, "--summary", "out.json", ALONE, way)
     assert done.returncode == (way == "fails"), done.stdout
     assert json.loads((tmp_path / "out.json").read_text())["shared_nothing"] == alone
     assert warning in done.stderr
@@ -266,17 +226,8 @@ def test_a_module_is_started_again_as_a_module(platoon, package):
     assert log.read_text().count("42 __main__ package.inner package.inner.train") == 2
 
 
-def test_a_module_joins_a_running_job(platoon, write_script, package):
-    script = write_script(
-        """
-        import os, subprocess, sys
-        from platoon_base import connect
-        with connect() as worker:
-            job = os.path.basename(os.environ["PLATOON_JOB"])
-            command = [sys.executable, "-m", "platoon_base", "join", job, "-m", "package.inner.train", "-m", "x"]
-            print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-        """
-    )
+def test_a_module_joins_a_running_job(platoon, package):
+    script = script_path("cli_a_module_joins_a_running_job")
     done = platoon("launch", "-n", 1, "--log-dir", "logs", script)
     assert done.returncode == 0, done.stdout
     log = (package / "logs" / "rank0.log").read_text()
@@ -390,30 +341,18 @@ def test_a_terminal_gets_live_lines(write_script, tmp_path):
     assert "total" in text
 
 
-IGNORES_SIGNALS = """
-    import signal, sys, time
-    import numpy as np
-    from platoon_base import EASGD, connect
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    worker = connect()
-    worker.init_shared_params([np.zeros(1000)], EASGD())
-    worker.barrier()
-    open(f"{sys.argv[1]}{worker.global_rank}", "w").close()
-    time.sleep(600)
-"""
+IGNORES_SIGNALS = script_path("cli_ignores_signals")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_even_workers_that_ignore_it_and_leaves_nothing(write_script, tmp_path, number):
+def test_a_signal_ends_even_workers_that_ignore_it_and_leaves_nothing(tmp_path, number):
     """The fixture `nothing_left_behind` looks for what is left."""
     fifos = [tmp_path / f"ready{rank}" for rank in range(2)]  # one each: a reader that leaves breaks a second writer
     for fifo in fifos:
         os.mkfifo(fifo)
     command = [sys.executable, "-m", "platoon_base", "launch", "-n", "2", "--grace", "0.3"]
     launcher = subprocess.Popen(
-        [*command, write_script(IGNORES_SIGNALS), tmp_path / "ready"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+        [*command, IGNORES_SIGNALS, tmp_path / "ready"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
     for fifo in fifos:
         fifo.read_text()  # this worker is in the middle of it
@@ -424,24 +363,10 @@ def test_a_signal_ends_even_workers_that_ignore_it_and_leaves_nothing(write_scri
     assert "SIGKILL" in output
 
 
-def test_ctrl_c_reaches_the_script_as_a_keyboard_interrupt(write_script, tmp_path):
+def test_ctrl_c_reaches_the_script_as_a_keyboard_interrupt(tmp_path):
     fifo = tmp_path / "ready"
     os.mkfifo(fifo)
-    script = write_script(
-        """
-        import sys
-        from platoon_base import connect
-        from watching import rest
-
-        with connect() as worker:
-            try:
-                open(sys.argv[1], "w").close()
-                rest()
-            except KeyboardInterrupt:
-                print("interrupted:", worker.should_stop, worker.stop_reason, flush=True)
-                raise
-        """
-    )
+    script = script_path("cli_ctrl_c_reaches_the_script_as_a_keyboard")
     launcher = subprocess.Popen(
         [sys.executable, "-m", "platoon_base", "launch", "-n", "1", "--log-dir", "logs", script, fifo], cwd=tmp_path
     )
@@ -477,26 +402,8 @@ def test_jobs_lists_the_running_job_and_join_adds_a_worker(platoon, write_script
     assert done.returncode == 0, done.stdout
 
 
-def test_clean_removes_what_a_dead_job_left_and_nothing_else(platoon, write_script, tmp_path):
-    script = write_script(
-        """
-        import os, signal, subprocess, sys
-        import numpy as np
-        from platoon_base import EASGD, connect
-        from platoon_base.job.files import JobFiles
-
-        worker = connect()
-        worker.init_shared_params([np.zeros(1000)], EASGD())
-        files = JobFiles.read(os.environ["PLATOON_JOB"])
-        print(files.folder, files.job_state, files.center, flush=True)
-        for path in (files.folder, f"/dev/shm{files.job_state}", f"/dev/shm{files.center}"):
-            os.utime(path, (0, 0))
-        alive = subprocess.run([sys.executable, "-m", "platoon_base", "clean"], capture_output=True, text=True)
-        assert files.job not in alive.stdout, alive.stdout
-        os.kill(os.getppid(), signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
-        """
-    )
+def test_clean_removes_what_a_dead_job_left_and_nothing_else(platoon, tmp_path):
+    script = script_path("cli_clean_removes_what_a_dead_job_left")
     platoon("launch", "-n", 1, "--log-dir", "logs", script, environment={"PLATOON_NO_PREFORK": "1"})
     left = (tmp_path / "logs" / "rank0.log").read_text().split()
     folder, segments = left[0], [f"/dev/shm{name}" for name in left[1:]]
@@ -508,47 +415,16 @@ def test_clean_removes_what_a_dead_job_left_and_nothing_else(platoon, write_scri
     assert not any(os.path.exists(path) for path in (folder, *segments))
 
 
-UNSEEN = """
-import os, subprocess, sys, time
-import numpy as np
-from pathlib import Path
-from platoon_base import EASGD, connect
-from platoon_base.job.files import JobFiles
-
-worker = connect()
-worker.init_shared_params([np.zeros(1000)], EASGD())
-files = JobFiles.read(os.environ["PLATOON_JOB"])
-os.utime(files.folder, (0, 0))  # no longer young
-platoon = f"{sys.executable} -m platoon_base"
-
-def run(command):
-    words = ["sh", "-c", command]
-    if sys.argv[1] == "apart":
-        words = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs tmpfs /dev/shm && {command}"]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60)
-
-if sys.argv[1] == "removed":
-    for name in (files.job_state, files.center):
-        os.unlink(f"/dev/shm{name}")
-cleaned = run(f"{platoon} clean")
-assert files.job not in cleaned.stdout, cleaned.stdout
-assert os.path.exists(files.folder)
-assert files.job in run(f"{platoon} jobs").stdout
-joined = run(f"{platoon} join {files.job} {sys.argv[0]}")
-assert joined.returncode != 0
-assert "RemoveIPC=no" in joined.stderr and "--ipc" in joined.stderr, joined.stderr
-worker.sync_params()
-worker.report({"done": 1})
-"""
+UNSEEN = script_path("cli_unseen")
 
 
 @pytest.mark.parametrize(
     "how",
     ["removed", pytest.param("apart", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount, as root"))],
 )
-def test_a_job_lives_though_the_names_of_its_memory_are_gone_or_out_of_sight(platoon, write_script, tmp_path, how):
+def test_a_job_lives_though_the_names_of_its_memory_are_gone_or_out_of_sight(platoon, tmp_path, how):
     """As after systemd-logind's RemoveIPC, or in two containers with one /tmp; `clean` leaves it, joining says why."""
-    script = write_script(UNSEEN)
+    script = UNSEEN
     done = platoon("launch", "-n", 1, "--log-dir", "logs", "--summary", "s.json", script, how)
     assert done.returncode == 0, done.stdout
     assert json.loads((tmp_path / "s.json").read_text())["done"] == 1

@@ -12,6 +12,7 @@ import textwrap
 
 import psutil
 import pytest
+from scripts_here import script_path, written
 
 from platoon_base.cli.launcher import log_file, worker_environment, worker_starts
 from platoon_base.controller.watch import exit_status
@@ -37,12 +38,11 @@ class Forked:
 
 @pytest.fixture
 def run_forked(tmp_path):
-    """Run a script, given as text, on workers forked by one fork server."""
+    """Run a script, a path or a short text, on workers forked by one fork server."""
 
-    def run(text, workers=2, *, args=(), preload=("numpy",), script=None):
+    def run(program, workers=2, *, args=(), preload=("numpy",), script=None):
         if script is None:
-            script = tmp_path / "script.py"
-            script.write_text(textwrap.dedent(text))
+            script = written(program, tmp_path / "script.py")
         environment = worker_environment("cpu", workers, os.environ)
         command = [*python_main("platoon_base.worker_process.child"), str(script), *args]
         starts = [Start(rank, command, environment, log_file(tmp_path, rank)) for rank in range(workers)]
@@ -123,14 +123,7 @@ def test_the_script_ends_as_under_plain_python(run_forked, tmp_path, end):
 
 def test_each_worker_has_its_own_environment_log_session_and_random_numbers(run_forked):
     outcome = run_forked(
-        """
-        import os, random, sys
-        import numpy as np
-        print("platoon_base.worker_process.forkserver_main" in sys.modules)
-        print(os.environ["PLATOON_RANK"], os.environ["PLATOON_DEVICE"], os.path.isdir(os.environ["PLATOON_JOB"]))
-        print(os.getsid(0) == os.getpgrp() == os.getpid(), os.getppid(), os.readlink("/proc/self/fd/0"))
-        print(np.random.randint(1 << 60), random.random())
-        """,
+        script_path("forkserver_each_worker_has_its_own_environment_log"),
         workers=4,
     )
     assert outcome.result.status == 0, outcome.logs
@@ -142,20 +135,7 @@ def test_each_worker_has_its_own_environment_log_session_and_random_numbers(run_
 
 
 def test_nothing_that_made_the_fork_server_end_early_is_left_in_a_worker(run_forked):
-    outcome = run_forked(
-        """
-        import contextlib, ctypes, os, signal
-        value = ctypes.c_int(-1)
-        assert ctypes.CDLL(None).prctl(2, ctypes.byref(value), 0, 0, 0) == 0  # PR_GET_PDEATHSIG
-        print(value.value, signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM).name)
-        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-        for fd in sorted(os.listdir("/proc/self/fd"), key=int):
-            with contextlib.suppress(OSError):  # that of the listing
-                print(os.readlink(f"/proc/self/fd/{fd}"))
-                watched = open(f"/proc/self/fdinfo/{fd}").read().partition("Pid:")[2].split()[:1]
-        print(watched)
-        """
-    )
+    outcome = run_forked(script_path("forkserver_nothing_that_made_the_fork_server_end_early"))
     assert outcome.result.status == 0, outcome.logs
     first, second, *descriptors, watched = outcome.logs[0].splitlines()
     assert first == "0 (0.0, 0.0) SIG_DFL"
@@ -167,20 +147,7 @@ def test_nothing_that_made_the_fork_server_end_early_is_left_in_a_worker(run_for
 
 def test_forked_workers_train_together(run_forked):
     outcome = run_forked(
-        """
-        import numpy as np
-        from platoon_base import ASGD, connect
-
-        x = np.full(1000, 5.0, "float32")
-        with connect() as worker:
-            worker.init_shared_params([x], ASGD())
-            for step in range(25):
-                x += 2 ** worker.global_rank
-                worker.sync_params()
-            worker.barrier()
-            worker.copy_to_local()
-            assert (x == 5 + 25 * 7).all(), np.unique(x)
-        """,
+        script_path("forkserver_forked_workers_train_together"),
         workers=3,
         preload=("numpy", "platoon_base"),
     )
@@ -245,16 +212,7 @@ def test_workers_are_forked_as_the_launcher_starts_them(tmp_path, caplog):
 def test_workers_can_be_interrupted_though_the_launcher_ignores_it(run_forked):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        ended = run_forked(
-            """
-            import signal, sys
-            print("platoon_base.worker_process.forkserver_main" in sys.modules)
-            try:
-                signal.raise_signal(signal.SIGINT)
-            except KeyboardInterrupt:
-                print("interrupted")
-            """
-        )
+        ended = run_forked(script_path("forkserver_workers_can_be_interrupted"))
     finally:
         signal.signal(signal.SIGINT, before)
     assert ended.logs == ["True\ninterrupted\n"] * 2
@@ -283,19 +241,8 @@ def test_ending_the_launcher_ends_a_fork_server_that_still_imports(tmp_path, num
     (tmp_path / "preparation.py").write_text(
         f"import os, signal\nwith open({str(fifo)!r}, 'w') as file: file.write(str(os.getpid()))\nsignal.pause()"
     )
-    launcher = """
-        import os, sys
-        from pathlib import Path
-        from platoon_base.job import host_job
-        from platoon_base.worker_process.program import Start
-        from platoon_base.worker_process.program import Program
-        start = Start(0, ["false"], dict(os.environ), Path("log"))
-        with host_job(1) as job:
-            Path("folder").write_text(job.files.folder)
-            job.start_forked(Program("script.py"), [], ["preparation"], [start])
-            sys.exit(job.serve().status)
-        """
-    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(launcher)], cwd=tmp_path) as process:
+    launcher = script_path("forkserver_ending_the_launcher_ends_a_fork_server")
+    with subprocess.Popen([sys.executable, launcher], cwd=tmp_path) as process:
         server = os.pidfd_open(int(fifo.read_text()))
         process.send_signal(number)
         ended, _, _ = select.select([server], [], [], WAIT_S)
@@ -390,21 +337,11 @@ def test_a_module_beside_the_script_is_not_taken_for_the_real_one(tmp_path):
 
 
 @pytest.mark.theano
-def test_workers_forked_from_a_process_with_theano_end_where_mpi4py_is_installed(platoon, write_script):
+def test_workers_forked_from_a_process_with_theano_end_where_mpi4py_is_installed(platoon):
     """Theano would start MPI before the fork; the forked workers then hung in MPI_Finalize."""
     for name, remedy in (("theano", "make setup"), ("mpi4py", "apt-get install libopenmpi-dev, then make setup")):
         if importlib.util.find_spec(name) is None:  # importing mpi4py here would start MPI in the test process
             pytest.skip(f"needs {name}: {remedy}")
-    script = write_script(
-        """
-        import sys
-        import theano
-        assert "mpi4py" not in sys.modules
-        from mpi4py import MPI  # whoever wants it still has it
-        from platoon_base import connect
-        with connect() as worker:
-            worker.report({f"rank {worker.global_rank}": MPI.COMM_WORLD.Get_size()})
-        """
-    )
+    script = script_path("forkserver_workers_forked_from_a_process_with_theano")
     run = platoon("launch", "-n", 2, script)
     assert run.returncode == 0, run.stdout + run.stderr

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from scripts_here import script_path
 
 pytest.importorskip("jax", reason="needs JAX: `make test` runs this file in .nox/keras3")
 keras = pytest.importorskip("keras", reason="needs Keras 3: `make test` runs this file in .nox/keras3")
@@ -14,32 +15,12 @@ pytestmark = [
 ]
 
 # The gradient of a mean over all rows of a linear model is known by hand.
-SCRIPT = """
-import json
-import jax, keras
-import numpy as np
-
-keras.distribution.initialize()
-rank = jax.process_index()
-assert jax.process_count() == 2 and len(jax.local_devices()) == 1
-keras.distribution.set_distribution(keras.distribution.DataParallel(auto_shard_dataset=False))
-rng = np.random.default_rng(3)
-x, y = rng.standard_normal((2, 12, 5)), rng.standard_normal((2, 12, 1))
-model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
-model.compile(keras.optimizers.SGD(0.1), "mse")
-model.fit(x[rank].astype("f4"), y[rank].astype("f4"), batch_size=4, epochs=1, shuffle=False, verbose=0)
-w = np.ones((5, 1))
-for k in range(0, 12, 4):
-    rows = x[:, k : k + 4].reshape(8, 5)
-    w -= 0.1 * 2 * rows.T @ (rows @ w - y[:, k : k + 4].reshape(8, 1)) / 8
-np.testing.assert_allclose(model.get_weights()[0], w, rtol=1e-5)
-print("rank", rank, "equals one process")
-"""
+SCRIPT = script_path("framework_groups_script")
 
 
 @pytest.mark.slow
-def test_keras_distribution_trains_over_the_workers_of_a_job(platoon, write_script):
-    done = platoon("launch", "-n", "2", "--tee", "all", write_script(SCRIPT))
+def test_keras_distribution_trains_over_the_workers_of_a_job(platoon):
+    done = platoon("launch", "-n", "2", "--tee", "all", SCRIPT)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(2):
         assert f"rank {rank} equals one process" in done.stdout

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from scripts_here import script_path
 from watching import PATIENCE_S, await_file, until
 
 from platoon_base.channels.client import ControlClient
@@ -299,12 +300,7 @@ def test_the_time_to_save_may_be_given_and_a_second_stop_waits_no_longer(platoon
     assert "workers 0, 1: killed by SIGTERM, as the time to end was over" in (job.folder / "output").read_text()
 
 
-PATIENT = """
-    import os, signal, sys, time
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    while not os.path.exists(sys.argv[1]):
-        time.sleep(0.01)
-"""
+PATIENT = script_path("job_commands_patient")
 
 
 def free_when_ending(files, path):
@@ -313,9 +309,9 @@ def free_when_ending(files, path):
     path.touch()
 
 
-def test_stops_that_waited_for_a_busy_launcher_count_once(write_script, tmp_path):
+def test_stops_that_waited_for_a_busy_launcher_count_once(tmp_path):
     """It had said to try again; only a stop after the job has begun to end has the workers killed."""
-    command = [sys.executable, write_script(PATIENT), str(tmp_path / "go on")]
+    command = [sys.executable, PATIENT, str(tmp_path / "go on")]
     with host_job(1, JobOptions(grace_s=600)) as job:
         job.start(0, command, os.environ, None)
         for _ in range(2):

@@ -8,31 +8,12 @@ import subprocess
 import sys
 
 import pytest
+from scripts_here import script_path
 
 pytestmark = pytest.mark.base
 
 LAUNCH = [sys.executable, "-m", "platoon_base", "launch"]
-TRAINING = """
-    from pathlib import Path
-    import numpy as np
-    from watching import await_file
-    from platoon_base import connect
-
-    w = np.zeros(10)
-    with connect() as worker:
-        worker.init_shared_params([w])
-        print("begun", flush=True)
-        worker.report({"rank": worker.global_rank})
-        if worker.global_rank == 0:
-            await_file(Path("go"))
-        worker.barrier()
-        for step in range(30):
-            w += 1
-            worker.sync_params()
-            worker.progress(steps=1)
-            print("step", step, "x" * 1000, flush=True)
-    print("trained to the end")
-"""
+TRAINING = script_path("lost_output_training")
 OPTIONS = ["-n", "2", "--checkpoint-every", "100", "--log-dir", "logs", "--summary", "out.json"]
 
 
@@ -47,8 +28,8 @@ def require_whole(folder):
 
 
 @pytest.fixture
-def script(write_script):
-    return write_script(TRAINING)
+def script():
+    return TRAINING
 
 
 def test_a_reader_that_has_gone(script, tmp_path):

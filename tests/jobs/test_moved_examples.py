@@ -5,6 +5,7 @@ import textwrap
 import pytest
 from by_hand import SERVE, end, free_port
 from saved_arrays import load
+from scripts_here import script_path
 
 from platoon_base import compat
 from platoon_base.job.files import running
@@ -14,50 +15,7 @@ pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on 
 
 pytestmark = pytest.mark.theano
 
-PIXEL_SUM_CONTROLLER = """
-import sys
-import time
-from multiprocessing import Process
-import numpy
-from platoon_base.platoon_api.channel import Controller
-
-
-class BatchedPixelSumController(Controller):
-    def __init__(self, batch_port, dataset, default_args):
-        super(BatchedPixelSumController, self).__init__(**default_args)
-        self._batch_port, self._dataset, self._processed = batch_port, dataset, 0
-
-    def start_batch_server(self):
-        self.p = Process(target=self._send_mb)
-        self.p.start()
-
-    def _send_mb(self):
-        assert self.asocket is None
-        self.init_data(self._batch_port, data_hwm=10)
-        for i in range(len(self._dataset) // 300):
-            self.send_mb(self._dataset[300 * i : 300 * (i + 1)])
-        self.asocket.close()
-        print("Done Sending MB.")
-
-    def handle_control(self, req, worker_id, req_info):
-        if req == 'get_data_shape':
-            return self._dataset[0].shape
-        if req == 'done':
-            self._processed += req_info['num_batches']
-        return 'stop' if 300 * self._processed >= len(self._dataset) else 'train'
-
-
-parser = Controller.default_parser()
-parser.add_argument('--batch_port', default=5566, type=int)
-args = parser.parse_args()
-data = numpy.arange(6000 * 5, dtype='float32').reshape(6000, 5) % 7
-controller = BatchedPixelSumController(args.batch_port, data, Controller.default_arguments(args))
-controller.start_batch_server()
-print("ready", flush=True)
-status = controller.serve()
-print("sum", data.sum(axis=0).tolist())
-sys.exit(status)
-"""
+PIXEL_SUM_CONTROLLER = script_path("moved_examples_pixel_sum_controller")
 
 
 def test_the_pixel_sum_whose_rows_a_process_of_the_controllers_sends(serve, work):
@@ -108,43 +66,12 @@ def test_a_forked_child_of_the_controller_that_exits_leaves_the_job_to_its_paren
     assert running() == []
 
 
-SYNCHRONOUS_CONTROLLER = """
-import sys
-from platoon_base.platoon_api.channel import Controller
-
-
-class LSTMController(Controller):
-    def __init__(self, seed, default_args):
-        super(LSTMController, self).__init__(**default_args)
-        self.nb_worker = len(self._devices)
-        self.worker_ids_dict = dict(zip(self._workers, [i for i in range(len(self._workers))]))
-        self.seed = seed
-
-    def handle_control(self, req, worker_id, req_info):
-        worker_id = self.worker_ids_dict[worker_id]
-        if req == 'splits':
-            length = req_info['train_len'] // self.nb_worker
-            return dict(train_splits=[length * worker_id, length * (worker_id + 1)])
-        return self.seed
-
-
-parser = Controller.default_parser()
-parser.add_argument('--seed', default=1234, type=int)
-args = parser.parse_args()
-controller = LSTMController(args.seed, Controller.default_arguments(args))
-print("ready", flush=True)
-sys.exit(controller.serve())
-"""
+SYNCHRONOUS_CONTROLLER = script_path("moved_examples_synchronous_controller")
 
 
 def test_a_controller_that_divides_the_data_by_its_table_of_workers(serve, work):
     controller, port = serve(SYNCHRONOUS_CONTROLLER, "-D", "cpu", "cpu")
-    text = """
-    assert worker.gpuctx is None  # there is no device
-    assert worker.send_req('seed') == 1234
-    first, last = worker.send_req('splits', {'train_len': 11})['train_splits']
-    print(first, last, worker.all_reduce(numpy.array([float(last - first)]), '+').tolist())
-    """
+    text = script_path("moved_examples_a_controller_that_divides_the_data")
     workers = [work(text, port) for _ in range(2)]
     assert sorted(end(worker).splitlines()[-1] for worker in workers) == ["0 5 [10.0]", "5 10 [10.0]"]
     end(controller)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from by_hand import CONTROLLER, PREAMBLE, SERVE, WORKER, at, end, free_port, until
 from saved_arrays import load
+from scripts_here import script_path
 
 from platoon_base import compat
 from platoon_base.job.files import running
@@ -37,15 +38,7 @@ def test_the_lstm_examples_protocol_between_processes_started_by_hand(start, tmp
 def test_requests_are_json_in_both_directions(serve, work):
     controller, port = serve()
     worker = work(
-        """
-        assert worker.send_req('a') == {"req": "a", "id": 0, "info": None}
-        info = {"1": [1, 2.5, None, True, "x"], "n": {}}
-        assert worker.send_req('b', info)["info"] == info
-        assert worker.send_req('c', {1: (2, 3)})["info"] == {"1": [2, 3]}
-        assert worker.send_req({'done': 7})["req"] == {'done': 7}
-        assert numpy.isnan(worker.send_req('nan', float('nan'))["info"])
-        print(worker.local_size, worker.local_rank, worker.global_size, worker.global_rank)
-        """,
+        script_path("moved_scripts_requests_are_json_in_both_directions"),
         port,
     )
     assert end(worker).split() == ["1", "0", "1", "0"]
@@ -131,28 +124,7 @@ def test_rules_of_the_users_own_do_what_they_say(serve, work, kind):
 
 def test_no_update_of_a_users_rule_is_lost_and_no_nan_enters_the_center(serve, work):
     controller, port = serve(SERVE, "-D", "cpu", "cpu")
-    text = """
-    import theano
-    class AddOne(ParamSyncRule):
-        def update_params(self, local_values, master_values):
-            for local, master in zip(local_values, master_values):
-                master += 1 + 0 * local
-
-    params = [theano.shared(numpy.zeros(200000, dtype='float32'), 'w')]
-    worker.init_shared_params(params, AddOne())
-    worker.handle.barrier("both")
-    for i in range(50):
-        worker.sync_params()
-    worker.handle.barrier("done")
-    numpy.testing.assert_array_equal(worker.shared_params[0], 100)
-    if worker.global_rank == 0:
-        params[0].set_value(numpy.full(200000, numpy.nan, dtype='float32'))
-        try:
-            worker.sync_params()
-        except ArithmeticError as exc:
-            print(exc)
-        numpy.testing.assert_array_equal(worker.shared_params[0], 100)
-    """
+    text = script_path("moved_scripts_no_update_of_a_users_rule_is_lost_and_no_nan")
     workers = [work(text, port) for _ in range(2)]
     output = "".join(end(worker) for worker in workers)
     assert "w of the center would hold a NaN or an infinity, so the center stays as it was" in output
@@ -161,54 +133,13 @@ def test_no_update_of_a_users_rule_is_lost_and_no_nan_enters_the_center(serve, w
 
 def test_collectives_between_workers_whose_number_the_controller_was_told(serve, work):
     controller, port = serve(SERVE, "-D", "cpu", "cpu")
-    text = """
-    import theano
-    from platoon_base.platoon_api.ops import AllReduceSum
-    from platoon_base.platoon_api.training.global_dynamics import AverageSGD, SumSGD
-
-    rank = worker.global_rank
-    assert worker.global_size == worker.local_size == 2 and worker.local_rank == rank
-    src = numpy.array([1.0, 5.0]) + rank
-    for op, expected in {"+": [3, 11], "sum": [3, 11], "add": [3, 11], "*": [2, 30], "prod": [2, 30],
-                         "product": [2, 30], "mul": [2, 30], "max": [2, 6], "maximum": [2, 6],
-                         "min": [1, 5], "minimum": [1, 5]}.items():
-        numpy.testing.assert_array_equal(worker.all_reduce(src, op), expected)
-    dest = numpy.zeros(2)
-    assert worker.all_reduce(src, "sum", dest) is None
-    numpy.testing.assert_array_equal(dest, [3, 11])
-    updates = theano.shared(src)
-    rule = SumSGD(worker)
-    rule.make_rule(updates)
-    rule()
-    numpy.testing.assert_array_equal(updates.get_value(), [3, 11])
-    x = theano.tensor.dvector()
-    f = theano.function([x], [AllReduceSum(x, worker=worker), AllReduceSum(x + 1)])  # the second one finds the job
-    numpy.testing.assert_array_equal(f(src), [[3, 11], [5, 13]])
-    print("all agree")
-    """
+    text = script_path("moved_scripts_collectives_between_workers_whose_number")
     workers = [work(text, port) for _ in range(2)]
     assert all("all agree" in end(worker) for worker in workers)
     end(controller)
 
 
-FIRST_VERSION = """
-import sys
-from platoon_base.platoon_api.channel import Lieutenant
-
-class OldLieutenant(Lieutenant):
-    seen = {}
-
-    def handle_control(self, req, worker_id):
-        if 'done' in req:
-            self.seen[worker_id] = self.seen.get(worker_id, 0) + req['done']
-            return ""
-        return 'stop' if len(self.seen) == 2 and min(self.seen.values()) >= 5 else 'train'
-
-l = OldLieutenant()
-l.init_control(int(sys.argv[1].split('=')[1]))
-print("ready", flush=True)
-sys.exit(l.serve())
-"""
+FIRST_VERSION = script_path("moved_scripts_first_version")
 
 
 def test_scripts_of_the_first_version(serve, start):
@@ -259,148 +190,40 @@ def test_an_experiment_by_its_name(start, tmp_path):
 
 def test_shared_memory_by_the_size_of_an_array(serve, work):
     controller, port = serve(SERVE, "-D", "cpu", "cpu")
-    text = """
-    rank = worker.global_rank
-    array = worker.shared(numpy.zeros((2, 3), dtype='float32'))
-    other = worker.shared(numpy.zeros((6,), dtype='float32'))  # as many bytes, and not the same memory
-    assert array.shape == (2, 3) and array.dtype == 'float32' and (array == 0).all()
-    worker.handle.barrier("both")
-    array[rank] = rank + 1
-    other[rank] = 10 + rank
-    worker.handle.barrier("written")
-    numpy.testing.assert_array_equal(array, [[1] * 3, [2] * 3])
-    numpy.testing.assert_array_equal(other, [10, 11, 0, 0, 0, 0])
-    try:
-        worker.shared(None)
-    except ValueError as exc:
-        assert "got NoneType to share: pass an array" in str(exc), exc
-    else:
-        raise AssertionError("None was shared")
-    """
+    text = script_path("moved_scripts_shared_memory_by_the_size_of_an_array")
     workers = [work(text, port) for _ in range(2)]
     for worker in workers:
         end(worker)
     end(controller)
 
 
-BATCHED_SUMS = """
-import sys
-import threading
-import numpy
-from platoon_base.platoon_api.channel import Controller
-
-class SumController(Controller):
-    done, total = 0, 0.0
-
-    def handle_control(self, req, worker_id, req_info):
-        if req == 'sum':
-            self.done, self.total = self.done + 1, self.total + req_info
-        return 'stop' if self.done >= 40 else 'go'
-
-def send(controller):
-    rng = numpy.random.RandomState(0)
-    for i in range(48):  # more than are summed: the workers hold some when they stop
-        controller.send_mb([numpy.full((64, 100), i % 10, dtype='float32'), numpy.array([i])])
-
-parser = Controller.default_parser()
-controller = SumController(**Controller.default_arguments(parser.parse_args()))
-thread = threading.Thread(target=send, args=(controller,), daemon=True)
-thread.start()
-print("ready", flush=True)
-status = controller.serve()
-print("summed", controller.done, controller.total / 6400)
-sys.exit(status)
-"""
+BATCHED_SUMS = script_path("moved_scripts_batched_sums")
 
 
 def test_a_batched_sum_over_the_data_channel(serve, work):
     data_port = free_port()
     controller, port = serve(BATCHED_SUMS, f"--data-port={data_port}", "-D", "cpu", "cpu")
-    text = """
-    seen = []
-    while worker.send_req('next') != 'stop':
-        x, number = worker.recv_mb()
-        assert x.shape == (64, 100) and x.dtype == 'float32'
-        seen.append(int(number[0]))
-        assert (x == number[0] % 10).all()
-        worker.send_req('sum', float(x.sum()))
-    assert seen == sorted(set(seen))
-    print(len(seen))
-    """
+    text = script_path("moved_scripts_a_batched_sum_over_the_data_channel")
     workers = [work(text, port, f"--data-port={data_port}", "--data-hwm=2") for _ in range(2)]
     assert sum(int(end(worker)) for worker in workers) >= 40
     done = int(end(controller).splitlines()[-1].split()[1])
     assert done in (40, 41)
 
 
-BATCH_BEFORE_ANSWER = """
-import sys
-import numpy
-from platoon_base.platoon_api.channel import Controller
-
-class Feeding(Controller):
-    def handle_control(self, req, worker_id, req_info):
-        self.send_mb([numpy.full(2, req_info)])
-        return 'train'
-
-parser = Controller.default_parser()
-controller = Feeding(**Controller.default_arguments(parser.parse_args()))
-print("ready", flush=True)
-sys.exit(controller.serve())
-"""
+BATCH_BEFORE_ANSWER = script_path("moved_scripts_batch_before_answer")
 
 
 def test_a_request_is_answered_after_the_mini_batch_that_its_handler_sends(serve, work):
     data_port = free_port()
     controller, port = serve(BATCH_BEFORE_ANSWER, f"--data-port={data_port}")
-    text = """
-    for number in range(3):
-        assert worker.send_req('next', number) == 'train'
-        assert worker.recv_mb()[0].tolist() == [number, number]
-    print("fed")
-    """
+    text = script_path("moved_scripts_a_request_is_answered_after_the_mini_batch")
     # Bounds the wait for a reader that does not come.
     preamble = PREAMBLE.replace("worker = Worker(", "worker = Worker(socket_timeout=20000, ")
     assert "fed" in end(work(text, port, f"--data-port={data_port}", preamble=preamble))
     end(controller)
 
 
-FEEDING_UNTIL_ALL_HAVE_LEFT = """
-import sys
-import threading
-import numpy
-from platoon_base.platoon_api.channel import Controller
-
-class Feeding(Controller):
-    error = "none"
-    said = set()
-
-    def feed(self):
-        try:
-            while True:
-                self.send_mb([numpy.ones(2)])
-        except Exception as exc:
-            self.error = f"{type(exc).__name__}: {exc}"
-
-    def handle_control(self, req, worker_id, req_info):
-        if req == "say":
-            self.said.add(req_info)
-        elif req == "is it said":
-            return req_info in self.said
-        else:
-            sender.join(req_info)
-            return self.error
-
-parser = Controller.default_parser()
-controller = Feeding(**Controller.default_arguments(parser.parse_args()))
-sender = threading.Thread(target=controller.feed, daemon=True)
-sender.start()
-print("ready", flush=True)
-status = controller.serve()
-sender.join(30)
-print("ended by", controller.error)
-sys.exit(status)
-"""
+FEEDING_UNTIL_ALL_HAVE_LEFT = script_path("moved_scripts_feeding_until_all_have_left")
 LEAVE = "worker.init_mb_sock(args.data_port % 65535 + 1)  # leaves the first channel, and stays in the job\n"
 
 
@@ -493,21 +316,5 @@ def test_a_script_that_imports_theano_first_is_started_by_platoon_run(serve, sta
 
 
 def test_a_worker_of_another_launcher_joins_its_job_whatever_the_port(run_job):
-    outcome = run_job(
-        """
-        import numpy
-        from platoon_base import connect
-        from platoon_base.platoon_api.channel import Worker
-        from platoon_base.platoon_api.param_sync import EASGD
-
-        worker = Worker(control_port=5567)
-        assert worker.handle is connect() and worker.global_size == 2
-        worker.init_shared_params([numpy.zeros(3)], EASGD(0.5))
-        worker.sync_params()
-        try:
-            worker.send_req('next')
-        except Exception as exc:
-            worker.handle.report({f"error {worker.global_rank}": str(exc)})
-        """
-    ).require_success()
+    outcome = run_job(script_path("moved_scripts_a_worker_of_another_launcher_joins_its_job")).require_success()
     assert "this job's controller answers no requests of its own" in outcome.reported["error 1"]

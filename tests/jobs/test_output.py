@@ -11,6 +11,7 @@ import sys
 import time
 
 import pytest
+from scripts_here import script_path
 
 from platoon_base.cli.failures import name_workers
 
@@ -122,19 +123,13 @@ def test_a_failure_is_shown_though_the_process_does_not_end(start, write_script,
     assert launcher.wait(60) == 1
 
 
-def test_the_same_failure_of_several_is_shown_once(platoon, write_script, tmp_path):
-    script = write_script(
-        """
-        from platoon_base import connect
-        worker = connect()
-        worker.barrier()
-        raise ValueError(f"worker {worker.global_rank} has a bad file")
-        """
-    )
+def test_the_same_failure_of_several_is_shown_once(platoon, tmp_path):
+    script = script_path("output_the_same_failure_of_several_is_shown_once")
     done = platoon("launch", "-n", 4, "--log-dir", "logs", script)
     assert done.returncode == 1
     assert done.stdout.count("Traceback") == 1
-    again = re.findall("^workers? ([0-9, to]+) too: ValueError .script.py:5.$", done.stdout, re.MULTILINE)
+    too = rf"^workers? ([0-9, to]+) too: ValueError .{script.name}:4.$"
+    again = re.findall(too, done.stdout, re.MULTILINE)
     first = re.findall("^worker (.) failed: ValueError: worker . has a bad file$", done.stdout, re.MULTILINE)
     assert len(first) == 1
     named = {rank for text in again for begin, _, end in [text.partition(" to ")] for rank in (begin + end)}
@@ -149,18 +144,8 @@ def test_workers_are_named_shortly():
     assert name_workers([1, 0]) == "workers 0, 1"
 
 
-def test_those_that_fail_because_another_is_gone_are_told_after_it(platoon, write_script, tmp_path):
-    script = write_script(
-        """
-        import os, signal
-        from platoon_base import connect
-        worker = connect()
-        worker.barrier()
-        if worker.global_rank == 1:
-            os.kill(os.getpid(), signal.SIGKILL)
-        worker.barrier("never")
-        """
-    )
+def test_those_that_fail_because_another_is_gone_are_told_after_it(platoon, tmp_path):
+    script = script_path("output_those_that_fail_because_another_is_gone")
     done = platoon("launch", "-n", 3, "--summary", "out.json", script)
     assert done.returncode == 137
     text = done.stdout
@@ -171,24 +156,10 @@ def test_those_that_fail_because_another_is_gone_are_told_after_it(platoon, writ
     assert summary["stopped_by"] == "end of script", "the others have trained to the end"
 
 
-def test_a_worker_that_writes_much_without_an_end_of_line_disturbs_nothing(start, write_script, tmp_path):
+def test_a_worker_that_writes_much_without_an_end_of_line_disturbs_nothing(start, tmp_path):
     """Its log is complete, the screen shows a bit of it, and the others' lines come as ever."""
     os.mkfifo(tmp_path / "fifo")
-    script = write_script(
-        """
-        import sys
-        from platoon_base import connect
-        worker = connect()
-        if worker.global_rank == 0:
-            for _ in range(64):
-                sys.stdout.write("x" * 2**20)
-            sys.stdout.flush()
-        worker.barrier()
-        if worker.global_rank == 1:
-            print("still here", flush=True)
-            open("fifo").read()
-        """
-    )
+    script = script_path("output_a_worker_that_writes_much_without_an_end")
     launcher = start("-n", 2, "--tee", "all", "--log-dir", "logs", script)
     lines = await_line(launcher, r"^\[1\] still here$")
     (tmp_path / "fifo").write_text("")
@@ -198,18 +169,8 @@ def test_a_worker_that_writes_much_without_an_end_of_line_disturbs_nothing(start
     assert (tmp_path / "logs" / "rank0.log").stat().st_size == 64 * 2**20
 
 
-def test_a_reader_that_does_not_read_does_not_stop_the_job(start, write_script, tmp_path):
-    script = write_script(
-        """
-        import sys
-        from platoon_base import connect
-        with connect() as worker:
-            sys.stdout.write("a line that nobody reads\\n" * 30_000)
-            for _ in range(20):
-                worker.barrier()  # each needs the launcher
-            open("done", "w").close()
-        """
-    )
+def test_a_reader_that_does_not_read_does_not_stop_the_job(start, tmp_path):
+    script = script_path("output_a_reader_that_does_not_read_does_not_stop")
     launcher = start("-n", 2, script)
     deadline = time.monotonic() + 60
     while not (tmp_path / "done").exists():
@@ -219,16 +180,8 @@ def test_a_reader_that_does_not_read_does_not_stop_the_job(start, write_script, 
     assert launcher.wait(60) == 0
 
 
-def test_the_tail_shown_is_that_of_the_last_process(platoon, write_script):
-    script = write_script(
-        """
-        import os, signal
-        if not os.path.exists("again"):
-            open("again", "w").close()
-            print("words of the first")
-        os.kill(os.getpid(), signal.SIGKILL)
-        """
-    )
+def test_the_tail_shown_is_that_of_the_last_process(platoon):
+    script = script_path("output_the_tail_shown_is_that_of_the_last_process")
     done = platoon("launch", "-n", 1, "--tee", "none", "--max-restarts", 1, script)
     assert done.returncode == 137
     assert done.stdout.count("words of the first") == 1
@@ -236,16 +189,8 @@ def test_the_tail_shown_is_that_of_the_last_process(platoon, write_script):
     assert "(it has written nothing)" in done.stdout[last:]
 
 
-def test_the_error_files_are_those_of_torchelastic(platoon, write_script, tmp_path):
-    script = write_script(
-        """
-        from platoon_base import connect
-        worker = connect()
-        worker.barrier()
-        if worker.global_rank == 1:
-            raise RuntimeError("the reason why")
-        """
-    )
+def test_the_error_files_are_those_of_torchelastic(platoon, tmp_path):
+    script = script_path("output_the_error_files_are_those_of_torchelastic")
     outer = tmp_path / "outer.json"
     done = platoon("launch", "-n", 2, "--log-dir", "logs", script, environment={"TORCHELASTIC_ERROR_FILE": str(outer)})
     assert done.returncode == 1
@@ -272,8 +217,8 @@ def test_a_script_that_exits_is_told_with_its_line(platoon, write_script, code, 
     assert "Traceback" not in done.stdout
 
 
-def test_the_traceback_of_a_worker_whose_output_is_shown_is_not_shown_twice(platoon, write_script, tmp_path):
-    script = write_script("import atexit\natexit.register(print, 'at the end')\nprint('before')\n1 / 0")
+def test_the_traceback_of_a_worker_whose_output_is_shown_is_not_shown_twice(platoon, tmp_path):
+    script = script_path("output_the_traceback_of_a_worker_whose_output")
     done = platoon("launch", "-n", 1, "--log-dir", "logs", script)
     assert done.stdout.count("Traceback") == 1
     assert "before\n" in done.stdout
@@ -310,19 +255,10 @@ def test_many_lines_at_once_are_shown_to_the_last(platoon, write_script, tmp_pat
     assert found == [f"line {i}" for i in range(20_000)]
 
 
-def test_logging_is_the_scripts_own(platoon, write_script, tmp_path):
+def test_logging_is_the_scripts_own(platoon, tmp_path):
     """Others say no more than under plain Python, and `basicConfig` counts; what we log has the rank before it."""
-    script = """
-        import logging
-        from platoon_base import connect
-        logging.getLogger("library").info("not asked for")
-        logging.getLogger("platoon_base.library").info("ours")
-        logging.getLogger("library").warning("beware")
-        logging.basicConfig(level=logging.INFO, format="<%(message)s>")
-        logging.getLogger("library").info("asked for")
-        connect()
-    """
-    done = platoon("launch", "-n", 1, "--log-dir", "logs", write_script(script))
+    script = script_path("output_logging_is_the_scripts_own")
+    done = platoon("launch", "-n", 1, "--log-dir", "logs", script)
     assert done.returncode == 0, done.stdout
     first, second, third = (tmp_path / "logs" / "rank0.log").read_text().splitlines()
     assert first.endswith("rank 0 INFO platoon_base.library: ours")

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from saved_arrays import load
+from scripts_here import script_path
 from synchronous_by_hand import FORMS, by_hand
 
 from platoon_base import compat
@@ -23,56 +24,7 @@ pytestmark = pytest.mark.theano
 STEPS = 4
 SHAPES = [(3, 4), (), (5,)]
 
-TRAIN = """
-import sys
-import numpy as np
-import theano
-from platoon_base import connect
-from platoon_base.platoon_api.global_dynamics import EASGD, SGD, AverageSGD, Downpour, SumSGD
-from platoon_base.theano_ops.base import JobOp
-from synchronous_by_hand import FORMS, draw
-
-SHAPES = [(3, 4), (), (5,)]
-
-def shared(values):
-    return [theano.shared(value, name=f"v{i}") for i, value in enumerate(values)]
-
-worker = connect()
-rank, size, seen = worker.global_rank, worker.global_size, {}
-for form in FORMS:
-    # The center of the other workers is another one until the rule is made.
-    x, c, u = (shared(draw(seed, SHAPES)) for seed in (rank, 99 + rank, rank + 20))
-    if form == "easgd":
-        rule = EASGD(worker)
-        rule.make_rule(x, c, 0.2)
-    elif form == "sum":
-        rule = SumSGD(worker)
-        rule.make_rule(u)
-    elif form == "average":
-        rule = AverageSGD()
-        rule.make_rule(u)
-    else:
-        rule = Downpour(average=form == "downpour mean", worker=worker)
-        rule.make_rule(x, u, c)
-    nodes = [n for n in rule.function.maker.fgraph.toposort() if isinstance(n.op, JobOp)]
-    assert len(nodes) == 1, nodes
-    for step in range(4):
-        for a, b, move in zip(x, u, draw(1000 * rank + step, SHAPES)):
-            a.set_value(a.get_value() + move)
-            b.set_value(b.get_value() + move)
-        if form == "easgd":
-            rule.alpha = 0.2 + 0.01 * step  # after compilation
-        rule()
-        for name, variables in (("x", x), ("c", c), ("u", u)):
-            seen.update({f"{form} {step} {name} {i}": v.get_value() for i, v in enumerate(variables)})
-
-one = theano.shared(np.float32(rank))
-rule = SGD(average=False)
-rule.make_rule(one)  # not in a list
-rule()
-assert one.get_value() == sum(range(size))
-np.savez(f"{sys.argv[1]}/seen{rank}.npz", **seen)
-"""
+TRAIN = script_path("platoon_api_train")
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -95,89 +47,16 @@ def test_every_rule_does_what_its_equations_say(run_job, tmp_path, size):
 @pytest.mark.slow
 def test_average_sgd_with_n_batches_of_b_rows_is_one_process_with_n_b_rows(run_job, tmp_path):
     """As the original is used: one function computes gradients, the rule averages them, another applies them."""
-    run_job(
-        """
-        import sys
-        import numpy as np
-        import theano
-        import theano.tensor as T
-        from platoon_base import connect
-        from platoon_base.platoon_api.global_dynamics import AverageSGD
-
-        worker = connect()
-        rng = np.random.RandomState(0)
-        data, targets = rng.randn(50, 8, 3), rng.randn(50, 8)
-        x, y = T.dmatrix("x"), T.dvector("y")
-        weights = [theano.shared(np.zeros(3), name="together"), theano.shared(np.zeros(3), name="one process")]
-        gradients = [theano.shared(np.zeros(3), name=f"gradient {i}") for i in range(2)]
-        costs = [T.sqr(T.dot(x, w) - y).mean() for w in weights]
-        compute = [theano.function([x, y], updates=[(g, T.grad(c, w))]) for c, w, g in zip(costs, weights, gradients)]
-        apply = theano.function([], updates=[(w, w - 0.05 * g) for w, g in zip(weights, gradients)])
-        rule = AverageSGD(worker)
-        rule.make_rule(gradients[0])
-        mine = slice(4 * worker.global_rank, 4 * worker.global_rank + 4)
-        for inputs, outputs in zip(data, targets):
-            compute[0](inputs[mine], outputs[mine])
-            compute[1](inputs, outputs)
-            rule()
-            apply()
-        together, alone = (w.get_value() for w in weights)
-        assert abs(alone).max() > 0.01
-        np.testing.assert_allclose(together, alone, rtol=1e-10)
-        """
-    ).require_success()
+    run_job(script_path("platoon_api_average_sgd_with_n_batches_of_b_rows")).require_success()
 
 
 @pytest.mark.slow
 def test_operations_of_all_workers(run_job):
-    run_job(
-        """
-        import numpy as np
-        import theano
-        import theano.tensor as T
-        from platoon_base import connect
-        from platoon_base.platoon_api import ops
-
-        rank = connect().global_rank
-        x = T.fvector("x")
-        dest = theano.shared(np.zeros(2, "f4"))
-        outputs = [op(x) for op in (ops.AllReduceSum, ops.AllReduceProd, ops.AllReduceMax, ops.AllReduceMin)]
-        f = theano.function([x], outputs, updates=[(dest, ops.AllReduceSum(x * 2, dest))])
-        found = f(np.array([rank + 1, 3], "f4"))
-        np.testing.assert_array_equal(found, [[3, 6], [2, 9], [2, 3], [1, 3]])
-        np.testing.assert_array_equal(dest.get_value(), [6, 12])
-        destroying = ops.AllReduceSum(x + 1, inplace=True)
-        assert destroying.owner.op.destroy_map == {0: [0]}
-        assert (theano.function([x], destroying, accept_inplace=True)(np.ones(1, "f4")) == 4).all()
-        """
-    ).require_success()
+    run_job(script_path("platoon_api_operations_of_all_workers")).require_success()
 
 
 def test_models_that_differ_are_refused_and_not_mixed(run_job):
-    outcome = run_job(
-        """
-        import numpy as np
-        import theano
-        from platoon_base import connect
-        from platoon_base.errors import LayoutMismatchError
-        from platoon_base.platoon_api.global_dynamics import EASGD, AverageSGD, Downpour, SumSGD
-
-        worker = connect()
-        rank = worker.global_rank
-        x, c, u = (theano.shared(np.zeros((2, 3) if rank else (3, 2)), name=name) for name in "xcu")
-        makers = {
-            "easgd": lambda: EASGD().make_rule(x, c, 0.5),
-            "downpour": lambda: Downpour().make_rule(x, u, c),
-            "sgd": lambda: AverageSGD().make_rule(u),
-            "mixed": lambda: (AverageSGD if rank else SumSGD)().make_rule(theano.shared(0.0, name="s")),
-        }
-        for name, make in makers.items():
-            try:
-                make()
-            except LayoutMismatchError as exc:
-                worker.report({f"{name} {rank}": str(exc)})
-        """
-    ).require_success()
+    outcome = run_job(script_path("platoon_api_models_that_differ_are_refused_and_not_mixed")).require_success()
     assert len(outcome.reported) == 8
     assert "got c float64[3, 2] as parameter 0, worker 1's is c float64[2, 3]" in outcome.reported["easgd 0"]
     assert "got SGD(average=True), worker 0 has SGD(average=False)" in outcome.reported["mixed 1"]

@@ -4,6 +4,7 @@ import json
 import os
 
 import pytest
+from scripts_here import script_path
 
 from platoon_base.cli.launcher import log_file
 from platoon_base.coordination.phase import Phase
@@ -117,37 +118,7 @@ def test_a_worker_that_cannot_be_started_again_is_lost(tmp_path):
 
 def test_what_was_kept_comes_back_once(run_job):
     run_job(
-        """
-        import os
-        from platoon_base import connect
-        from platoon_base.errors import ConfigurationError, ProtocolError
-        worker = connect()
-        state = {"best": 0.5, "list": [1, "two", b"3", None]}
-        if worker.late:
-            assert worker.take_kept("state") == state
-            assert worker.take_kept("state", 7) == 7
-            assert worker.take_kept("small") == "later"
-            assert len(worker.take_kept("large")) == 200_000
-            assert worker.take_kept("too large") is None
-        else:
-            worker.keep("state", state)
-            worker.keep("small", "earlier")
-            worker.keep("small", "later")
-            worker.keep("large", bytes(200_000))
-            assert worker.take_kept("state") is None
-            for name, value, error, text in (
-                ("larger", bytes(300_000), ProtocolError, "Expected `bytes` of length <= 262144"),
-                ("no data", object(), ProtocolError, "send numbers, strings"),
-                ("too large", bytes(100_000), ConfigurationError, "the limit is 262144"),
-            ):
-                try:
-                    worker.keep(name, value)
-                except error as exc:
-                    assert text in str(exc), exc
-                else:
-                    raise AssertionError(name)
-            os.kill(os.getpid(), 9)
-        """,
+        script_path("restarts_what_was_kept_comes_back_once"),
         1,
         max_restarts=1,
     ).require_success()

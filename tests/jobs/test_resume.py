@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import psutil
 import pytest
+from scripts_here import script_path
 
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
 from platoon_base.cli.story_file import read_story
@@ -21,38 +22,7 @@ from platoon_base.shm.segments import SHM_FOLDER
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 
 # Each worker counts its mini-batches in the center; it waits at a step if told to, for a file or for its end.
-COUNT = """
-import sys, time
-from pathlib import Path
-import numpy as np
-from platoon_base import ASGD, EASGD, connect
-
-STEPS, PER_EPOCH = 40, 10
-folder, pause_at = Path(sys.argv[1]), int(sys.argv[2])
-worker = connect()
-x, y = np.zeros(4), np.zeros((2, 3), "float32")
-worker.init_shared_params([x, y], ASGD())
-start = worker.resume_at
-kept = worker.take_kept("twice")
-print("starts at", tuple(start), "kept", kept, "center", int(x[0]), "seed", worker.seed, flush=True)
-worker.barrier("all began")
-for epoch in range(max(start.epoch, 1), STEPS // PER_EPOCH + 1):
-    for step in range(start.done_in(epoch), PER_EPOCH):
-        x += 1
-        y += 1
-        worker.progress(steps=1, epoch=epoch)
-        worker.sync_params()
-        done = PER_EPOCH * (epoch - 1) + step + 1
-        worker.keep("twice", 2 * done)
-        if done == pause_at:
-            (folder / f"paused-{worker.global_rank}").touch()
-            while not worker.should_stop:
-                time.sleep(0.01)
-            raise SystemExit("stopped")
-worker.advanced.meet("end")
-worker.copy_to_local()
-worker.report({"center": float(x[0]), "second": float(y[1, 2])})
-"""
+COUNT = script_path("resume_count").read_text()
 
 
 @pytest.fixture
@@ -190,26 +160,13 @@ def test_a_center_that_is_released_is_saved_first_and_stays(platoon, write_scrip
         assert [values.max() for values in newest(kept).center] == [80, 80]
 
 
-SLEEPING_DISK = """
-import os, threading
-from platoon_base.cli import main
-
-answer = os.fsync
-
-def fsync(fd):
-    if "unfinished-checkpoint" in os.readlink(f"/proc/self/fd/{fd}"):
-        threading.Event().wait()
-    answer(fd)
-
-os.fsync = fsync
-main()
-"""
+SLEEPING_DISK = script_path("resume_sleeping_disk")
 
 
 def test_a_disk_that_does_not_answer_does_not_keep_a_job_for_ever(write_script, tmp_path):
     """The first write never ends; the first signal ends the workers, the second one the wait for the disk."""
     script = write_script(COUNT)
-    command = [sys.executable, "-c", SLEEPING_DISK, "launch", "-n", "2", "--checkpoint-every", "1000"]
+    command = [sys.executable, SLEEPING_DISK, "launch", "-n", "2", "--checkpoint-every", "1000"]
     with subprocess.Popen(
         [*command, "--log-dir", "logs", "--resume", "kept", str(script), str(tmp_path), "23"], cwd=tmp_path
     ) as launcher:
@@ -283,34 +240,16 @@ def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script
     assert "can be used" in damaged.stderr
 
 
-def test_without_a_center_there_is_nothing_to_go_on_from_but_what_was_kept(platoon, write_script, tmp_path):
-    script = write_script(
-        """
-        from platoon_base import connect
-        worker = connect()
-        print("starts at", tuple(worker.resume_at), worker.take_kept("best"), flush=True)
-        worker.progress(steps=7, epoch=2)
-        worker.keep("best", [0.5, "x"])
-        """
-    )
+def test_without_a_center_there_is_nothing_to_go_on_from_but_what_was_kept(platoon, tmp_path):
+    script = script_path("resume_without_a_center_there_is_nothing_to_go")
     for expected in ("starts at (0, 0, 0) None", "starts at (0, 0, 0) [0.5, 'x']"):
         done = platoon("launch", "-n", 1, "--log-dir", "logs", "--resume", "kept", script)
         assert done.returncode == 0, done.stdout
         assert expected in (tmp_path / "logs" / "rank0.log").read_text()
 
 
-def test_a_full_disk_is_an_error_before_the_training(platoon, write_script, small_disk, tmp_path):
-    script = write_script(
-        """
-        import numpy as np
-        from platoon_base import EASGD, connect
-        worker = connect()
-        worker.init_shared_params([np.random.standard_normal(1_000_000)], EASGD())
-        while not worker.should_stop:
-            worker.progress(steps=1)
-            worker.sync_params()
-        """
-    )
+def test_a_full_disk_is_an_error_before_the_training(platoon, small_disk, tmp_path):
+    script = script_path("resume_a_full_disk_is_an_error_before_the_training")
     done = platoon("launch", "-n", 2, "--checkpoint-every", 1000, "--resume", small_disk / "kept", script)
     assert done.returncode == 2, done.stdout
     assert "cannot write a checkpoint to" in done.stderr
@@ -323,22 +262,10 @@ def test_a_full_disk_is_an_error_before_the_training(platoon, write_script, smal
     assert "0.0 MB free" in done.stderr
 
 
-def test_a_full_disk_is_an_error_also_where_parameters_are_shared_later(platoon, write_script, small_disk):
+def test_a_full_disk_is_an_error_also_where_parameters_are_shared_later(platoon, small_disk):
     """Checkpoints without a center are small, and say nothing about the room for one that has it."""
     kept = small_disk / "kept"
-    script = write_script(
-        """
-        import sys
-        import numpy as np
-        from pathlib import Path
-        from platoon_base import EASGD, connect
-        from watching import until
-        worker = connect()
-        until(lambda: any(Path(sys.argv[1]).glob("checkpoint-*.npz")))
-        worker.init_shared_params([np.random.standard_normal(1_000_000)], EASGD())
-        until(lambda: worker.should_stop)
-        """
-    )
+    script = script_path("resume_a_full_disk_is_an_error_also")
     done = platoon("launch", "-n", 2, "--checkpoint-every", 0.05, "--resume", kept, script, kept)
     assert done.returncode == 2, done.stdout
     assert "No space left on device. Make room" in done.stderr
@@ -458,23 +385,8 @@ def test_a_folder_in_whose_place_there_is_another_is_a_problem(in_trouble, tmp_p
     assert "another folder than at the start" in summary["not_saved"]
 
 
-def test_the_launcher_does_not_keep_what_it_resumes(platoon, write_script, tmp_path):
-    script = write_script(
-        """
-        import os, psutil
-        import numpy as np
-        from platoon_base import ASGD, connect
-        worker = connect()
-        own = psutil.Process(os.getppid()).memory_full_info().uss  # without what is shared with others
-        print("launcher", own, flush=True)
-        x = np.zeros(int(os.environ["NUMBERS"]))
-        worker.init_shared_params([x], ASGD())
-        assert len(x) == 1 or x[0] == 3 or not worker.resume_at.steps
-        x += 3
-        worker.progress(steps=1, epoch=1)
-        worker.sync_params()
-        """
-    )
+def test_the_launcher_does_not_keep_what_it_resumes(platoon, tmp_path):
+    script = script_path("resume_the_launcher_does_not_keep_what_it_resumes")
     used = {}
     for numbers in (1, 30_000_000):
         for _ in range(2):
@@ -519,32 +431,8 @@ def test_another_rule_is_refused_and_another_argument_is_said(platoon, write_scr
     assert "is of the rule EASGD(alpha=0.5), from here on it is EASGD(alpha=0.25)" in outcomes[3][1]
 
 
-def test_synchronous_training_goes_on_with_what_the_first_worker_put_into_the_center(platoon, write_script, tmp_path):
-    script = write_script(
-        """
-        import os, sys
-        import numpy as np
-        from pathlib import Path
-        from platoon_base import EASGD, connect
-        worker = connect()
-        x = np.zeros(3)
-        worker.init_shared_params([x], EASGD())
-        start = worker.resume_at
-        print("starts at", tuple(start), x[0], flush=True)
-        fails = Path(sys.argv[1]) / "fail"
-        for epoch in range(max(1, start.epoch), 4):
-            for step in range(start.done_in(epoch), 5):
-                x += worker.all_reduce(np.ones(3), timeout_s=60)
-                worker.progress(steps=1, epoch=epoch)
-                if fails.exists() and epoch == 3 and step == 2:
-                    worker.barrier("all have seen it")
-                    fails.unlink(missing_ok=True)
-                    os.kill(os.getpid(), 9)
-            if worker.global_rank == 0:
-                worker.copy_to_global()
-        print("ends at", x[0], flush=True)
-        """
-    )
+def test_synchronous_training_goes_on_with_what_the_first_worker_put_into_the_center(platoon, tmp_path):
+    script = script_path("resume_synchronous_training_goes")
     (tmp_path / "fail").touch()
     first = platoon("launch", "-n", 2, "--log-dir", "logs", "--checkpoint-every", 1000, script, tmp_path)
     assert first.returncode == 137, first.stdout
@@ -571,34 +459,9 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", folder], check=True)
 
 
-def test_resumed_workers_may_be_at_other_data(platoon, write_script, tmp_path):
+def test_resumed_workers_may_be_at_other_data(platoon, tmp_path):
     """Each goes on in an epoch of its own, with the rows of that epoch; those at one place are still compared."""
-    script = write_script(
-        """
-        import sys
-        import numpy as np
-        from platoon_base import ASGD, connect
-        from platoon_base.errors import ConfigurationError
-
-        run = int(sys.argv[1])
-        worker = connect()
-        rank = worker.global_rank
-        x = np.zeros(3)
-        worker.init_shared_params([x], ASGD())
-        before = worker.resume_at.epoch
-        worker.report({f"run {run}: epochs of rank {rank} before": before})
-        for epoch in range(before + 1, (3 if run else 1 + rank) + 1):
-            worker.shard(np.random.RandomState(epoch).permutation(100))
-            x += 1
-            worker.progress(steps=1, epoch=epoch)
-            worker.sync_params()
-        worker.barrier("all are here")
-        try:
-            worker.shard(np.random.RandomState(rank).permutation(100).reshape(50, 2))
-        except ConfigurationError as exc:
-            worker.report({f"run {run}: refused": str(exc)})
-        """
-    )
+    script = script_path("resume_resumed_workers_may_be_at_other_data")
     for run, workers in enumerate([2, 2, 3]):
         options = ["--resume", "kept", "--checkpoint-every", 1000, "--summary", "s.json", "--log-dir", "logs"]
         done = platoon("launch", "-n", workers, *options, script, run)
@@ -611,55 +474,12 @@ def test_resumed_workers_may_be_at_other_data(platoon, write_script, tmp_path):
     assert "data set 1 of rows like int64[2] from epoch 3, mini-batch" in reported["run 2: refused"]
 
 
-POSITIONS = """
-import os
-import numpy as np
-from platoon_base import EASGD, LocalSGD, connect
-from platoon_base.job.files import JobFiles
-from platoon_base.shm.job_state import JobState
-from platoon_base.shm.segments import Segment
-from platoon_base.system.environment import MAX_WORKERS
-
-worker, seen = connect(), []
-segment = Segment.attach(JobFiles.read(os.environ["PLATOON_JOB"]).job_state)
-job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=False)
-
-def steps_in_the_center():
-    return job_state.position(worker.global_rank).steps
-
-class SpiedEASGD(EASGD):
-    kernel = None
-    def sync(self, *arrays):
-        seen.append(steps_in_the_center())
-        super().sync(*arrays)
-
-class SpiedLocalSGD(LocalSGD):
-    step_kernel = None
-    def step(self, *args):
-        seen.append(steps_in_the_center())
-        super().step(*args)
-
-x, made = np.zeros(10), 0
-for rule in (SpiedEASGD(0.5), SpiedLocalSGD()):
-    worker.init_shared_params([x], rule)
-    for sync in (worker.sync_params, lambda: worker.advanced.sync_arrays([x])):
-        seen.clear()
-        worker.progress(steps=1, epoch=1)
-        made += 1
-        x += 1
-        sync()
-        assert set(seen) <= {made - 1}, (rule, made, seen)  # one of two workers makes the outer step
-        assert seen or rule == SpiedLocalSGD()
-        assert steps_in_the_center() == made, (rule, made)
-        worker.barrier("both have looked")
-    worker.release_shared_params()
-print("all positions seen", flush=True)
-"""
+POSITIONS = script_path("resume_positions")
 
 
-def test_a_position_is_counted_when_the_center_has_its_steps_and_not_before(platoon, write_script, tmp_path):
+def test_a_position_is_counted_when_the_center_has_its_steps_and_not_before(platoon, tmp_path):
     """What is in the position is not done again: counted too early, a death would lose these steps."""
-    done = platoon("launch", "-n", 2, "--log-dir", "logs", write_script(POSITIONS))
+    done = platoon("launch", "-n", 2, "--log-dir", "logs", POSITIONS)
     logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
     assert done.returncode == 0, done.stdout + "".join(logs)
     assert all("all positions seen" in log for log in logs)

@@ -2,30 +2,16 @@
 
 import json
 import signal
-import textwrap
 import time
 
 import numpy as np
 import pytest
+from scripts_here import behind, script_path
 
 from platoon_base.rules import DiLoCo, LocalSGD, SlowMo
 from tests.helpers.launching_hosts import Hosts, clean_environment
 
 pytestmark = pytest.mark.base
-
-HEAD = """
-import json, os, sys, time
-import numpy as np
-from platoon_base import connect
-from platoon_base.errors import PlatoonError
-from platoon_base.rules import EASGD, DiLoCo, LocalSGD, SlowMo
-
-worker = connect()
-rank, size = worker.global_rank, worker.global_size
-
-def say(*values):
-    print(json.dumps(values), flush=True)
-"""
 
 
 @pytest.fixture
@@ -40,21 +26,10 @@ def said(hosts, rank, host):
 
 
 def script(text):
-    return HEAD + textwrap.dedent(text)
+    return behind("hosts_preamble", text)
 
 
-ROUNDS = """
-rule = eval(sys.argv[1])
-x, y = np.zeros(1_200_000, "float32"), np.full((3, 2), 4.0)  # two stripes
-worker.init_shared_params([x, y], rule)
-worker.barrier("shared")
-for step in range(1, 6):
-    x += np.float32(rank + step)
-    y *= 1 + rank / 8
-    worker.sync_params(part=0.5 if step == 3 else 1.0)
-    say(step, float(x[0]), float(x[-1]), y.reshape(-1).tolist(), bool((x == x[0]).all()))
-worker.barrier("end")
-"""
+ROUNDS = script_path("rounds_of_hosts_rounds")
 
 
 def by_hand(rule, workers):
@@ -76,7 +51,7 @@ def by_hand(rule, workers):
 @pytest.mark.parametrize("workers", [(2, 2), (1, 3, 1)], ids=repr)
 def test_all_workers_of_all_hosts_make_the_steps_of_one_process(hosts, rule, workers):
     expected = by_hand(rule, sum(workers))
-    assert hosts.run(script(ROUNDS), workers=workers, args=[repr(rule)]) == [0] * len(workers), hosts.output(0)
+    assert hosts.run(ROUNDS, workers=workers, args=[repr(rule)]) == [0] * len(workers), hosts.output(0)
     first = 0
     everyone = []
     for host, count in enumerate(workers):
@@ -89,25 +64,7 @@ def test_all_workers_of_all_hosts_make_the_steps_of_one_process(hosts, rule, wor
             np.testing.assert_allclose(line[1:3] + line[3], other[1:3] + other[3], rtol=1e-6)
 
 
-GOES_ON = """
-x = np.full(10, 0.0, "float32")
-worker.init_shared_params([x], DiLoCo(1.0, 0.0))
-say("begins", float(x[0]))
-if "AGAIN" not in os.environ:
-    worker.barrier("shared")
-deadline = time.monotonic() + 60
-stop = os.path.join(sys.argv[1], "enough")
-while not worker.should_stop:
-    if rank == 0 and os.path.exists(stop):
-        worker.request_stop("enough")
-    assert time.monotonic() < deadline
-    before = float(x[0])
-    x += np.float32(rank + 1)
-    began = time.monotonic()
-    worker.sync_params()
-    say("round", before, float(x[0]), time.monotonic() - began)
-    time.sleep(0.01)
-"""
+GOES_ON = script_path("rounds_of_hosts_goes_on")
 
 
 def rounds_of(hosts, rank, host):
@@ -128,14 +85,14 @@ def test_the_others_go_on_without_a_host_that_is_killed_and_it_may_return(hosts)
     """The progress of each round is the mean of what the workers that take part have added: 1, 2 and 3."""
     args = [str(hosts.folder)]
     for host, count in enumerate((2, 1)):
-        hosts.start(script(GOES_ON), "--allow-failures", host=host, workers=count, args=args)
+        hosts.start(GOES_ON, "--allow-failures", host=host, workers=count, args=args)
     hosts.until("logs0/rank0.log", "round")
     hosts.launchers[1].kill()
     hosts.until("h0.out", "is lost, with workers 2")
     until_more_rounds(hosts, 0, 0)
     hosts.launchers.pop(1).wait()
     (hosts.folder / "logs1" / "rank2.log").unlink()
-    hosts.start(script(GOES_ON), "--allow-failures", host=1, args=args, environment={"AGAIN": "1"})
+    hosts.start(GOES_ON, "--allow-failures", host=1, args=args, environment={"AGAIN": "1"})
     hosts.until("h0.out", "is back, with workers 2")
     hosts.until("logs1/rank2.log", "round")
     until_more_rounds(hosts, 2, 1)
@@ -155,25 +112,7 @@ def test_the_others_go_on_without_a_host_that_is_killed_and_it_may_return(hosts)
 
 
 def test_a_courier_that_is_killed_in_the_midst_of_rounds_loses_nothing(hosts):
-    code = script(
-        """
-        import signal, subprocess
-
-        x = np.full(200_000, 0.0, "float32")
-        worker.init_shared_params([x], DiLoCo(1.0, 0.0))
-        worker.barrier("shared")
-        launcher = os.getppid()
-        for step in range(60):
-            if step % 20 == 10 and rank == 1:
-                found = subprocess.run(["pgrep", "-P", str(launcher), "-f", "courier.process"], capture_output=True)
-                for pid in found.stdout.split():
-                    os.kill(int(pid), signal.SIGKILL)
-            x += np.float32(rank)
-            worker.sync_params()
-            say(float(x[0]), bool((x == x[0]).all()))
-        worker.barrier("end")
-        """
-    )
+    code = script_path("rounds_of_hosts_a_courier_that_is_killed_in_the_midst")
     assert hosts.run(code, workers=(1, 1)) == [0, 0], hosts.output(0) + hosts.output(1)
     assert "the courier of this host ended" in hosts.output(1)
     assert said(hosts, 0, 0) == said(hosts, 1, 1) == [[(step + 1) / 2, True] for step in range(60)]
@@ -182,38 +121,14 @@ def test_a_courier_that_is_killed_in_the_midst_of_rounds_loses_nothing(hosts):
 @pytest.mark.parametrize("rule", ["LocalSGD()", "EASGD(0.5)"])
 @pytest.mark.parametrize("writer", [0, 2])
 def test_who_overwrites_the_center_does_so_on_all_hosts(hosts, rule, writer):
-    code = script(
-        """
-        x = np.full(1000, float(rank), "float32")
-        worker.init_shared_params([x], eval(sys.argv[1]))
-        worker.barrier("shared")
-        for value in (5.0, 7.0):
-            if rank == int(sys.argv[2]):
-                x[:] = value
-                worker.copy_to_global()
-            worker.barrier(f"wrote {value}")
-            with worker.center_params():
-                say(float(x[0]), bool((x == x[0]).all()))
-            worker.barrier(f"read {value}")
-        """
-    )
+    code = script_path("rounds_of_hosts_who_overwrites_the_center_does")
     assert hosts.run(code, workers=(2, 1), args=[rule, str(writer)]) == [0, 0], hosts.output(0)
     for rank, host in enumerate((0, 0, 1)):
         assert said(hosts, rank, host) == [[5.0, True], [7.0, True]]
 
 
 def test_a_function_may_not_change_the_center_of_its_own_host_alone(hosts):
-    code = script(
-        """
-        x = np.full(10, float(rank), "float32")
-        worker.init_shared_params([x], LocalSGD())
-        try:
-            worker.update_center(lambda center: say("called"))
-        except PlatoonError as exc:
-            say(str(exc))
-        worker.barrier("end")
-        """
-    )
+    code = script_path("rounds_of_hosts_a_function_may_not_change_the_center")
     assert hosts.run(code, workers=(1, 1)) == [0, 0], hosts.output(0)
     for rank in (0, 1):
         (line,) = said(hosts, rank, rank)
@@ -221,20 +136,7 @@ def test_a_function_may_not_change_the_center_of_its_own_host_alone(hosts):
 
 
 def test_a_host_that_stands_still_is_waited_for_and_a_round_has_a_deadline(hosts):
-    code = script(
-        """
-        x = np.full(10, 0.0, "float32")
-        worker.init_shared_params([x], LocalSGD())
-        worker.barrier("shared")
-        say("trains")
-        for step in range(200):
-            x += 1
-            worker.sync_params(timeout_s=30)
-            time.sleep(0.01)
-        say(float(x[0]))
-        worker.barrier("end")
-        """
-    )
+    code = script_path("rounds_of_hosts_a_host_that_stands_still_is_waited")
     for host in (0, 1):
         hosts.start(code, host=host)
     hosts.until("logs0/rank0.log", "trains")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts_here import script_path
 from watching import until
 
 pytestmark = [
@@ -18,23 +19,7 @@ pytestmark = [
 
 PICTURES = Path(__file__).parents[1] / "corpus" / "screens"
 # No steps are counted, so no rate changes from run to run.
-SCRIPT = """
-    import signal
-    from platoon_base import connect
-
-    worker = connect()
-    rank = worker.global_rank
-    if rank % 4 == 3:
-        worker.advanced.announce(bound=True)
-    elif rank % 4 != 2:
-        worker.progress(epoch=3, loss=0.5 / (rank + 1))
-        worker.advanced.announce(last_epoch=50, limit="patience 3/15")
-    if rank == 0:
-        print("a line of the script")
-        worker.report({f"measure_{i}": i / 8 for i in range(12)})
-        worker.report({"note": "a text of several words, which is longer than sixty characters, is cut between words"})
-    signal.pause()
-"""
+SCRIPT = script_path("screen_script")
 
 
 @pytest.fixture
@@ -64,8 +49,8 @@ def picture(screen):
 
 
 @pytest.mark.parametrize(("width", "height", "workers"), [(80, 24, 16), (120, 40, 5), (60, 14, 16)])
-def test_a_terminal_shows_what_is_expected(terminal, write_script, tmp_path, width, height, workers):
-    script = write_script(SCRIPT)
+def test_a_terminal_shows_what_is_expected(terminal, tmp_path, width, height, workers):
+    script = SCRIPT
     wanted = PICTURES / f"{width}x{height}.txt"
     command = [sys.executable, "-m", "platoon_base", "launch", "-n", workers, "--grace", 0, "--log-dir", "logs", script]
     terminal("new-session", "-d", "-x", width, "-y", height, shlex.join(map(str, command)))

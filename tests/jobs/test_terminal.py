@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from scripts_here import script_path
 
 pytestmark = pytest.mark.base
 
@@ -73,20 +74,8 @@ def session(tmp_path):
 
 
 @pytest.mark.parametrize("alone", ["", "1"], ids=["forked", "alone"])
-def test_a_breakpoint_of_the_only_worker_has_the_terminal(session, write_script, tmp_path, alone):
-    script = write_script(
-        """
-        from platoon_base import connect
-
-        def train(worker):
-            x = 41
-            breakpoint()
-            worker.report({"x": x})
-            print("x is", x)
-
-        train(connect())
-        """
-    )
+def test_a_breakpoint_of_the_only_worker_has_the_terminal(session, tmp_path, alone):
+    script = script_path("terminal_a_breakpoint_of_the_only_worker")
     launched = session("-n", 1, "--log-dir", "logs", script, environment={"PLATOON_NO_PREFORK": alone})
     before = launched.read_until(r"\(Pdb\) ")
     assert "worker 0 is at a breakpoint: no table from here on" in before

@@ -9,29 +9,16 @@ import os
 import resource
 import signal
 import socket
-import textwrap
 import time
 
 import psutil
 import pytest
+from scripts_here import behind, script_path
 
 from tests.helpers.breakable import Breakable
 from tests.helpers.launching_hosts import Hosts, clean_environment
 
 pytestmark = pytest.mark.base
-
-HEAD = """
-import json, os, sys, time
-import numpy as np
-from platoon_base import connect
-from platoon_base.errors import PlatoonError
-
-worker = connect()
-rank, size = worker.global_rank, worker.global_size
-
-def say(*values):
-    print(json.dumps(values), flush=True)
-"""
 
 
 @pytest.fixture
@@ -46,7 +33,7 @@ def said(hosts, rank, host):
 
 
 def script(text):
-    return HEAD + textwrap.dedent(text)
+    return behind("hosts_preamble", text)
 
 
 def test_logs_say_on_which_host_the_others_are(hosts):
@@ -65,18 +52,7 @@ def test_logs_say_on_which_host_the_others_are(hosts):
 
 
 def test_workers_of_all_hosts_are_one_world(hosts):
-    code = script(
-        """
-        say(rank, size, worker.local_rank, worker.local_size)
-        worker.barrier("start")
-        say(worker.gather([rank, "x" * rank]))
-        say(worker.reduce_metrics({"loss": (float(rank), 1.0)})["loss"])
-        say(np.asarray(worker.shard(11)).tolist())
-        say(worker.advanced.sum_arrays("s", [np.arange(3.0) * rank]).arrays[0].tolist())
-        worker.report({f"by_{rank}": rank})
-        worker.barrier("end")
-        """
-    )
+    code = script_path("two_hosts_workers_of_all_hosts_are_one_world")
     assert hosts.run(code, "--summary", "summary.json", workers=(2, 1, 3)) == [0, 0, 0], hosts.output(0)
     of = {0: 0, 1: 0, 2: 1, 3: 2, 4: 2, 5: 2}
     seen = {rank: said(hosts, rank, host) for rank, host in of.items()}
@@ -95,27 +71,7 @@ def test_workers_of_all_hosts_are_one_world(hosts):
 
 
 def test_what_one_worker_does_all_see(hosts):
-    code = script(
-        """
-        worker.advanced.stop_votes.open(1)
-        worker.barrier("open")
-        if rank == 2:
-            worker.advanced.stop_votes.cast()
-        deadline = time.monotonic() + 30
-        while worker.advanced.stop_votes.voters() != {2}:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
-        say("voted")
-        worker.barrier("voted")
-        if rank == 1:
-            worker.request_stop("rank 1 has enough")
-        while not worker.should_stop:
-            assert time.monotonic() < deadline
-            worker.progress(steps=1)
-            time.sleep(0.001)
-        say(worker.stop_reason)
-        """
-    )
+    code = script_path("two_hosts_what_one_worker_does_all_see")
     assert hosts.run(code) == [0, 0], hosts.output(0)
     for rank, host in ((0, 0), (1, 0), (2, 1)):
         assert said(hosts, rank, host) == [["voted"], ["rank 1 has enough"]]
@@ -124,50 +80,21 @@ def test_what_one_worker_does_all_see(hosts):
 
 def test_a_lock_that_all_hosts_share(hosts):
     """One worker at a time is inside, wherever it is."""
-    code = script(
-        """
-        path = os.path.join(sys.argv[1], "inside")
-        worker.barrier("start")
-        for _ in range(20):
-            worker.lock()
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-            time.sleep(0.002)
-            os.unlink(path)
-            worker.unlock()
-        """
-    )
+    code = script_path("two_hosts_a_lock_that_all_hosts_share")
     assert hosts.run(code, workers=(2, 2), args=[str(hosts.folder)]) == [0, 0], hosts.log(0, 0) + hosts.log(2, 1)
 
 
-FAILS = """
-    worker.barrier("start")
-    worker.progress(steps=1)
-    if rank == 2:
-        raise ValueError("rank 2 has had it")
-    try:
-        worker.barrier("end", timeout_s=30)
-    except PlatoonError as exc:
-        say(type(exc).__name__)
-"""
+FAILS = script_path("two_hosts_fails")
 
 
 def test_a_worker_that_fails_on_another_host_is_shown_on_the_first(hosts):
-    assert hosts.run(script(FAILS)) == [1, 1]
+    assert hosts.run(FAILS) == [1, 1]
     assert "ValueError: rank 2 has had it" in hosts.output(0)
     assert "script.py" in hosts.output(0)
 
 
 def test_a_worker_of_another_host_is_started_again_there(hosts):
-    code = script(
-        """
-        mark = os.path.join(sys.argv[1], "failed")
-        say(os.environ["HOME"])
-        if rank == 1 and not os.path.exists(mark):
-            open(mark, "w").close()
-            worker.progress(steps=1)
-            os._exit(3)
-        """
-    )
+    code = script_path("two_hosts_a_worker_of_another_host_is_started_again")
     assert hosts.run(
         code, "--max-restarts", "1", "--summary", "summary.json", workers=(1, 1), args=[str(hosts.folder)]
     ) == [0, 0], hosts.output(0)
@@ -175,23 +102,12 @@ def test_a_worker_of_another_host_is_started_again_there(hosts):
     assert json.loads((hosts.folder / "summary.json").read_text())["restarts"] == 1
 
 
-WAIT = """
-    worker.barrier("start")
-    say("waits")
-    try:
-        while True:
-            worker.progress(steps=1)
-            worker.barrier("again", timeout_s=30)
-            time.sleep(0.01)
-    except PlatoonError as exc:
-        say(type(exc).__name__)
-        raise
-"""
+WAIT = script_path("two_hosts_wait")
 
 
 def start_waiting(hosts, *options, workers=(1, 1)):
     for host, count in enumerate(workers):
-        hosts.start(script(WAIT), *options, host=host, hosts=len(workers), workers=count)
+        hosts.start(WAIT, *options, host=host, hosts=len(workers), workers=count)
     for host in range(len(workers)):
         rank = sum(workers[:host])
         hosts.until(f"logs{host}/rank{rank}.log", "waits")
@@ -266,8 +182,8 @@ def test_a_launcher_that_stands_still_for_a_while_loses_nothing(hosts):
 
 def test_a_network_that_resets_connections_for_a_while_loses_nothing(hosts):
     with Breakable(hosts.port) as way:
-        hosts.start(script(WAIT), host=0)
-        hosts.start(script(WAIT), "--rdzv-endpoint", f"127.0.0.1:{way.port}", host=1)
+        hosts.start(WAIT, host=0)
+        hosts.start(WAIT, "--rdzv-endpoint", f"127.0.0.1:{way.port}", host=1)
         for host in (0, 1):
             hosts.until(f"logs{host}/rank{host}.log", "waits")
         way.refusing.set()
@@ -387,21 +303,7 @@ def test_no_job_begins_without_a_host_that_is_silent_in_the_meeting(hosts):
 
 
 def test_a_host_that_is_started_anew_before_it_is_lost_takes_part_again(hosts):
-    code = script(
-        """
-        from platoon_base.rules import EASGD
-
-        x = np.zeros(10, "float32")
-        worker.init_shared_params([x], EASGD())
-        say("trains")
-        deadline = time.monotonic() + 60
-        while not os.path.exists(os.path.join(sys.argv[1], "enough")):
-            assert time.monotonic() < deadline
-            worker.progress(steps=1)
-            worker.sync_params()
-            time.sleep(0.01)
-        """
-    )
+    code = script_path("two_hosts_a_host_that_is_started_anew")
     options = {"args": [str(hosts.folder)]}
     for host in (0, 1):
         hosts.start(code, "--allow-failures", "--host-timeout", "60", host=host, **options)
@@ -498,33 +400,13 @@ def test_a_host_takes_the_key_that_is_made_while_it_waits(hosts):
     assert hosts.wait(30) == [0, 0], hosts.output(0)
 
 
-ASYNCHRONOUS = """
-from platoon_base.rules import EASGD
-
-x = np.full(1000, 5.0 + rank, "float32")  # of which those of the first to come on host 0 count
-worker.init_shared_params([x], EASGD())
-say(sorted(set(x.tolist())))
-worker.barrier("shared")
-deadline, worst = time.monotonic() + 40, 0.0
-target = np.float32(rank)
-near = 0
-while near < 10:
-    assert time.monotonic() < deadline, x[0]
-    x -= np.float32(0.01) * (x - target)
-    worker.progress(steps=1)
-    began = time.perf_counter()
-    worker.sync_params()
-    worst = max(worst, time.perf_counter() - began)
-    near += all(abs(value - 1.5) < 0.6 for value in worker.gather(float(x[0])))
-say(worst)
-worker.barrier("end")
-"""
+ASYNCHRONOUS = script_path("two_hosts_asynchronous")
 
 
 def test_centers_of_hosts_come_together_while_workers_train(hosts):
     """Each worker is drawn to its rank; only with those of the other host is 1.5 in the middle."""
     environment = {"PLATOON_HOSTS_EVERY_S": "0.01"}
-    assert hosts.run(script(ASYNCHRONOUS), workers=(2, 2), environment=environment) == [0, 0], hosts.output(0)
+    assert hosts.run(ASYNCHRONOUS, workers=(2, 2), environment=environment) == [0, 0], hosts.output(0)
     started = [said(hosts, rank, host)[0] for rank, host in ((0, 0), (1, 0), (2, 1), (3, 1))]
     assert started[0] in ([[5.0]], [[6.0]])
     assert started == [started[0]] * 4
@@ -563,14 +445,7 @@ def test_parameters_that_no_worker_of_the_first_host_shares_begin_with_those_of_
 
 
 def test_parameters_that_no_worker_of_the_first_host_shares_are_refused_if_that_is_to_save_them(hosts):
-    code = script(
-        """
-        from platoon_base.rules import EASGD
-        if rank:
-            worker.init_shared_params([np.zeros(10, "float32")], EASGD())
-        worker.barrier("shared")
-        """
-    )
+    code = script_path("two_hosts_parameters_that_no_worker_of_the_first_host")
     began = time.monotonic()
     assert hosts.run(code, "--checkpoint-every", "60", workers=(1, 2)) == [1, 1], hosts.output(0)
     assert time.monotonic() - began < 40  # a few seconds on an idle machine
@@ -579,55 +454,7 @@ def test_parameters_that_no_worker_of_the_first_host_shares_are_refused_if_that_
 
 
 def test_a_courier_that_is_killed_is_started_again(hosts):
-    code = script(
-        """
-        import signal, subprocess
-        from platoon_base.rules import EASGD
-
-        x = np.zeros(10, "float32")
-        worker.init_shared_params([x], EASGD())
-        worker.barrier("shared")
-
-        def moved():
-            deadline = time.monotonic() + 30
-            x[...] = 10 * rank
-            before = x.copy()
-            while abs(x - before).max() < 1 or worker.gather(float(x[0]))[1 - rank] == 10 * (1 - rank):
-                assert time.monotonic() < deadline
-                worker.sync_params()
-
-        def couriers():
-            found = []
-            for name in filter(str.isdigit, os.listdir("/proc")):
-                try:
-                    command = open(f"/proc/{name}/cmdline").read()
-                    parent = int(open(f"/proc/{name}/stat").read().rsplit(")", 1)[1].split()[1])
-                except OSError:
-                    continue
-                if "platoon_base.courier.process" in command and parent == os.getppid():
-                    found.append(int(name))
-            return found
-
-        if rank == 1:
-            deadline = time.monotonic() + 30
-            while not couriers():
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            (old,) = couriers()
-            os.kill(old, signal.SIGKILL)
-            while not [pid for pid in couriers() if pid != old]:
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-        worker.barrier("killed")
-        x[...] = 100 * rank
-        deadline = time.monotonic() + 30
-        while not 20 < x[0] < 80:  # no worker of this host is near: the other host has pulled it
-            assert time.monotonic() < deadline, x[0]
-            worker.sync_params()
-            time.sleep(0.01)
-        worker.barrier("end")
-        """
-    )
+    code = script_path("two_hosts_a_courier_that_is_killed_is_started_again")
     environment = {"PLATOON_HOSTS_EVERY_S": "0.01", "PLATOON_NO_FORK_SERVER": "1"}
     assert hosts.run(code, workers=(1, 1), environment=environment) == [0, 0], hosts.log(1, 1) + hosts.output(1)
     assert "the courier of this host ended (status -9), and is started again" in hosts.output(1)
@@ -635,28 +462,7 @@ def test_a_courier_that_is_killed_is_started_again(hosts):
 
 
 def test_the_other_host_saves_when_the_first_is_lost_and_the_job_is_resumed(hosts):
-    code = script(
-        """
-        from platoon_base.rules import EASGD
-
-        x = np.zeros(10, "float32")
-        worker.init_shared_params([x], EASGD())
-        say(float(x[0]), worker.resume_at.steps if hasattr(worker, "resume_at") else 0)
-        worker.barrier("shared")
-        if len(sys.argv) > 1:
-            sys.exit()
-        x += 3
-        try:
-            while True:
-                worker.progress(steps=1)
-                worker.sync_params()
-                worker.barrier("again", timeout_s=30)
-                say("trains")
-                time.sleep(0.05)
-        except PlatoonError:
-            pass
-        """
-    )
+    code = script_path("two_hosts_the_other_host_saves_when_the_first_is_lost")
     folder = str(hosts.folder / "kept")
     for host in (0, 1):
         hosts.start(code, "--resume", folder, "--checkpoint-every", "0.2", host=host)
@@ -709,22 +515,7 @@ def test_a_disk_that_is_slow_at_the_last_checkpoint_loses_no_host(hosts):
 
 
 def test_a_lost_host_that_returns_takes_the_center_of_the_others(hosts):
-    code = script(
-        """
-        from platoon_base.rules import EASGD
-
-        x = np.full(10, 7.0, "float32")
-        worker.init_shared_params([x], EASGD())
-        say(float(x[0]))
-        x[...] = 3.0  # worker and center meet in the middle
-        deadline = time.monotonic() + 60
-        while not os.path.exists(os.path.join(sys.argv[1], "enough")):
-            assert time.monotonic() < deadline
-            worker.progress(steps=1)
-            worker.sync_params()
-            time.sleep(0.01)
-        """
-    )
+    code = script_path("two_hosts_a_lost_host_that_returns_takes_the_center")
     args = [str(hosts.folder)]
     for host in (0, 1):
         hosts.start(code, "--allow-failures", host=host, args=args)
@@ -757,21 +548,7 @@ def test_a_lost_host_that_returns_takes_the_center_of_the_others(hosts):
 
 def test_all_workers_of_all_hosts_are_started_again_from_the_checkpoint(hosts):
     """Workers that need each other cannot come again one by one."""
-    code = script(
-        """
-        mark = os.path.join(sys.argv[1], "failed")
-        say(worker.all_reduce(np.ones(3)).tolist())
-        worker.progress(steps=1)
-        if rank == 2 and not os.path.exists(mark):
-            open(mark, "w").close()
-            os._exit(3)
-        try:
-            say(worker.all_reduce(np.ones(3)).tolist())
-        except PlatoonError as exc:
-            say(type(exc).__name__)
-            raise
-        """
-    )
+    code = script_path("two_hosts_all_workers_of_all_hosts_are_started_again")
     options = ["--max-restarts", "1", "--checkpoint-every", "5", "--summary", "summary.json"]
     assert hosts.run(code, *options, workers=(2, 1), args=[str(hosts.folder)]) == [0, 0], hosts.output(0)
     assert json.loads((hosts.folder / "summary.json").read_text())["restarts"] == 1
@@ -780,18 +557,7 @@ def test_all_workers_of_all_hosts_are_started_again_from_the_checkpoint(hosts):
 
 
 def test_workers_of_a_lost_host_use_up_no_restarts(hosts):
-    code = script(
-        """
-        mark = os.path.join(sys.argv[1], "failed")
-        say("runs")
-        while not os.path.exists(os.path.join(sys.argv[1], "enough")):
-            worker.progress(steps=1)
-            if rank == 0 and os.path.exists(os.path.join(sys.argv[1], "fail")) and not os.path.exists(mark):
-                open(mark, "w").close()
-                os._exit(3)
-            time.sleep(0.01)
-        """
-    )
+    code = script_path("two_hosts_workers_of_a_lost_host_use_up_no_restarts")
     for host, workers in ((0, 1), (1, 2)):
         hosts.start(code, "--max-restarts", "1", host=host, workers=workers, args=[str(hosts.folder)])
     for path in ("logs0/rank0.log", "logs1/rank1.log", "logs1/rank2.log"):
@@ -808,15 +574,7 @@ def test_workers_of_a_lost_host_use_up_no_restarts(hosts):
 @pytest.mark.parametrize("how", ["killed", "silent"])
 def test_a_lost_host_of_workers_that_need_each_other_is_no_interrupt(hosts, how):
     """Those that are left end by themselves, or are ended to be started again before the host is known to be lost."""
-    code = script(
-        """
-        say(worker.all_reduce(np.ones(3)).tolist())
-        while True:
-            worker.all_reduce(np.ones(3))
-            worker.progress(steps=1)
-            time.sleep(0.005)
-        """
-    )
+    code = script_path("two_hosts_a_lost_host_of_workers_that_need")
     options = ["--max-restarts", "1", "--checkpoint-every", "100", "--host-timeout", "2.5"]
     for host, workers in ((0, 2), (1, 1)):
         hosts.start(code, *options, host=host, workers=workers)
@@ -836,21 +594,7 @@ def test_a_lost_host_of_workers_that_need_each_other_is_no_interrupt(hosts, how)
 
 
 def test_all_workers_end_with_one_model_in_asynchronous_training(hosts):
-    code = script(
-        """
-        from platoon_base.rules import EASGD
-        x = np.full(50_000, float(rank), "float32")
-        worker.init_shared_params([x], EASGD(0.5))
-        for step in range(20):
-            x += np.random.default_rng([rank, step]).normal(size=x.shape).astype("float32")
-            worker.sync_params()
-        worker.barrier("trained")
-        worker.average_hosts()
-        worker.copy_to_local()
-        say(x.tobytes().hex()[:2000], float(x.sum()))
-        worker.barrier("end")
-        """
-    )
+    code = script_path("two_hosts_all_workers_end_with_one_model")
     assert hosts.run(code, workers=(2, 1)) == [0, 0], hosts.output(0)
     first, *others = (said(hosts, rank, host) for rank, host in enumerate((0, 0, 1)))
     assert all(each == first for each in others)

@@ -9,6 +9,7 @@ import sys
 import tempfile
 
 import pytest
+from scripts_here import script_path
 
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_reply, decode_request, decode_value, encode, encode_value
@@ -88,16 +89,11 @@ def test_what_fails_in_a_script_of_such_a_name_is_told(tmp_path):
     assert f"ValueError: {READ}" in done.stdout.decode()
 
 
-MARKS = """
-from platoon_base import connect
-with connect() as worker:
-    worker.report({"[/b]x": "[/i] [red]y :bug:"})
-    worker.request_stop("see [/tmp]")
-"""
+MARKS = script_path("any_text_marks")
 
 
-def test_what_the_console_would_take_for_commands_is_shown_as_it_is(platoon, write_script, tmp_path):
-    done = platoon("launch", "-n", 1, "--log-dir", "logs:bug:", "--summary", "out.json", write_script(MARKS))
+def test_what_the_console_would_take_for_commands_is_shown_as_it_is(platoon, tmp_path):
+    done = platoon("launch", "-n", 1, "--log-dir", "logs:bug:", "--summary", "out.json", MARKS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"\[/b\]x +\[/i\] \[red\]y :bug:", done.stdout), done.stdout
     assert re.search(r"stopped_by +see \[/tmp\]", done.stdout), done.stdout
@@ -157,16 +153,8 @@ def test_a_launcher_with_more_than_a_thousand_open_files(tmp_path):
     (tmp_path / "script.py").write_text(
         "from platoon_base import connect\nwith connect() as worker:\n    worker.barrier()\n"
     )
-    code = """
-import os, resource
-soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
-opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
-assert max(opened) > 1023
-from platoon_base.cli import main
-main(["launch", "-n", "2", "--log-dir", "logs", "--checkpoint-every", "60", "--resume", "kept", "script.py"])
-"""
+    code = script_path("any_text_a_launcher_with_more_than_a_thousand_open")
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False
+        [sys.executable, code], cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr

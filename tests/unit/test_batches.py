@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from scripts_here import script_path
 from watching import until
 
 from platoon_base.data import BatchReader, BatchServer
@@ -501,18 +502,7 @@ def test_where_nothing_can_pin_memory_a_warning_says_so(server, monkeypatch):
         assert reader.receive().tolist() == [0, 1, 2, 3]
 
 
-CALL_AS_NOBODY = """
-import os, socket, sys
-from platoon_base.data.batch_link import connect_link
-from platoon_base.errors import ProtocolError
-
-os.setgid(65534), os.setuid(65534)
-socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1])
-try:
-    connect_link(sys.argv[1])
-except ProtocolError as error:
-    print(error)
-"""
+CALL_AS_NOBODY = script_path("batches_call_as_nobody")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user, and so root")
@@ -524,7 +514,7 @@ def test_batches_go_to_and_come_from_processes_of_one_user_alone(tmp_path):
     with listen_at(address) as listener:
         os.chmod(address, 0o666)
         done = subprocess.run(
-            [sys.executable, "-c", CALL_AS_NOBODY, address], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, CALL_AS_NOBODY, address], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.stdout.strip() == "refused a connection of user 0: batches are shared within one user alone", done
         for _ in range(2):

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scripts_here import script_path
 from watching import until
 
 from platoon_base.checkpoints.files import (
@@ -265,19 +266,13 @@ def test_a_folder_has_one_writer(folder):
     CheckpointFolder(folder.path).close()
 
 
-HOLD = """
-import fcntl, sys
-with open(sys.argv[1], "r+") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    print("locked", flush=True)
-    input()
-"""
+HOLD = script_path("checkpoints_hold")
 
 
 def test_a_writer_on_another_host_is_noticed_too(tmp_path):
     """NFS tells other hosts of locks on files that are open for writing, and of none on folders."""
     CheckpointFolder(tmp_path).close()
-    command = [sys.executable, "-c", HOLD, str(tmp_path / LOCK_FILE)]
+    command = [sys.executable, HOLD, str(tmp_path / LOCK_FILE)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout.readline() == "locked\n"
         with pytest.raises(ConfigurationError, match="another job keeps its checkpoints"):
@@ -372,27 +367,13 @@ def test_a_failure_leaves_the_ones_before(folder):
     assert same(newest(folder), make(1))
 
 
-WRITER = """
-import sys
-import numpy as np
-from pathlib import Path
-from platoon_base.checkpoints.files import About, Checkpoint, CheckpointFolder, read_checkpoint
-from platoon_base.layout import Layout
-folder = CheckpointFolder(Path(sys.argv[1]))
-found = folder.newest()
-value = int(read_checkpoint(found[0]).center[0][0]) if found else 0
-while True:
-    value += 1
-    center = [np.full(30_000, value, "float64")]
-    folder.save(Checkpoint.of(About(seed=0, size=1, seconds=0.0), Layout.of(center), center, []))
-    print(value, flush=True)
-"""
+WRITER = script_path("checkpoints_writer")
 
 
 def test_a_writer_killed_at_any_moment_leaves_a_whole_one(tmp_path):
     latest = 0
     for attempt in range(12):
-        command = [sys.executable, "-c", WRITER, str(tmp_path)]
+        command = [sys.executable, WRITER, str(tmp_path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
             for _ in range(3):
                 latest = int(writer.stdout.readline())

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import pytest
+from scripts_here import script_path
 
 from platoon_base.cli.output import OutputBuffer
 
@@ -57,16 +58,8 @@ def test_output_to_a_descriptor_that_was_closed_is_lost():
 
 def test_what_was_lost_is_not_asked_for_at_the_end():
     """When the buffer is collected, at the end of the interpreter, hardly anything can be called."""
-    code = """
-import os
-from platoon_base.cli.output import OutputBuffer
-reader, writer = os.pipe()
-os.close(reader)
-buffer = OutputBuffer(writer)
-buffer.lenient = True
-buffer.write(b"x" * 100_000)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    code = script_path("command_output_what_was_lost_is_not_asked_for_at_the_end")
+    done = subprocess.run([sys.executable, code], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -121,29 +114,11 @@ def test_a_pipe_that_does_not_block_gets_all_of_it():
     assert received == [data]
 
 
-INTERRUPTED = """
-import signal, sys
-from platoon_base.cli import output
-output.watch_output()
-
-def interrupt(number, frame):
-    if frame.f_code.co_filename == output.__file__:
-        raise KeyboardInterrupt
-
-signal.signal(signal.SIGALRM, interrupt)
-signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
-for number in range(20_000):
-    try:
-        print(number, flush=True)
-    except KeyboardInterrupt:
-        pass
-signal.setitimer(signal.ITIMER_REAL, 0)
-print(20_000, flush=True)
-"""
+INTERRUPTED = script_path("command_output_interrupted")
 
 
 def test_interrupts_write_no_line_twice():
-    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, INTERRUPTED], capture_output=True, text=True, timeout=100)
     numbers = [int(line) for line in done.stdout.split()]
     assert numbers[-1] == 20_000, done.stderr
     assert len(numbers) > 10_000  # of an interrupted one the line may be lost

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from scripts_here import script_path
 
 pytestmark = pytest.mark.base
 
@@ -72,24 +73,15 @@ def require_theano():
         pytest.skip("needs Theano: `make setup` installs it on Python 3.11")
 
 
-OWN_FLAGS = """
-    import os
-    os.environ["THEANO_FLAGS"] = "floatX=float16,device=cuda7"
-    import theano
-    from platoon_base import connect
-    with connect() as worker:
-        config = theano.config
-        worker.report({"found": f"{config.floatX} {config.device} {config.base_compiledir}"})
-        assert "blas.ldflags=" in os.environ["THEANO_FLAGS"]
-"""
+OWN_FLAGS = script_path("compat_own_flags")
 
 
 @pytest.mark.theano
-def test_a_script_that_sets_theanos_flags_itself_keeps_its_device_and_the_blas(platoon, write_script, tmp_path):
+def test_a_script_that_sets_theanos_flags_itself_keeps_its_device_and_the_blas(platoon, tmp_path):
     require_theano()
     folder = tmp_path / "compiled"
     done = platoon(
-        "launch", "-n", 1, "--log-dir", "logs", "--summary", "out.json", write_script(OWN_FLAGS),
+        "launch", "-n", 1, "--log-dir", "logs", "--summary", "out.json", OWN_FLAGS,
         environment={"THEANO_FLAGS": f"floatX=float64,base_compiledir={folder}", "THEANORC": os.devnull},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout

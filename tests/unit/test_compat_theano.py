@@ -11,6 +11,7 @@ import textwrap
 import types
 
 import pytest
+from scripts_here import script_path
 
 pytestmark = pytest.mark.theano
 
@@ -19,23 +20,7 @@ WITH_FIXES = "from platoon_base import compat; compat.apply()\n"
 
 # A layer and a softmax: it holds the Ops that unrepaired Theano never keeps (Dot22, softmax), and one whose C code is
 # versioned by a salted hash (DimShuffle).
-NETWORK = """
-import json
-from theano.gof import cmodule
-compiled = []
-def counted(module_name, *args, compile_str=cmodule.GCC_compiler.compile_str, **kwargs):
-    compiled.append(module_name)
-    return compile_str(module_name, *args, **kwargs)
-cmodule.GCC_compiler.compile_str = staticmethod(counted)
-
-import numpy as np, theano, theano.tensor as T
-x, w = T.matrix("x"), theano.shared(np.linspace(-1, 1, 6).reshape(2, 3), "w")
-b = theano.shared(np.zeros(3), "b")
-loss = -T.log(T.nnet.softmax(T.dot(x, w) + b))[:, 0].mean()
-step = theano.function([x], loss, updates=[(w, w - T.grad(loss, w))])
-losses = [float(step(np.array([[1.0, 2.0], [3.0, 4.0]]))).hex() for _ in range(3)]
-print(json.dumps({"compiled": compiled, "losses": losses, "w": [float(v).hex() for v in w.get_value().ravel()]}))
-"""
+NETWORK = script_path("compat_theano_network").read_text()
 
 
 def environment(folder):
@@ -226,15 +211,7 @@ def test_a_directory_that_vanishes_during_the_listing_does_no_harm(folder):
 
 
 def test_importing_the_base_leaves_theano_alone(folder):
-    text = """
-        import sys
-        import platoon_base
-        assert not any(name.startswith("platoon_base.compat.theano") for name in sys.modules)
-        import theano
-        assert not any(type(finder).__name__ == "AfterImport" for finder in sys.meta_path)
-        assert theano.gof.compilelock.lock.__module__ == "theano.gof.compilelock"
-        print("good")
-        """
+    text = script_path("compat_theano_importing_the_base_leaves_theano_alone")
     assert finish(start(text, folder)) == "good"
 
 

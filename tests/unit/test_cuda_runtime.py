@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from processor_cuda import OnProcessor
 from rule_table import ON_DEVICES
+from scripts_here import script_path
 
 from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_source import kernel_source
@@ -41,18 +42,8 @@ def test_what_nvrtc_says_is_told():
 
 
 def test_without_nvrtc_the_remedy_is_told():
-    code = """
-import sys
-sys.modules["cuda.bindings"] = None
-import platoon_base.devices.runtime
-from platoon_base.devices.cuda import compile_source
-try:
-    compile_source("", "sm_90")
-except Exception as exc:
-    print(type(exc).__name__, exc)
-assert "pygpu" not in sys.modules
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    code = script_path("cuda_runtime_without_nvrtc_the_remedy_is_told")
+    done = subprocess.run([sys.executable, code], capture_output=True, text=True, timeout=60, check=True)
     assert "BackendUnavailableError" in done.stdout
     assert "pip install 'platoon-plugins[cuda]'" in done.stdout
 

@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from scripts_here import script_path
 
 from platoon_base.collectives import device_faults
 from platoon_base.collectives.device_faults import HAVE_GUARD, DeviceGuard, DeviceWatch
@@ -22,14 +23,7 @@ pytestmark = [
 
 LOCK = 1025
 # A process that takes part, as long as it holds its lock: until its standard input ends, or for some seconds.
-RANK = """
-import fcntl, struct, sys, time
-file = open(sys.argv[1], "r+b")
-lock = struct.pack("hhqqi", fcntl.F_WRLCK, 0, int(sys.argv[2]), 1, 0)
-fcntl.fcntl(file, fcntl.F_OFD_SETLK, lock)
-print("locked", flush=True)
-time.sleep(float(sys.argv[3])) if len(sys.argv) > 3 else sys.stdin.read()
-"""
+RANK = script_path("device_guard_rank")
 
 
 class Words:
@@ -80,7 +74,7 @@ def rank_1(tmp_path, monkeypatch):
 
         def start(*seconds):
             process = subprocess.Popen(
-                [sys.executable, "-c", RANK, str(path), str(LOCK), *map(str, seconds)],
+                [sys.executable, RANK, str(path), str(LOCK), *map(str, seconds)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
             )

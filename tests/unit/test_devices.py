@@ -9,6 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
+from scripts_here import script_path
 
 from platoon_base import compat
 from platoon_base.cli.doctor import checks
@@ -223,24 +224,15 @@ def test_doctor_tells_whether_kernels_can_be_compiled_where_there_are_gpus(gpus,
         assert (works, remedy) == (False, "pip install 'platoon-plugins[cuda]'")
 
 
-SHOW = """
-    import os
-    from platoon_base import connect
-    from platoon_base.job.files import JobFiles
-
-    center = JobFiles.read(os.environ["PLATOON_JOB"]).center_memory
-    flags, cache = os.environ.get("THEANO_FLAGS"), os.environ.get("GPUARRAY_CACHE_PATH")
-    with connect() as worker:
-        print(f"{worker.device} THEANO_FLAGS:{flags} center:{center} GPUARRAY_CACHE_PATH:{cache}", flush=True)
-"""
+SHOW = script_path("devices_show")
 
 
 @base
-def test_each_gpu_worker_gets_its_device_and_what_it_needs(platoon, write_script, gpus, tmp_path, monkeypatch):
+def test_each_gpu_worker_gets_its_device_and_what_it_needs(platoon, gpus, tmp_path, monkeypatch):
     gpus(3)
     monkeypatch.setenv("THEANO_FLAGS", "blas.ldflags=")
     monkeypatch.setenv("HOME", str(tmp_path))
-    done = platoon("launch", "--log-dir", "logs", write_script(SHOW))
+    done = platoon("launch", "--log-dir", "logs", SHOW)
     assert done.returncode == 0, done.stdout
     assert done.stdout.startswith(
         "3 workers on cuda0 cuda1 cuda2 (all there are), center in GPU memory, logs in logs\n"
@@ -252,17 +244,17 @@ def test_each_gpu_worker_gets_its_device_and_what_it_needs(platoon, write_script
             f"cuda{rank} THEANO_FLAGS:blas.ldflags=,device=cuda{rank},dnn.enabled=False,floatX=float32 "
             f"center:device GPUARRAY_CACHE_PATH:{cache}"
         )
-    done = platoon("launch", "-n", 2, "--center", "host", "--log-dir", "two", write_script(SHOW))
+    done = platoon("launch", "-n", 2, "--center", "host", "--log-dir", "two", SHOW)
     assert done.stdout.startswith("2 workers on cuda0 cuda1 (the first 2 of 3; -D cpu for the CPU), logs in two\n")
     assert "center:host" in (tmp_path / "two" / "rank1.log").read_text()
-    done = platoon("launch", "-D", "cuda0", "cpu", "--center", "device", write_script(SHOW))
+    done = platoon("launch", "-D", "cuda0", "cpu", "--center", "device", SHOW)
     assert done.returncode == 2
     assert "the center cannot be in GPU memory: cpu is not a CUDA device" in done.stderr
 
 
 @base
-def test_a_launch_without_gpus_says_that_it_takes_the_cpu(platoon, write_script, no_driver, tmp_path):
-    done = platoon("launch", "--log-dir", "logs", write_script(SHOW))
+def test_a_launch_without_gpus_says_that_it_takes_the_cpu(platoon, no_driver, tmp_path):
+    done = platoon("launch", "--log-dir", "logs", SHOW)
     assert done.returncode == 0, done.stdout
     assert "on the CPU (there is no CUDA device here, nor a driver; one worker a core" in done.stdout.splitlines()[0]
     assert "center:host GPUARRAY_CACHE_PATH:None" in (tmp_path / "logs" / "rank0.log").read_text()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from scripts_here import script_path
 
 from platoon_base.cli.job_list import facts, program_of
 from platoon_base.errors import ConfigurationError, PlatoonError
@@ -28,15 +29,7 @@ from platoon_base.system.own_files import open_log, write_where_named, write_who
 
 pytestmark = pytest.mark.base
 
-CREATE_AND_WAIT = """
-from platoon_base.job.files import JobFiles
-from platoon_base.shm.segments import Segment
-
-files = JobFiles.create(2)
-segments = [Segment.create(files.job_state, 4096), Segment.create(files.center, 8192)]
-print(files.folder, flush=True)
-input()
-"""
+CREATE_AND_WAIT = script_path("job_files_create_and_wait")
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +66,7 @@ def dead_job(tmpdir_of_jobs):
     """A job whose only process was killed."""
     environment = {**os.environ, "TMPDIR": str(tmpdir_of_jobs)}
     with subprocess.Popen(
-        [sys.executable, "-c", CREATE_AND_WAIT],
+        [sys.executable, CREATE_AND_WAIT],
         env=environment,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -285,24 +278,7 @@ def test_a_name_that_is_known_is_never_used_again(files):
         Segment.attach(files.center)
 
 
-JOB_OF_NOBODY = """
-import os
-from platoon_base.job.files import JobFiles
-from platoon_base.shm.segments import Segment
-
-os.setgid(65534), os.setuid(65534)  # from here on this process may not even read the package
-files = JobFiles.create(1)
-try:
-    with Segment.create(files.job_state, 4096):
-        print(files.job_state, flush=True)
-        input()  # all users have seen that name
-        for name in (files.center, files.collective, files.data("x")):
-            with Segment.create(name, 4096) as made, Segment.attach(name) as found:
-                made.buffer[0] = 9
-                print(found.buffer[0], flush=True)
-finally:
-    files.remove()
-"""
+JOB_OF_NOBODY = script_path("job_files_job_of_nobody")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -311,7 +287,7 @@ def test_another_user_who_takes_names_first_keeps_no_job_from_its_memory(tmpdir_
     environment = {**os.environ, "TMPDIR": str(tmpdir_of_jobs), NAMESPACE: ""}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     squatted = []
-    with subprocess.Popen([sys.executable, "-c", JOB_OF_NOBODY], env=environment, text=True, **pipes) as process:
+    with subprocess.Popen([sys.executable, JOB_OF_NOBODY], env=environment, text=True, **pipes) as process:
         state = process.stdout.readline().strip()
         try:
             for what in ("center", "collective", "data-x"):
@@ -466,13 +442,7 @@ def put_an_unreadable_file(path):
 
 
 STRANGERS = [put_a_pipe, put_a_link, put_a_broken_link, put_a_file, put_an_unreadable_file, Path.mkdir]
-COMMAND_OF_NOBODY = """
-import os, sys
-from platoon_base import cli
-from platoon_base.cli.commands import clean, jobs  # from here on this process may not even read the package
-os.setgid(65534), os.setuid(65534)
-cli.main(sys.argv[1:])
-"""
+COMMAND_OF_NOBODY = script_path("job_files_command_of_nobody")
 
 
 @pytest.fixture
@@ -516,7 +486,7 @@ def test_nothing_that_another_user_puts_there_ends_a_command(put, tmp_path):
         age(own)
         for command, expected in (("jobs", ""), ("clean", f"removed           100 bytes  {own}")):
             done = subprocess.run(
-                [sys.executable, "-c", COMMAND_OF_NOBODY, command],
+                [sys.executable, COMMAND_OF_NOBODY, command],
                 env={**os.environ, "TMPDIR": str(tmp_path), NAMESPACE: ""},
                 capture_output=True,
                 text=True,

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.limits import available_memory, require_room
@@ -62,43 +63,13 @@ def test_a_launcher_takes_all_that_its_hard_limit_allows(tmp_path):
     assert json.loads((tmp_path / "s.json").read_text())["soft"] == 3000
 
 
-STARTS = """
-import os, resource, sys
-from platoon_base.worker_process.program import Program, Start
-from platoon_base.errors import PlatoonError
-from platoon_base.job import host_job
-from platoon_base.system.process import is_subreaper
-
-_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-for spare in range(12):
-    with host_job(1) as job:
-        before = sorted(os.listdir("/proc/self/fd"))
-        command = [sys.executable, "-c", "import time; time.sleep(1000)"]
-        free = set(range(4096)) - set(map(int, before))
-        limit = sorted(free)[spare]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-        try:
-            if sys.argv[1] == "forked":
-                start = Start(0, command, dict(os.environ), None)
-                job.start_forked(Program("none.py"), [], ["json"], [start])
-            else:
-                job.start(0, command, dict(os.environ), None)
-            said = "started"
-        except PlatoonError as exc:
-            said = f"{type(exc).__name__}: {exc}"
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-        print(limit, said, flush=True)
-        if said != "started":
-            assert sorted(os.listdir("/proc/self/fd")) == before
-            assert not is_subreaper()
-"""
+STARTS = script_path("limits_starts")
 
 
 @pytest.mark.parametrize("how", ["each", "forked"])
 def test_a_worker_that_finds_no_descriptor_says_so_and_leaves_nothing_behind(tmp_path, how):
     limited = 'ulimit -n 4096; exec "$@"'
-    command = ["bash", "-c", limited, "bash", sys.executable, "-c", STARTS, how]
+    command = ["bash", "-c", limited, "bash", sys.executable, STARTS, how]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.split(" ", 1) for line in done.stdout.splitlines()]

@@ -1,20 +1,11 @@
 """What workers know of each other: real jobs, in which ranks leave, die, or wait elsewhere."""
 
 import pytest
+from scripts_here import script_path
 
 pytestmark = pytest.mark.base
 
-HEAD = """
-import os, signal, sys, time
-import numpy as np
-from platoon_base import connect
-from platoon_base.errors import *
-
-worker = connect()
-rank = worker.global_rank
-x = np.ones(1000, "float32")
-worker.all_reduce(x)
-"""
+HEAD = script_path("liveness_head").read_text()
 
 
 @pytest.mark.parametrize(
@@ -48,32 +39,14 @@ except WorkerLostError as exc:
 
 def test_an_all_reduce_and_a_barrier_that_wait_for_each_other_end(run_job):
     outcome = run_job(
-        HEAD
-        + """
-try:
-    if rank == 0:
-        worker.all_reduce(x)
-    else:
-        worker.barrier("epoch")
-except PlatoonError as exc:
-    if rank == 0:
-        worker.report({"said": str(exc)})
-""",
+        script_path("liveness_an_all_reduce_and_a_barrier_that_wait"),
     )
     assert "rank 1 waits in 'barrier epoch'" in outcome.reported["said"], outcome.logs
 
 
 def test_uneven_numbers_of_calls_end_with_an_error(run_job):
     outcome = run_job(
-        HEAD
-        + """
-try:
-    for _ in range(5 + (rank == 0)):
-        worker.all_reduce(x)
-except WorkerLostError as exc:
-    worker.report({"said": str(exc)})
-worker.close()
-""",
+        script_path("liveness_uneven_numbers_of_calls_end_with_an_error"),
     )
     assert "rank 1" in outcome.reported["said"], outcome.logs
 
@@ -94,41 +67,14 @@ def test_a_late_joiner_is_told_that_groups_are_fixed(run_job, write_script):
         "late.py",
     )
     outcome = run_job(
-        """
-        import os, subprocess, sys
-        from platoon_base import connect
-
-        with connect() as worker:
-            if worker.global_rank == 0:
-                environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
-                subprocess.run([sys.executable, sys.argv[2]], env=environment, check=True, timeout=60)
-            worker.barrier()
-        """,
+        script_path("liveness_a_late_joiner_is_told_that_groups_are_fixed"),
         args=[str(late)],
     ).require_success()
     assert "joined late" in outcome.reported["said"]
 
 
 def test_a_group_that_cannot_be_made_fails_on_every_rank(run_job):
-    outcome = run_job(
-        """
-        import numpy as np
-        from platoon_base import connect
-        from platoon_base.collectives.host import HostCollective
-        from platoon_base.errors import PlatoonError
-
-        def fail(*args, **kwargs):
-            raise OSError("no room")
-
-        HostCollective.create = fail
-        with connect() as worker:
-            try:
-                worker.all_reduce(np.ones(3))
-            except (PlatoonError, OSError) as exc:
-                worker.report({f"rank {worker.global_rank}": str(exc)})
-            worker.barrier()
-        """
-    ).require_success()
+    outcome = run_job(script_path("liveness_a_group_that_cannot_be_made_fails_on_every")).require_success()
     assert set(outcome.reported) == {"rank 0", "rank 1"}
     assert all("no room" in said for said in outcome.reported.values())
 
@@ -179,46 +125,10 @@ def test_a_late_joiner_that_has_met_the_others_does_not_keep_them_from_forming_a
         "late.py",
     )
     run_job(
-        """
-        import os, subprocess, sys
-        import numpy as np
-        from platoon_base import connect
-
-        with connect() as worker:
-            if worker.global_rank == 0:
-                environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
-                late = subprocess.Popen([sys.executable, sys.argv[2]], stdin=subprocess.PIPE, env=environment)
-            while 2 not in worker.advanced.sum_pairs("n", {})[1]:
-                pass
-            assert (worker.all_reduce(np.ones(3)) == 2).all()
-            if worker.global_rank == 0:
-                late.communicate(b"go", timeout=60)
-                assert late.returncode == 0
-        """,
+        script_path("liveness_a_late_joiner_that_has_met_the_others_does"),
         args=[str(late)],
     ).require_success()
 
 
 def test_a_forked_child_is_refused(run_job):
-    run_job(
-        """
-        import os
-        import numpy as np
-        from platoon_base import connect
-        from platoon_base.errors import ConfigurationError
-
-        with connect() as worker:
-            x = np.ones(3)
-            worker.all_reduce(x)
-            if worker.global_rank == 1:
-                child = os.fork()
-                if child == 0:
-                    try:
-                        worker.all_reduce(100 * x)
-                    except ConfigurationError as exc:
-                        os._exit(0 if "forked child" in str(exc) else 1)
-                    os._exit(2)
-                assert os.waitpid(child, 0)[1] == 0
-            assert (worker.all_reduce(x) == 2).all()
-        """
-    ).require_success()
+    run_job(script_path("liveness_a_forked_child_is_refused")).require_success()

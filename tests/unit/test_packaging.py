@@ -7,18 +7,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts_here import script_path
 
 import platoon_base
 
 pytestmark = pytest.mark.base
 
 ROOT = Path(__file__).parents[2]
-SETUP = """
-import runpy, sys, setuptools
-sys.platform = sys.argv[1]
-setuptools.setup = lambda **options: print("set up with", len(options["ext_modules"]), "extensions")
-runpy.run_path(sys.argv[2], run_name="__main__")
-"""
+SETUP = script_path("packaging_setup")
 
 
 @pytest.fixture
@@ -34,7 +30,7 @@ def project():
 
 def run_setup(platform, **environment):
     clean = {k: v for k, v in os.environ.items() if k not in ("PLATOON_OTHER_SYSTEMS", "PLATOON_BUILD_EXTENSION")}
-    command = [sys.executable, "-c", SETUP, platform, ROOT / "setup.py"]
+    command = [sys.executable, SETUP, platform, ROOT / "setup.py"]
     run = subprocess.run(command, env={**clean, **environment}, capture_output=True, text=True, timeout=60, check=False)
     return run.returncode, run.stdout + run.stderr
 

@@ -3,6 +3,7 @@
 import time
 
 import pytest
+from scripts_here import script_path
 from watching import until
 
 from platoon_base.channels.reports import Reports
@@ -92,18 +93,7 @@ def test_values_that_are_refused_are_not_sent_again_before_each_later_message():
 
 def test_a_value_that_cannot_be_sent_is_refused_by_report_itself_though_it_would_be_kept(run_job):
     outcome = run_job(
-        """
-        import pytest
-        from platoon_base import connect
-        from platoon_base.errors import ProtocolError
-        worker = connect()
-        worker.report({"x": 1})
-        with pytest.raises(ProtocolError, match="ints"):
-            worker.report({"x": 2**70})
-        worker.barrier()
-        worker.report({"y": 3})
-        worker.close()
-        """,
+        script_path("reports_a_value_that_cannot_be_sent_is_refused"),
         workers=1,
     ).require_success()
     assert outcome.reported == {"x": 1, "y": 3}
@@ -111,18 +101,5 @@ def test_a_value_that_cannot_be_sent_is_refused_by_report_itself_though_it_would
 
 def test_a_job_has_the_latest_of_many_values(run_job):
     """Before a barrier, and at the end; the messages are a few, which only the order of values shows here."""
-    outcome = run_job(
-        """
-        from platoon_base import connect
-        worker = connect()
-        if worker.global_rank == 0:
-            for i in range(1000):
-                worker.report({"before": i})
-        worker.barrier()
-        if worker.global_rank == 1:
-            worker.report({"before": "1 was last"})
-            for i in range(1000):
-                worker.report({"last": i})
-        """
-    ).require_success()
+    outcome = run_job(script_path("reports_a_job_has_the_latest_of_many_values")).require_success()
     assert outcome.reported == {"before": "1 was last", "last": 999}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scripts_here import script_path
 
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.job.files import segment_prefix
@@ -17,17 +18,7 @@ from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
 
 pytestmark = pytest.mark.base
 
-LOCK_AND_WAIT = """
-import sys
-from platoon_base.shm.segments import Segment
-
-segment = Segment.attach(sys.argv[1])
-print(segment.try_lock(7), flush=True)
-for line in sys.stdin:
-    segment.buffer[0] += 1
-    segment.unlock(7)
-    print("unlocked", flush=True)
-"""
+LOCK_AND_WAIT = script_path("segments_lock_and_wait")
 
 
 @pytest.fixture
@@ -48,7 +39,7 @@ def pair(name):
 def other_process(pair):
     """A process that has the segment open and holds the lock of byte 7; it frees it when it reads a line."""
     with subprocess.Popen(
-        [sys.executable, "-c", LOCK_AND_WAIT, pair[0].name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, LOCK_AND_WAIT, pair[0].name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout.readline() == "True\n"
         yield process
@@ -89,23 +80,14 @@ def test_memory_that_is_added_is_reserved_at_once(name):
         assert path(name).stat().st_blocks * 512 >= 1 << 20
 
 
-CREATE_ON_A_SMALL_DISK = """
-import sys
-from platoon_base.errors import BackendUnavailableError
-from platoon_base.shm.segments import Segment
-
-try:
-    Segment.create(sys.argv[1], 1 << 21)
-except BackendUnavailableError as error:
-    print(error)
-"""
+CREATE_ON_A_SMALL_DISK = script_path("segments_create_on_a_small_disk")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount, as root")
 def test_where_there_is_too_little_the_creation_fails_and_no_later_access(name):
     code = 'mount -t tmpfs -o size=1m none /dev/shm; exec "$@"'
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", code, "sh", sys.executable, "-c", CREATE_ON_A_SMALL_DISK, name],
+        ["unshare", "-m", "sh", "-c", code, "sh", sys.executable, CREATE_ON_A_SMALL_DISK, name],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert done.stdout.startswith("needs 2 MB of shared memory, /dev/shm has 1 MB free"), done
@@ -264,7 +246,7 @@ def test_a_segment_in_use_is_not_abandoned(name):
 def test_a_killed_process_abandons_its_segment(name):
     one = Segment.create(name, 4096)
     with subprocess.Popen(
-        [sys.executable, "-c", LOCK_AND_WAIT, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, LOCK_AND_WAIT, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         process.stdout.readline()
         one.close()

@@ -11,6 +11,7 @@ import time
 
 import pytest
 from click.testing import CliRunner
+from scripts_here import script_path
 
 from platoon_base.cli.commands.launch import command
 from platoon_base.cli.tensorboard import EventFiles
@@ -83,19 +84,12 @@ def test_the_end_of_a_course_is_written(tmp_path, snapshot):
     assert [each[1:] for each in scalars(tmp_path / "worker0") if each[0] == "loss"] == [(100, 0.5), (300, 0.125)]
 
 
-REPORTS = """
-    from platoon_base import connect
-    worker = connect()
-    worker.progress(steps=5, epoch=2, loss=0.75)
-    worker.barrier()
-    if worker.global_rank == 0:
-        worker.report({"val": 0.5})
-"""
+REPORTS = script_path("tensorboard_reports")
 
 
 @needs_writer
-def test_a_job_writes_them(platoon, write_script, tmp_path):
-    done = platoon("launch", "-n", 2, "--tensorboard", "board", write_script(REPORTS))
+def test_a_job_writes_them(platoon, tmp_path):
+    done = platoon("launch", "-n", 2, "--tensorboard", "board", REPORTS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert scalars(tmp_path / "board" / "center") == [("val", 5, 0.5)]
     for rank in range(2):
@@ -104,10 +98,10 @@ def test_a_job_writes_them(platoon, write_script, tmp_path):
 
 @needs_writer
 @pytest.mark.parametrize("run", ["worker0", "center"])
-def test_a_job_goes_on_where_they_cannot_be_written(platoon, write_script, tmp_path, run):
+def test_a_job_goes_on_where_they_cannot_be_written(platoon, tmp_path, run):
     (tmp_path / "board").mkdir()
     (tmp_path / "board" / run).write_text("a file where a folder must be")
-    done = platoon("launch", "-n", 2, "--tensorboard", "board", write_script(REPORTS))
+    done = platoon("launch", "-n", 2, "--tensorboard", "board", REPORTS)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("WARNING: nothing more is written for TensorBoard: FileExistsError: ") == 1
 
@@ -130,18 +124,9 @@ FULL = """
 @needs_writer
 def test_a_job_goes_on_where_the_disk_is_full(write_script, tmp_path):
     """Here by a limit on the size of the launcher's files, from the first of these on."""
-    train = """
-        import time
-        from platoon_base import connect
-        worker = connect()
-        for k in range(30):
-            worker.report({f"value {k} {i} {'x' * 60}": float(k) for i in range(20)})
-            time.sleep(0.1)
-    """
+    train = script_path("tensorboard_a_job_goes_on_where_the_disk_is_full")
     command = [sys.executable, write_script(FULL, "full.py"), "launch", "-n", "1", "--tensorboard", "board"]
-    done = subprocess.run(
-        [*command, write_script(train)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([*command, train], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (
         done.stdout.count("WARNING: nothing more is written for TensorBoard: OSError: [Errno 27] File too large") == 1

@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+from scripts_here import script_path
 
 from platoon_base import compat
 
@@ -67,148 +68,24 @@ def nodes(function):
 
 def test_values_of_all_ops_dtypes_and_shapes(run_job):
     """Each of two workers computes by NumPy what both should get."""
-    run_job(
-        """
-        import numpy as np
-        import theano
-        import theano.tensor as T
-        from platoon_base import connect
-        from platoon_base.theano_ops import all_reduce
-
-        NUMPY = {
-            "sum": np.add.reduce, "prod": np.multiply.reduce, "max": np.maximum.reduce, "min": np.minimum.reduce,
-            "mean": lambda both: (both.astype("float64").sum(axis=0) / 2).astype(both.dtype),
-        }
-        DTYPES = ["float16", "float32", "float64", "int8", "int32", "int64", "uint8"]
-        SHAPES = [(), (3,), (2, 3), (0, 2), (1, 2, 2)]
-
-        def values(rank):
-            rng = np.random.RandomState(rank)
-            return [np.asarray(rng.randint(0 if d == "uint8" else -9, 11, s), d) for d in DTYPES for s in SHAPES]
-
-        def different(rank):
-            # A second call with other shapes, and arrays that are not contiguous.
-            rng = np.random.RandomState(rank + 2)
-            shapes = [(), (5,), (3, 4), (2, 1), (4, 1, 2)]
-            return [np.asarray(rng.randint(0, 9, s), d).T for d in DTYPES for s in shapes]
-
-        worker = connect()
-        variables = [T.TensorType(d, [False] * len(s))() for d in DTYPES for s in SHAPES]
-        for op, reduce in NUMPY.items():
-            reduced = all_reduce(*variables, op=op)
-            assert len({v.owner for v in reduced}) == 1
-            function = theano.function(variables, reduced)
-            for draw in (values, different):
-                found = function(*draw(worker.global_rank))
-                for a, b, x, variable in zip(draw(0), draw(1), found, variables):
-                    expected = reduce(np.stack([a, b]))
-                    assert x.dtype == variable.dtype and x.shape == a.shape, (op, x, expected)
-                    np.testing.assert_allclose(x, expected, rtol=1e-6, err_msg=f"{op} {variable.type}")
-        empty = theano.function([variables[3]], all_reduce(variables[3]))
-        assert empty(np.zeros((0, 2), "float16"))[0].shape == (0, 2)
-        """
-    ).require_success()
+    run_job(script_path("theano_ops_values_of_all_ops_dtypes_and_shapes")).require_success()
 
 
 def test_workers_whose_functions_differ_in_other_things_make_the_same_calls(run_job):
     """Without a common order, the sum of one would meet the maximum of the other; hashes differ between the two."""
     run_job(
-        """
-        import numpy as np
-        import theano
-        import theano.tensor as T
-        from platoon_base import connect
-        from platoon_base.theano_ops import all_reduce
-        from platoon_base.theano_ops.base import JobOp
-
-        worker, rank = connect(), connect().global_rank
-        for mode in ("FAST_RUN", "FAST_COMPILE"):
-            x = T.vector("x")
-            a, = all_reduce(x * 2)
-            b, = all_reduce(x * 3, op="max")
-            c, = all_reduce(x + 1, op="min")
-            d, = all_reduce(x * 4)
-            e, = all_reduce(a * b)
-            outputs = [a, b, c, d, e]
-            if rank:
-                # The monitoring of one worker alone: an output that needs the last call first.
-                outputs = [T.sqr(c) * b, *outputs[::-1]]
-            function = theano.function([x], outputs, mode=mode)
-            calls = [n for n in function.maker.fgraph.toposort() if isinstance(n.op, JobOp)]
-            assert [n.op.reduction for n in calls] == ["sum", "max", "min", "sum"], calls
-            found = function(np.full(2, rank + 1, theano.config.floatX))
-            expected = [6, 6, 2, 12, 72]
-            if rank:
-                expected = [24, *expected[::-1]]
-            np.testing.assert_allclose(np.array(found)[:, 0], expected)
-            np.testing.assert_allclose(np.array(function.copy()(np.full(2, rank + 1, x.dtype)))[:, 0], expected)
-        """,
+        script_path("theano_ops_workers_whose_functions_differ"),
         environment={"PYTHONHASHSEED": "random"},
     ).require_success()
 
 
 def test_gradients_are_those_of_the_sum_of_all_workers_costs(run_job):
-    run_job(
-        """
-        import numpy as np
-        import theano
-        import theano.tensor as T
-        from platoon_base import connect
-        from platoon_base.theano_ops import all_reduce
-
-        # In both arrays: nothing special, a tie, a zero of one worker, zeros of both.
-        X = np.array([[2.0, 5.0, 0.0, 0.0], [3.0, 5.0, 7.0, 0.0]])
-        C = np.array([[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]])
-        G = C.sum(axis=0)
-        EXPECTED = {
-            "sum": [G, G],
-            "mean": [G / 2, G / 2],
-            "max": [G * [0, 0.5, 0, 0.5], G * [1, 0.5, 1, 0.5]],
-            "min": [G * [1, 0.5, 1, 0.5], G * [0, 0.5, 0, 0.5]],
-            "prod": [G * [3, 5, 7, 0], G * [2, 5, 0, 0]],
-        }
-        rank = connect().global_rank
-        x, z = T.dvector("x"), T.dscalar("z")
-        n = T.lvector("n")
-        for op, expected in EXPECTED.items():
-            y, square, whole, _ = all_reduce(x, z, n, x + 1, op=op)
-            cost = (y * C[rank]).sum() + square ** 2 + (whole * 2).sum()
-            dx, dz, dn = theano.grad(cost, [x, z, n])
-            # z is 1 and 1: every op but the sum gives 1.
-            s = 2.0 if op == "sum" else 1.0
-            dz_expected = {"sum": 4 * s, "mean": 2 * s, "max": 2 * s, "min": 2 * s, "prod": 4 * s}[op]
-            found = theano.function([x, z, n], [dx, dz, dn])(X[rank], 1.0, [1, 2, 3])
-            np.testing.assert_allclose(found[0], expected[rank], err_msg=op)
-            np.testing.assert_allclose(found[1], dz_expected, err_msg=op)
-            np.testing.assert_array_equal(found[2], np.zeros(3))
-        """
-    ).require_success()
+    run_job(script_path("theano_ops_gradients_are_those_of_the_sum")).require_success()
 
 
 @pytest.mark.slow
 def test_a_worker_that_has_left_is_an_error_of_the_others(run_job):
-    run_job(
-        """
-        import numpy as np
-        import theano
-        import theano.tensor as T
-        from platoon_base import connect
-        from platoon_base.errors import WorkerLostError
-        from platoon_base.theano_ops import all_reduce
-
-        with connect() as worker:
-            x = T.vector("x")
-            function = theano.function([x], all_reduce(x))
-            function(np.ones(3, x.dtype))
-            if worker.global_rank == 0:
-                try:
-                    function(np.ones(3, x.dtype))
-                except WorkerLostError as exc:
-                    assert "rank 1" in str(exc), exc
-                else:
-                    raise RuntimeError("the call returned")
-        """
-    ).require_success()
+    run_job(script_path("theano_ops_a_worker_that_has_left_is_an_error")).require_success()
 
 
 ORDER_OF_A_MODEL = """
@@ -411,23 +288,7 @@ def test_a_pickled_all_reduce_belongs_to_the_worker_of_the_process_that_loads_it
 
 
 def test_workers_combine_by_what_they_have_loaded(run_job):
-    run_job(
-        """
-        import pickle, sys
-        import numpy as np
-        import theano
-        import theano.tensor as T
-        from platoon_base import connect
-        from platoon_base.theano_ops import all_reduce
-
-        worker = connect()
-        x = T.fvector("x")
-        loaded = pickle.loads(pickle.dumps(theano.function([x], all_reduce(x + 1, x * 2)[:])))
-        for _ in range(3):
-            summed, doubled = loaded([worker.global_rank])
-            assert summed == [3] and doubled == [2], (summed, doubled)
-        """
-    ).require_success()
+    run_job(script_path("theano_ops_workers_combine_by_what_they_have_loaded")).require_success()
 
 
 def test_what_cannot_work_is_refused(worker):
@@ -446,28 +307,7 @@ def test_what_cannot_work_is_refused(worker):
 @pytest.mark.slow
 def test_a_loop_takes_part_in_the_order_as_a_whole(run_job):
     """Calls before, inside and after a loop; the outputs of the two workers stand in opposite orders."""
-    run_job(
-        """
-        import numpy as np
-        import theano
-        import theano.tensor as T
-        from platoon_base import connect
-        from platoon_base.theano_ops import all_reduce
-
-        rank = connect().global_rank
-        x = T.matrix("x")
-        early, = all_reduce(x, op="max")
-        steps, _ = theano.scan(lambda row, total: total + all_reduce(row)[0], sequences=x,
-                               outputs_info=T.zeros_like(x[0]))
-        late, = all_reduce(x + 1, op="min")
-        outputs = [early, steps, late]
-        found = theano.function([x], outputs[::-1] if rank else outputs)(np.full((3, 2), rank, x.dtype))
-        early, steps, late = found[::-1] if rank else found
-        np.testing.assert_array_equal(early, np.ones((3, 2)))
-        np.testing.assert_array_equal(steps, [[1, 1], [2, 2], [3, 3]])
-        np.testing.assert_array_equal(late, np.ones((3, 2)))
-        """
-    ).require_success()
+    run_job(script_path("theano_ops_a_loop_takes_part_in_the_order_as_a_whole")).require_success()
 
 
 def test_a_synchronization_takes_part_in_the_order(job_of_one):

@@ -55,7 +55,7 @@ LATE = """
 
 
 @pytest.fixture
-def start(tmp_path, write_script):
+def start(tmp_path):
     """Start a platoon command; what is left of it at the end is killed and collected."""
     started = []
 

@@ -1,0 +1,34 @@
+import numpy as np
+import os
+
+from blocks_preamble import Checkpoint, DistributedMonitoring, EASGD, FinishAfter, Look, ParameterSync, Printing, Scale
+from blocks_preamble import loop, network, rank, shard_stream, stream, tmp
+
+import signal
+from blocks.serialization import load_parameters
+
+
+def die(main_loop):
+    if rank == 0 and main_loop.status["epochs_done"] == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+cost, _ = network()
+main_loop = loop(
+    cost,
+    shard_stream(stream(64)),
+    [
+        DistributedMonitoring([cost], stream(24, seed=1), prefix="valid", after_epoch=True),
+        ParameterSync(EASGD(), every_n_batches=3),
+        Look(after_batch=die),
+        FinishAfter(after_n_epochs=2),
+        Printing(),
+        Checkpoint(tmp + "/loop.tar", save_main_loop=False),
+    ],
+    Scale(0.2),
+)
+main_loop.run()
+with open(tmp + "/loop.tar", "rb") as file:
+    saved = load_parameters(file)
+for name, parameter in main_loop.model.get_parameter_dict().items():
+    np.testing.assert_array_equal(saved[name], parameter.get_value())

@@ -1,0 +1,35 @@
+import numpy as np
+
+from blocks_evaluation_monitored import ComputationGraph, T, aggregation
+from blocks_preamble import DistributedMonitoring, EASGD, FinishAfter, ParameterSync, loop, network
+from blocks_preamble import register_aggregation, shard_stream, stream, theano
+
+from platoon_base.errors import ConfigurationError
+
+
+class SumOfSquares(aggregation.AggregationScheme):
+    def get_aggregator(self):
+        total = theano.shared(np.zeros((), self.variable.dtype))
+        added = [(total, total + self.variable**2)]
+        return aggregation.Aggregator(self, [(total, T.zeros_like(total))], added, total)
+
+
+cost, error = network()
+(x,) = [v for v in ComputationGraph(cost).inputs if v.name == "features"]
+squares = x.sum().copy("squares")
+squares.tag.aggregation_scheme = SumOfSquares(squares)
+try:
+    DistributedMonitoring([squares], stream(45))
+except ConfigurationError as exc:
+    assert "register_aggregation(SumOfSquares" in str(exc), exc
+else:
+    raise AssertionError("taken")
+register_aggregation(SumOfSquares, "sum")
+main_loop = loop(
+    cost,
+    shard_stream(stream(16)),
+    [DistributedMonitoring([squares], stream(45)), ParameterSync(EASGD()), FinishAfter(after_n_batches=1)],
+)
+main_loop.run()
+expected = sum(batch["features"].sum() ** 2 for batch in stream(45).get_epoch_iterator(as_dict=True))
+np.testing.assert_allclose(main_loop.log[0]["squares"], expected, rtol=1e-6)

@@ -1,0 +1,24 @@
+from blocks_preamble import EASGD, FinishAfter, ParameterSync, Scale, loop, network, shard_stream, stream, worker
+
+calls = []
+original = worker.sync_params
+worker.sync_params = lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
+expected = [
+    (dict(), 2),
+    (dict(after_batch=True), 8),
+    (dict(before_batch=True), 8),
+    (dict(every_n_batches=3), 2),
+    (dict(after_n_batches=3), 1),
+    (dict(after_epoch=True), 2),
+    (dict(before_epoch=True), 2),
+    (dict(every_n_epochs=2), 1),
+    (dict(after_n_epochs=1), 1),
+    (dict(every_n_batches=4, after_training=True), 2),
+    (dict(every_n_batches=4, before_first_epoch=True), 3),
+]
+cost, error = network()
+for triggers, count in expected:
+    extensions = [ParameterSync(EASGD(), **triggers), FinishAfter(after_n_epochs=2)]
+    loop(cost, shard_stream(stream(64)), extensions, Scale(0.0)).run()
+    assert len(calls) == count + 1, (triggers, calls)
+    calls.clear()

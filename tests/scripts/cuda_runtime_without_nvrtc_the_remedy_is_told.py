@@ -1,0 +1,10 @@
+import sys
+
+sys.modules["cuda.bindings"] = None
+from platoon_base.centers.nvrtc import compile_source
+
+try:
+    compile_source("", "sm_90")
+except Exception as exc:
+    print(type(exc).__name__, exc)
+assert "pygpu" not in sys.modules

@@ -1,0 +1,3 @@
+from faults_by_hand_train import train
+
+train(300)

@@ -1,0 +1,34 @@
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+import numpy as np
+from watching import await_file, rest, until
+
+CHILD = Path(sys.argv[1], "child")
+x = np.ones(1000)
+
+
+def die_with_a_child():
+    if sys.argv[2] == "C":
+        libc = ctypes.PyDLL(None)
+        child = libc.fork()
+        if child == 0:
+            libc.setsid()
+            while True:
+                libc.pause()
+    else:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            rest()
+            os._exit(0)
+    until(lambda: os.getsid(child) == child)  # the controller ends the worker's own group
+    CHILD.with_suffix(".new").write_text(str(child))
+    CHILD.with_suffix(".new").rename(CHILD)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_child():
+    os.kill(int(await_file(CHILD)), signal.SIGKILL)

@@ -1,0 +1,12 @@
+import os
+import sys
+import numpy as np
+from platoon_base import EASGD, connect
+
+worker = connect()
+worker.init_shared_params([np.zeros(1000)], EASGD())
+if os.fork() == 0:
+    sys.exit(0)
+assert os.wait()[1] == 0
+worker.sync_params()
+worker.barrier()

@@ -1,0 +1,9 @@
+from platoon_base.job import attaching, joining
+
+
+def fail(*args, **kwargs):
+    raise RuntimeError("oops")
+
+
+attaching.Worker = fail
+joining.connect()

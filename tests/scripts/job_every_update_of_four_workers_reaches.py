@@ -1,0 +1,13 @@
+import numpy as np
+from platoon_base import ASGD, connect
+
+x = np.full(700_001, 5.0, "float32")
+with connect() as worker:
+    worker.init_shared_params([x], ASGD())
+    for step in range(25):
+        x += 2**worker.global_rank
+        worker.sync_params()
+    worker.barrier()
+    worker.copy_to_local()
+    assert (x == 5 + 25 * (1 + 2 + 4 + 8)).all(), np.unique(x)
+    worker.report({f"rank {worker.global_rank}": "ok"})

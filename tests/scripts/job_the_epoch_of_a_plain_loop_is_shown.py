@@ -1,0 +1,9 @@
+import numpy as np
+from platoon_base import connect
+
+worker = connect()
+worker.init_shared_params([np.zeros(3)])
+for epoch in range(1, 4):
+    for row in worker.shard(8, shuffle=True, epoch=epoch):
+        worker.sync_params()
+worker.shard(8)

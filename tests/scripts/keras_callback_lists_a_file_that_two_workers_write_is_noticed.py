@@ -1,0 +1,26 @@
+import os
+import sys
+
+from keras_preamble import KERAS_2, dense, rank, size, worker
+from platoon_base.errors import PlatoonError
+
+import fcntl
+
+model = dense()
+ending = "h5" if KERAS_2 else "keras"
+for rank_alone in range(size):  # one after the other, and each a file of its own too
+    if rank == rank_alone:
+        model.save(os.path.join(sys.argv[1], f"common.{ending}"))
+        model.save(os.path.join(sys.argv[1], f"own of {rank}.{ending}"))
+    worker.barrier("saved")
+path = os.path.join(sys.argv[1], "held.weights.h5")
+if rank == 0:
+    with open(path, "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # as HDF5 does
+        try:
+            model.save_weights(path)
+        except PlatoonError as exc:
+            assert "another worker is writing" in str(exc)
+            assert "if connect().is_leader" in str(exc)
+        else:
+            raise AssertionError("written")

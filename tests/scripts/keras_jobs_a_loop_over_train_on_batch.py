@@ -1,0 +1,43 @@
+from keras_preamble import DistributedOptimizer, KERAS_2, L, data, dense, distribute, everyones, flat, keras, rank
+from keras_preamble import shard, worker
+from platoon_base.errors import PlatoonError
+
+from platoon_plugins.keras import broadcast_variables
+
+x, y = data(160)
+alone = dense(optimizer=keras.optimizers.SGD(0.5, momentum=0.9))
+model = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.9)))
+if rank:
+    model.set_weights([w + 1 for w in model.get_weights()])
+uncompiled = keras.Sequential([L.Dense(3, input_shape=(6,))] if KERAS_2 else [keras.Input((6,)), L.Dense(3)])
+fit = lambda model: model.fit(x, y, verbose=0, callbacks=distribute())
+for call in (broadcast_variables, fit) if KERAS_2 else (fit,):
+    try:
+        call(uncompiled)
+    except (PlatoonError, RuntimeError, ValueError) as exc:
+        assert "compile" in str(exc)
+    else:
+        raise AssertionError
+if not KERAS_2:  # as in a loop with an optimizer of torch
+    uncompiled.set_weights([w + rank for w in uncompiled.get_weights()])
+    before = everyones(flat(uncompiled.get_weights()))
+    broadcast_variables(uncompiled)
+    assert (flat(uncompiled.get_weights()) == before[0]).all() and (before[0] != before[1]).all()
+    if keras.backend.backend() == "torch":
+        weight = uncompiled.trainable_weights[0].value
+        weight.grad = __import__("torch").full_like(weight, rank)
+        worker.all_reduce(weight.grad, "mean", dest=weight.grad)
+        assert (weight.grad == 0.5).all()
+    unbuilt = keras.Sequential([L.Dense(3)])
+    try:
+        broadcast_variables(unbuilt)
+    except PlatoonError as exc:
+        assert "call model.build" in str(exc), exc
+    else:
+        raise AssertionError
+broadcast_variables(model)
+mine, labels = shard(x, y)
+for k in range(10):
+    alone.train_on_batch(x[16 * k : 16 * k + 16], y[16 * k : 16 * k + 16])
+    model.train_on_batch(mine[8 * k : 8 * k + 8], labels[8 * k : 8 * k + 8])
+assert abs(flat(alone.get_weights()) - flat(model.get_weights())).max() < 1e-5

@@ -1,0 +1,68 @@
+from keras_preamble import DistributedOptimizer, L, Watch, data, dense, distribute, everyones, flat, keras, rank, shard
+from keras_preamble import stop
+from platoon_base.errors import PlatoonError
+
+x, y = data(96)
+backend = keras.backend.backend()
+ways = [{"run_eagerly": True}] + ([] if backend == "torch" else [{"steps_per_execution": 4}])
+for options in ways:
+    for averaged in (False, True):
+        sgd = keras.optimizers.SGD(0.1)
+        model = dense(optimizer=DistributedOptimizer(sgd) if averaged else sgd, **options)
+        watch = Watch(batch_end=lambda callback, batch: rank == len(callback.epochs) == 1 and stop(callback))
+        callbacks = distribute([watch], every_n_batches=3)
+        model.fit(*shard(x, y), epochs=4, batch_size=4, verbose=0, callbacks=callbacks)
+        assert watch.epochs == [0, 1]
+        everyone = everyones(flat(model.get_weights()))
+        assert (everyone == everyone[0]).all()
+        one = dense(optimizer=keras.optimizers.SGD(0.1)).evaluate(x, y, verbose=0)
+        assert min(logs["loss"] for logs in watch.logs) < one[0]
+
+scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**10)
+model = dense(optimizer=DistributedOptimizer(scaled))
+model.fit(*shard(x, y), epochs=1, batch_size=4, shuffle=False, verbose=0, callbacks=distribute())
+plain = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1)))
+plain.fit(*shard(x, y), epochs=1, batch_size=4, shuffle=False, verbose=0, callbacks=distribute())
+everyone = everyones(flat(model.get_weights()))
+assert (everyone == everyone[0]).all()
+assert abs(everyone[0] - flat(dense().get_weights())).max() > 0.01
+
+# A power of two is taken in and out of a float32 without a trace.
+assert abs(everyone[0] - flat(plain.get_weights())).max() < 1e-6
+everyone = everyones(flat(plain.get_weights()))
+assert (everyone == everyone[0]).all()
+
+
+class Mine(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.out = L.Dense(3)
+
+    def call(self, x):
+        return self.out(x)
+
+    def train_step(self, *args):
+        logs = {"loss": keras.ops.zeros(())}
+        return (logs, args[0]) if backend == "jax" else logs
+
+
+careless = Mine()
+careless(x[:2])
+careless.compile(DistributedOptimizer("sgd"), loss="mse")
+inner = DistributedOptimizer(keras.optimizers.SGD(0.1))
+wrong = dense(optimizer=keras.optimizers.MultiOptimizer(lambda variable: inner))
+unbuilt = keras.Sequential([L.Dense(3)])
+unbuilt.compile("sgd", "mse")
+for model, complaint in [(wrong, "other way round"), (careless, "were not averaged")] + (
+    [(unbuilt, "put keras.Input")] if backend == "tensorflow" else []
+):
+    try:
+        model.fit(*shard(x, y), verbose=0, callbacks=distribute())
+    except PlatoonError as exc:
+        assert complaint in str(exc)
+    else:
+        raise AssertionError
+if backend != "tensorflow":
+    unbuilt.fit(*shard(x, y), verbose=0, callbacks=distribute())
+    everyone = everyones(flat(unbuilt.get_weights()))
+    assert (everyone == everyone[0]).all()

@@ -1,0 +1,20 @@
+import numpy as np
+from platoon_plugins.lasagne import all_reduce_grads
+import theano
+from platoon_base import connect
+from platoon_base.errors import LayoutMismatchError
+
+worker = connect()
+rank = worker.global_rank
+w = theano.shared(np.full((2, 3 + rank), float(rank)), name="w")
+s = theano.shared(float(rank), name="s")
+for name, call in {
+    "shape": lambda: all_reduce_grads((w**2).sum(), [w]),
+    "average": lambda: all_reduce_grads(s**2, [s], average=rank == 0),
+    "wire": lambda: all_reduce_grads(s**2, [s], wire_dtype="float16" if rank else None),
+}.items():
+    try:
+        call()
+    except LayoutMismatchError as exc:
+        worker.report({f"{name} {rank}": str(exc)})
+assert (w.get_value() == rank).all() and s.get_value() == rank

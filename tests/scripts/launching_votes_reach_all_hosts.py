@@ -1,0 +1,13 @@
+import time
+
+from hosts_preamble import rank, worker
+
+worker.stop_votes.open(1)
+worker.barrier("open")
+if rank == 2:
+    worker.stop_votes.cast()
+deadline = time.monotonic() + 30
+while worker.stop_votes.voters() != {2}:
+    assert time.monotonic() < deadline
+    time.sleep(0.001)
+worker.barrier("end")

@@ -1,0 +1,9 @@
+import sys
+
+sys.modules["cryptography"] = None
+from platoon_base.links.cipher import Cipher
+
+try:
+    Cipher(bytes(32))
+except Exception as exc:
+    print(type(exc).__name__, exc)

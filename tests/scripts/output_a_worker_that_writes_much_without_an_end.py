@@ -1,0 +1,12 @@
+import sys
+from platoon_base import connect
+
+worker = connect()
+if worker.global_rank == 0:
+    for _ in range(64):
+        sys.stdout.write("x" * 2**20)
+    sys.stdout.flush()
+worker.barrier()
+if worker.global_rank == 1:
+    print("still here", flush=True)
+    open("fifo").read()

@@ -1,0 +1,5 @@
+import atexit
+
+atexit.register(print, "at the end")
+print("before")
+1 / 0

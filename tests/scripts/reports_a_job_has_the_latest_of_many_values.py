@@ -1,0 +1,11 @@
+from platoon_base import connect
+
+worker = connect()
+if worker.global_rank == 0:
+    for i in range(1000):
+        worker.report({"before": i})
+worker.barrier()
+if worker.global_rank == 1:
+    worker.report({"before": "1 was last"})
+    for i in range(1000):
+        worker.report({"last": i})

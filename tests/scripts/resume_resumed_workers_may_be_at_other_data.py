@@ -1,0 +1,22 @@
+import sys
+import numpy as np
+from platoon_base import ASGD, connect
+from platoon_base.errors import ConfigurationError
+
+run = int(sys.argv[1])
+worker = connect()
+rank = worker.global_rank
+x = np.zeros(3)
+worker.init_shared_params([x], ASGD())
+before = worker.resume_at.epoch
+worker.report({f"run {run}: epochs of rank {rank} before": before})
+for epoch in range(before + 1, (3 if run else 1 + rank) + 1):
+    worker.shard(np.random.RandomState(epoch).permutation(100))
+    x += 1
+    worker.progress(steps=1, epoch=epoch)
+    worker.sync_params()
+worker.barrier("all are here")
+try:
+    worker.shard(np.random.RandomState(rank).permutation(100).reshape(50, 2))
+except ConfigurationError as exc:
+    worker.report({f"run {run}: refused": str(exc)})

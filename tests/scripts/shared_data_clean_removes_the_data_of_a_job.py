@@ -1,0 +1,14 @@
+import os
+import signal
+
+from shared_data_preamble import rows, worker
+from platoon_base.data import SharedData
+from platoon_base.job.joining import files_of
+
+data = SharedData(rows, "x")
+path = f"/dev/shm{files_of(worker).data('x')}"
+print(path, flush=True)
+for old in (files_of(worker).folder, "/dev/shm" + files_of(worker).job_state, path):
+    os.utime(old, (0, 0))
+os.kill(os.getppid(), signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)

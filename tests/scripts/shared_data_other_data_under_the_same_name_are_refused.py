@@ -1,0 +1,11 @@
+from shared_data_preamble import rank, rows, worker
+from platoon_base.data import SharedData
+from platoon_base.errors import ConfigurationError
+
+for i, other in enumerate((rows + rank, rows[: 1000 - rank], rows.astype(["f4", "f8"][rank]))):
+    worker.barrier()
+    try:
+        SharedData(other, f"x{i}")
+    except ConfigurationError as exc:
+        print("refused:", exc)
+    worker.barrier("the other has come")

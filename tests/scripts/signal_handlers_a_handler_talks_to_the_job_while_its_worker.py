@@ -1,0 +1,40 @@
+import numpy as np
+import os
+import signal
+
+from signal_handlers_head import pids, rank, worker
+from watching import progress, until, waits_in
+from platoon_base.errors import ConfigurationError
+
+handled = []
+
+
+def handler(number, frame):
+    worker.report({"handled": 1})
+    worker.keep("handled", 2)
+    worker.progress(steps=1)
+    worker.sync_params()
+    worker.lock()
+    worker.unlock()
+    try:
+        worker.reduce_metrics({})
+    except ConfigurationError as exc:
+        assert "make this call in the training loop" in str(exc), exc
+    else:
+        raise AssertionError("not refused")
+    worker.request_stop("preempted")
+    handled.append(worker.send_req("x"))
+
+
+if rank == 0:
+    signal.signal(signal.SIGTERM, handler)
+    worker.barrier("ready")
+    assert worker.sum_arrays("here", [np.ones(2)]).arrays[0].tolist() == [2, 2]
+    assert handled == ["answered"]
+else:
+    worker.barrier("ready")
+    until(lambda: waits_in("here", 0))
+    os.kill(pids[0], signal.SIGTERM)
+    until(lambda: worker.should_stop)  # while the other still waits
+    until(lambda: progress(0).steps == 1)
+    worker.sum_arrays("here", [np.ones(2)])

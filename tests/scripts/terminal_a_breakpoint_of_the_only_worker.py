@@ -1,0 +1,11 @@
+from platoon_base import connect
+
+
+def train(worker):
+    x = 41
+    breakpoint()
+    worker.report({"x": x})
+    print("x is", x)
+
+
+train(connect())
