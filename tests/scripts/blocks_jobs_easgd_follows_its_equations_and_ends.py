@@ -40,4 +40,4 @@ for x, got in zip((2.0, 3.0), moved):
     center = center + d
     np.testing.assert_allclose(got, x - d, rtol=1e-6)
 ends = everyones(values(main_loop))
-assert (ends[0] == ends[1]).all() and not worker.shares and not worker.closed
+assert (ends[0] == ends[1]).all() and not worker.advanced.shares and not worker.closed

@@ -15,7 +15,7 @@ with connect() as worker:
     if way == "copies":
         worker.copy_to_local()
     if way == "compares":
-        worker.require_same("rows", "10", "give all the same")
+        worker.advanced.require_same("rows", "10", "give all the same")
     if way == "measures":
         worker.reduce_metrics({"x": (1.0, 1.0)})
     if way == "averages":

@@ -7,8 +7,8 @@ from platoon_base import ASGD, connect
 with connect() as worker:
     worker.init_shared_params([np.zeros(1000)], ASGD())
     worker.all_reduce(np.ones(3))
-    worker.stop_votes.open(1)
-    worker.stop_votes.cast()
+    worker.advanced.stop_votes.open(1)
+    worker.advanced.stop_votes.cast()
     worker.progress(steps=3, epoch=1, loss=0.5)
     worker.barrier()
     voters = set(range(worker.global_size))
@@ -22,13 +22,13 @@ for _ in range(3):
     assert worker.closed
     assert worker.should_stop
     assert worker.stop_reason == "enough"
-    assert worker.stop_votes.voters() == voters
-    assert worker.stop_votes.passed("all", voters)
-    assert worker.shares
+    assert worker.advanced.stop_votes.voters() == voters
+    assert worker.advanced.stop_votes.passed("all", voters)
+    assert worker.advanced.shares
     assert len(worker.shard(4)) == 4 // worker.global_size
     refused(lambda: worker.progress(steps=1))
-    refused(lambda: worker.stop_votes.cast())
-    refused(lambda: worker.stop_votes.open(2))
+    refused(lambda: worker.advanced.stop_votes.cast())
+    refused(lambda: worker.advanced.stop_votes.open(2))
     refused(lambda: worker.sync_params())
     refused(lambda: worker.center_params().__enter__())
     refused(lambda: worker.all_reduce(np.ones(3)))

@@ -25,7 +25,7 @@ def ask(number, question):
 
 
 def look():
-    return worker.should_stop, worker.stop_reason, worker.stop_votes.number, worker.closed
+    return worker.should_stop, worker.stop_reason, worker.advanced.stop_votes.number, worker.closed
 
 
 def tell():

@@ -1,7 +1,7 @@
 import sys
 
 sys.modules["cuda.bindings"] = None
-from platoon_base.centers.nvrtc import compile_source
+from platoon_base.devices.cuda import compile_source
 
 try:
     compile_source("", "sm_90")

@@ -24,7 +24,7 @@ for dtype in ("float16", "float32", "float64", "int8", "int32", "int64", "uint8"
         assert np.array_equal(np.asarray(worker.all_gather(on_device(mine[rank]))), np.stack(mine))
     whole = [np.stack(parts(dtype, (5,))) + r for r in range(size)]
     whole = [w.astype(dtype) for w in whole]
-    got = worker.reduce_scatter(on_device(whole[rank]), "sum")
+    got = worker.advanced.reduce_scatter(on_device(whole[rank]), "sum")
     assert np.array_equal(np.asarray(got), np.sum(np.stack(whole), axis=0, dtype=dtype)[rank])
     x = on_device(np.full((4, 3), rank + 1, dtype))
     worker.broadcast([x], root=1)

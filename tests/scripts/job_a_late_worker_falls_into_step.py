@@ -10,11 +10,11 @@ with connect() as worker:
         environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
         other = subprocess.Popen([sys.executable, *sys.argv], env=environment)
     while True:
-        weight = worker.sum_pairs("epoch", {"n": (1.0, 1.0)})[0]["n"][1]
+        weight = worker.advanced.sum_pairs("epoch", {"n": (1.0, 1.0)})[0]["n"][1]
         if weight == 3:
             worker.request_stop("all there")
         if worker.agree_to_stop():
             break
-    worker.report({str(worker.global_rank): worker.sum_pairs("end", {"n": (1.0, 1.0)})[0]["n"][1]})
+    worker.report({str(worker.global_rank): worker.advanced.sum_pairs("end", {"n": (1.0, 1.0)})[0]["n"][1]})
     if worker.global_rank == 0:
         assert other.wait(60) == 0

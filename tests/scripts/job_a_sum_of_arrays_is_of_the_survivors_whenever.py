@@ -19,7 +19,7 @@ with connect() as worker:
 
         ControlClient.wait_for_all = wait_for_all
     mine = np.arange(200_000.0) * 10**worker.global_rank
-    total = worker.sum_arrays("states", [mine], {"ranks": (10.0**worker.global_rank, 1)})
+    total = worker.advanced.sum_arrays("states", [mine], {"ranks": (10.0**worker.global_rank, 1)})
     assert total.ranks == [0, 2]
     assert total.pairs == {"ranks": (101.0, 2.0)}
     np.testing.assert_array_equal(total.arrays[0], np.arange(200_000.0) * 101)

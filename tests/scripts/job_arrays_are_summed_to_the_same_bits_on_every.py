@@ -12,8 +12,8 @@ with connect() as worker:
         np.array([np.nan, np.inf, 1.0 - 2 * (rank == 2)]) / [1, 1, 0 * rank],
         rng.standard_normal(150_000),
     ]
-    total = worker.sum_arrays("states", mine, {"m": (rank + 1.0, 2.0)})
+    total = worker.advanced.sum_arrays("states", mine, {"m": (rank + 1.0, 2.0)})
     assert (total.pairs, total.ranks, total.stop) == ({"m": (6.0, 6.0)}, [0, 1, 2], ""), total
     np.savez(sys.argv[1] + f"/{rank}.npz", *total.arrays)
     np.savez(sys.argv[1] + f"/mine{rank}.npz", *mine)
-    assert worker.sum_arrays("states", []).arrays == []
+    assert worker.advanced.sum_arrays("states", []).arrays == []

@@ -4,7 +4,7 @@ from platoon_base.errors import LayoutMismatchError
 
 with connect() as worker:
     try:
-        worker.sum_arrays("states", [np.ones((3, 30_000 if worker.global_rank else 20_000))])
+        worker.advanced.sum_arrays("states", [np.ones((3, 30_000 if worker.global_rank else 20_000))])
     except LayoutMismatchError as exc:
         worker.report({str(worker.global_rank): str(exc)})
-    assert worker.sum_arrays("states", [np.ones(3)]).arrays[0].tolist() == [3.0] * 3
+    assert worker.advanced.sum_arrays("states", [np.ones(3)]).arrays[0].tolist() == [3.0] * 3

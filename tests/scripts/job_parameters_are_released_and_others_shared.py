@@ -15,7 +15,7 @@ with connect() as worker:
     worker.copy_to_local()
     assert (x == 4).all()
     worker.release_shared_params()
-    assert not worker.shares
+    assert not worker.advanced.shares
     job = os.path.basename(os.environ["PLATOON_JOB"])
     assert not [name for name in os.listdir("/dev/shm") if job in name and name.endswith("-center")]
     worker.barrier("seen")

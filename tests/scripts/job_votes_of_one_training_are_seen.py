@@ -5,7 +5,7 @@ from platoon_base import connect
 
 late = "PLATOON_RANK" not in os.environ
 with connect() as worker:
-    votes, rank = worker.stop_votes, worker.global_rank
+    votes, rank = worker.advanced.stop_votes, worker.global_rank
     if late:
         votes.open(2)
         votes.cast()

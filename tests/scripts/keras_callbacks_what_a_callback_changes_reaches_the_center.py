@@ -4,7 +4,7 @@ import sys
 from keras_preamble import EASGD, data, dense, distribute, everyones, flat, keras, rank, shard, worker
 
 x, y = data(32)
-gathers, sums, changed = worker.gather, worker.sum_arrays, os.path.join(sys.argv[1], "changed")
+gathers, sums, changed = worker.gather, worker.advanced.sum_arrays, os.path.join(sys.argv[1], "changed")
 
 
 def gather(value, *, name="gather", **options):
@@ -26,7 +26,7 @@ import time
 if rank == 0:
     worker.gather = gather
 else:
-    worker.sum_arrays = sum_arrays
+    worker.advanced.sum_arrays = sum_arrays
 
 
 class Doubling(keras.callbacks.Callback):

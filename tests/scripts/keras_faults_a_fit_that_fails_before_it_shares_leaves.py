@@ -17,4 +17,4 @@ except PlatoonError as error:
     assert "shares parameters by init_shared_params" in str(error), error
 else:
     raise SystemExit("the script's parameters were released")
-assert worker.shares
+assert worker.advanced.shares

@@ -39,7 +39,7 @@ for averaged in (False, True):
         if (epoch, batch) == (1, 2) and not averaged:
             worker.barrier("third batch")
             deadline = time.monotonic() + 60
-            while rank == 0 and not worker.stop_votes.voters():
+            while rank == 0 and not worker.advanced.stop_votes.voters():
                 assert time.monotonic() < deadline
         return rank == 1 and (epoch, batch) == (1, 2)
 

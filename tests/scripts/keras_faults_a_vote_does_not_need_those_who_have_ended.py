@@ -2,13 +2,15 @@ import numpy as np
 
 from keras_preamble import rank, worker
 
-from platoon_plugins.keras.gradients import GradientAverage
+from platoon_plugins.keras.gradients import Batch, GradientAverage
+from platoon_plugins.keras.model_averages import ModelAverages
 
 for policy in ("all", "leader"):
-    average = GradientAverage(worker)
+    member = GradientAverage(worker)
+    average = ModelAverages([member])
     average.attach(policy, [np.zeros(2, "float32")])
     if rank:
         average.vote()
-        average.in_place([np.ones(2, "float32")])
+        member.average(Batch([np.ones(2, "float32")], 1.0, [True]))
         assert average.stops, policy
     assert average.join() == [0, 1]

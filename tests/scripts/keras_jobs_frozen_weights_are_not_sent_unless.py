@@ -4,7 +4,7 @@ from keras_preamble import EASGD, L, Watch, data, dense, distribute, everyones, 
 
 x, y = data(64)
 sent = []
-plain = worker.sum_arrays
+plain = worker.advanced.sum_arrays
 
 
 def sum_arrays(name, arrays, *rest, **options):
@@ -12,7 +12,7 @@ def sum_arrays(name, arrays, *rest, **options):
     return plain(name, arrays, *rest, **options)
 
 
-worker.sum_arrays = sum_arrays
+worker.advanced.sum_arrays = sum_arrays
 layers = [L.BatchNormalization(name="bn"), L.Dense(500, trainable=False, name="frozen")]
 model = dense(extra=layers, optimizer=keras.optimizers.SGD(0.1))
 kernel, bias = (everyones(w)[0] for w in model.get_layer("frozen").get_weights())  # rank 0's count

@@ -15,7 +15,7 @@ for dtype in (torch.float16, torch.float32, torch.float64, torch.int8, torch.int
 x = torch.arange(10.0)[::2] + rank
 worker.broadcast([x], root=1)
 assert x.tolist() == [1, 3, 5, 7, 9]
-assert worker.reduce_scatter(torch.eye(2)).tolist() == [[2, 0], [0, 2]][rank]
+assert worker.advanced.reduce_scatter(torch.eye(2)).tolist() == [[2, 0], [0, 2]][rank]
 
 
 def refused(text, call, *args, **options):
@@ -30,6 +30,6 @@ def refused(text, call, *args, **options):
 refused("dtype torch.bfloat16", worker.all_reduce, torch.ones(2, dtype=torch.bfloat16))
 refused("dtype torch.bool", worker.all_reduce, torch.ones(2, dtype=torch.bool))
 refused("layout torch.sparse_coo", worker.all_reduce, torch.eye(2).to_sparse())
-refused("the first axis", worker.reduce_scatter, torch.ones(3))
+refused("the first axis", worker.advanced.reduce_scatter, torch.ones(3))
 refused("out of shape (3,)", worker.all_reduce, torch.ones(2), dest=torch.ones(3))
 refused("out of type ndarray", worker.all_reduce, torch.ones(2), dest=np.ones(2, "f4"))

@@ -15,7 +15,7 @@ with connect() as worker:
             b.value[2] = bad
             text = refusal(worker.init_shared_params, [w, b], EASGD(0.5))
             assert "hidden.b holds a NaN or an infinity" in text, text
-            assert not worker.shares
+            assert not worker.advanced.shares
             assert (w.value == 1).all(), "what was refused stays as it was"
             b.value[2] = 1
             if first:
@@ -27,7 +27,7 @@ with connect() as worker:
                 worker.barrier("refused")
             worker.init_shared_params([w, b], EASGD(0.5))
             worker.barrier("shared")
-        assert worker.shares
+        assert worker.advanced.shares
         assert (w.value == 2).all() and (b.value == 2).all(), "the first whose values were good gave them to all"
         worker.sync_params()
         worker.release_shared_params()

@@ -12,7 +12,7 @@ with connect() as worker:
             array = np.array(w + 1, order=order)
             array[1, 2] = np.nan
             try:
-                worker.sync_arrays([array])
+                worker.advanced.sync_arrays([array])
                 assert policy != "raise"
             except NonFiniteError as error:
                 assert policy == "raise" and "element 6 of parameter 0" in str(error), error

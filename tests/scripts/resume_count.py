@@ -27,6 +27,6 @@ for epoch in range(max(start.epoch, 1), STEPS // PER_EPOCH + 1):
             while not worker.should_stop:
                 time.sleep(0.01)
             raise SystemExit("stopped")
-worker.meet("end")
+worker.advanced.meet("end")
 worker.copy_to_local()
 worker.report({"center": float(x[0]), "second": float(y[1, 2])})

@@ -15,7 +15,7 @@ calls = {
     "progress": lambda: worker.progress(steps=1),
     "should_stop": lambda: worker.should_stop,
     "stop_reason": lambda: worker.stop_reason,
-    "voters": lambda: worker.stop_votes.voters(),
+    "voters": lambda: worker.advanced.stop_votes.voters(),
 }
 if int(sys.argv[2]) == 1:
     calls["barrier"] = lambda: worker.barrier()
@@ -25,7 +25,7 @@ for name, call in calls.items():
     while came:
         with connect() as worker:
             worker.init_shared_params([np.zeros(100)], ASGD())
-            worker.stop_votes.open(1)
+            worker.advanced.stop_votes.open(1)
             try:
                 came = at_instruction(number, call, worker.close)
                 assert worker.closed == came

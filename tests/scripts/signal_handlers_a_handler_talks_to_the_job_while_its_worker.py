@@ -29,7 +29,7 @@ def handler(number, frame):
 if rank == 0:
     signal.signal(signal.SIGTERM, handler)
     worker.barrier("ready")
-    assert worker.sum_arrays("here", [np.ones(2)]).arrays[0].tolist() == [2, 2]
+    assert worker.advanced.sum_arrays("here", [np.ones(2)]).arrays[0].tolist() == [2, 2]
     assert handled == ["answered"]
 else:
     worker.barrier("ready")
@@ -37,4 +37,4 @@ else:
     os.kill(pids[0], signal.SIGTERM)
     until(lambda: worker.should_stop)  # while the other still waits
     until(lambda: progress(0).steps == 1)
-    worker.sum_arrays("here", [np.ones(2)])
+    worker.advanced.sum_arrays("here", [np.ones(2)])

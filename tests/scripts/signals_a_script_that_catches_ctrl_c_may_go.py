@@ -27,6 +27,6 @@ else:
     until((FOLDER / "caught").exists)
     x += 1
     worker.sync_params()
-    assert worker.meet("the others") == [0, 2]
+    assert worker.advanced.meet("the others") == [0, 2]
     worker.copy_to_local()
     assert (x == 3).all(), np.unique(x)

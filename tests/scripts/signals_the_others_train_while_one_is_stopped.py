@@ -49,7 +49,7 @@ else:
 while syncs(rank) < 200:
     step()
 mine = syncs(rank)
-total = worker.sum_pairs("syncs", {"n": (mine * 10.0**rank, 1)})[0]["n"][0]
+total = worker.advanced.sum_pairs("syncs", {"n": (mine * 10.0**rank, 1)})[0]["n"][0]
 worker.sync_params()  # what was left out for the stopped one is caught up with
 worker.barrier()
 worker.copy_to_local()

@@ -12,4 +12,4 @@ for name, length, purpose in (("length", 3 + rank, ""), ("purpose", 3, f"policy=
         start_training(worker, name, "fit", values=[w], purpose=purpose, rule=EASGD(), parameters=[np.ones(2)])
     except PlatoonError as exc:
         worker.report({f"{name} {rank}": str(exc)})
-    assert (w.value == rank).all() and not worker.shares
+    assert (w.value == rank).all() and not worker.advanced.shares

@@ -8,7 +8,7 @@ worker.barrier("all are there")
 if rank == 0:
     worker.close()
 else:
-    worker.meet("without rank 0")
+    worker.advanced.meet("without rank 0")
     ranks = start_training(worker, "fit", "fit", values=[w, steps])
     assert ranks == [1, 2]
     assert (w.value == np.float32(1.1)).all() and w.value.dtype == "f4"

@@ -2,12 +2,12 @@ import time
 
 from hosts_preamble import rank, say, worker
 
-worker.stop_votes.open(1)
+worker.advanced.stop_votes.open(1)
 worker.barrier("open")
 if rank == 2:
-    worker.stop_votes.cast()
+    worker.advanced.stop_votes.cast()
 deadline = time.monotonic() + 30
-while worker.stop_votes.voters() != {2}:
+while worker.advanced.stop_votes.voters() != {2}:
     assert time.monotonic() < deadline
     time.sleep(0.001)
 say("voted")
