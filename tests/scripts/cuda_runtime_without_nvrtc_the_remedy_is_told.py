@@ -1,6 +1,7 @@
 import sys
 
 sys.modules["cuda.bindings"] = None
+import platoon_base.devices.runtime  # noqa: F401, loads no pygpu
 from platoon_base.devices.cuda import compile_source
 
 try:

@@ -122,7 +122,7 @@ def test_alone_sums_of_arrays_are_the_arrays(solo_worker):
 @pytest.mark.parametrize("n", [1 << 16, (1 << 16) + 1, 200_000])
 def test_alone_a_sum_of_arrays_may_be_longer_than_a_message(solo_worker, n):
     values = np.random.default_rng(0).standard_normal((2, n))
-    (found,), pairs, *_ = solo_worker.sum_arrays("states", [values], {"m": (1.0, 2.0)})
+    (found,), pairs, *_ = solo_worker.advanced.sum_arrays("states", [values], {"m": (1.0, 2.0)})
     np.testing.assert_array_equal(found, values)
     assert pairs == {"m": (1.0, 2.0)}
 
