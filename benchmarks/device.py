@@ -39,7 +39,7 @@ class Bench:
         self.versions: dict[str, str] = {}
         self.failed = threading.Event()
 
-    def tell(self, what: dict) -> int:
+    def send_order(self, what: dict) -> int:
         """Write the next order."""
         path = self.folder / f"go-{self.number}.json"
         path.with_suffix(".part").write_text(json.dumps(what))
@@ -49,7 +49,7 @@ class Bench:
 
     def measure(self, timeout_s: float = 120, ranks: list[int] | None = None, **what) -> dict:
         """Let the processes measure; returns for each kind of time the slowest rank's median, in seconds."""
-        number = self.tell(what)
+        number = self.send_order(what)
         paths = [self.folder / f"{what['who']}-{number}-{rank}.json" for rank in range(self.size)]
         deadline = time.monotonic() + timeout_s
         while not all(path.exists() for path in paths):
@@ -158,7 +158,7 @@ def main() -> None:
             except SystemExit as exc:
                 print(exc, flush=True)
             finally:
-                bench.tell({"what": "stop"})
+                bench.send_order({"what": "stop"})
 
         thread = threading.Thread(target=run)
         thread.start()

@@ -138,7 +138,7 @@ class Study:
         slot = self._slots.get()
         with tempfile.TemporaryDirectory() as folder:
             try:
-                begin = ["launch", *device_words(arm.workers, slot, self._gpus)]
+                begin = ["launch", *device_options(arm.workers, slot, self._gpus)]
                 begin += ["--seed", seed, "--log-dir", f"{folder}/logs"]
                 script = Path(__file__).parent / "scripts" / SCRIPTS[self.options.framework]
                 words = [script, f"{folder}/result.json", "--task", self.options.task, "--method", arm.method]
@@ -213,7 +213,7 @@ class Study:
         return bool(self.options.out) or not self.options.quick
 
 
-def device_words(workers: int, slot: int, gpus: list[str]) -> list:
+def device_options(workers: int, slot: int, gpus: list[str]) -> list:
     """Return the words that give a job its devices: jobs side by side begin with different GPUs."""
     if not gpus:
         return ["-n", workers, "-D", "cpu"]

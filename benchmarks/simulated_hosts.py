@@ -23,7 +23,7 @@ from platoon_base.courier.messages import Combine, Gather, Gathered
 from platoon_base.hosts.place import Place
 from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
-from platoon_base.multihost.meeting import Here
+from platoon_base.multihost.rendezvous import Introduction
 from platoon_base.shm.job_state import WORKER_LOCKS, JobState
 from platoon_base.shm.mirrored_rows import MIRRORED
 from platoon_base.shm.segments import Segment
@@ -120,7 +120,7 @@ class FirstHost(SimulatedHost):
 
     def leave(self) -> None:
         """Free the locks, and close everything."""
-        self._state.let_go()
+        self._state.detach()
         self._segment.close()
         self._context.destroy(linger=0)
 
@@ -144,10 +144,10 @@ class Deputy(SimulatedHost):
         self._rows["row"]["lives"] = 1
         self._held = bytes(WORKERS)
         self._rows_sent, self._has_courier = True, False
-        self._next_look = time.monotonic() + MIRROR_S * host / hosts
+        self._next_poll_at = time.monotonic() + MIRROR_S * host / hosts
         self._link = LinkClient(f"tcp://{endpoint}", keys)
         self.sockets = self._link.sockets
-        arrival = Here(Place(hosts, host), ["cpu"] * WORKERS, "simulated").arrival("127.0.0.1", "127.0.0.1")
+        arrival = Introduction(Place(hosts, host), ["cpu"] * WORKERS, "simulated").arrival("127.0.0.1", "127.0.0.1")
         assert arrival.version == platoon_base.__version__
         self._send(arrival)
 
@@ -208,8 +208,8 @@ class Deputy(SimulatedHost):
 
     def tick(self, now: float) -> None:
         """Send the rows if it is time, and heartbeats."""
-        if now >= self._next_look:
-            self._next_look = max(now, self._next_look + MIRROR_S)
+        if now >= self._next_poll_at:
+            self._next_poll_at = max(now, self._next_poll_at + MIRROR_S)
             if self.training and not self._link.peer.in_flight:
                 self._rows["row"]["steps"] += 1
                 self._rows["row"]["updated"] = now

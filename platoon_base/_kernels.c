@@ -218,7 +218,7 @@ DEFINE_ADOPT(double)
 
 typedef int64_t (*kernel)(const int64_t *row, const double *scalars);
 
-/* Raise for a table that cannot be; tells whether it is one. */
+/* Raise for a table that cannot be; returns whether it is one. */
 static int is_table(const int64_t *table, Py_ssize_t pieces, int columns)
 {
     if (pieces < 0) {

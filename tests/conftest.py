@@ -30,7 +30,7 @@ from platoon_base.controller.outcome import Result
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.encoding import encode
 from platoon_base.coordination.messages import PROTOCOL, Hello
-from platoon_base.job import JobOptions, host_job, solo
+from platoon_base.job import JobOptions, host_job, single_worker
 from platoon_base.job.files import segment_prefix
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
@@ -230,7 +230,7 @@ run_function = _runner("function_preamble")
 @pytest.fixture
 def solo_worker():
     """Make the worker of a job of one, as under plain python."""
-    with solo(seed=3) as worker:
+    with single_worker(seed=3) as worker:
         yield worker
 
 

@@ -48,8 +48,8 @@ def main() -> None:
         until = time.monotonic() + START_S
         while not all(each.exists() for each in paths) and time.monotonic() < until:
             time.sleep(0.01)
-        courier.obey(between.Peers({i: tuple(json.loads(each.read_text())) for i, each in enumerate(paths)}))
-        courier.obey(between.Made())
+        courier.handle_order(between.Peers({i: tuple(json.loads(each.read_text())) for i, each in enumerate(paths)}))
+        courier.handle_order(between.Made())
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             courier.step([])

@@ -66,17 +66,17 @@ class Switch:
 
     def begin(self, batch, logs=None):
         self.begun.append((time.perf_counter(), time.process_time()))
-        if self.hears(batch):
+        if self.handles(batch):
             self.on_begin(batch, logs)
             self.inside += time.perf_counter() - self.begun[-1][0]
 
     def end(self, batch, logs=None):
-        if self.hears(batch):
+        if self.handles(batch):
             begin = time.perf_counter()
             self.on_end(batch, logs)
             self.inside += time.perf_counter() - begin
 
-    def hears(self, batch):
+    def handles(self, batch):
         return batch // BLOCK % 2
 
 

@@ -15,7 +15,7 @@ from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.hosts.place import Place
 from platoon_base.job.hosting import JobOptions, host_job
 from platoon_base.multihost import couriers
-from platoon_base.multihost.meeting import Here, gather_hosts
+from platoon_base.multihost.rendezvous import Introduction, gather_hosts
 
 WORKERS = 8
 
@@ -24,7 +24,7 @@ def main() -> None:
     """Serve one job to its end."""
     hosts, endpoint, pipe = int(sys.argv[1]), sys.argv[2], sys.argv[3]
     couriers.python_main = lambda module: [sys.executable, str(Path(__file__).with_name("simulated_courier.py"))]
-    here = Here(Place(hosts, 0), ["cpu"] * WORKERS, "simulated")
+    here = Introduction(Place(hosts, 0), ["cpu"] * WORKERS, "simulated")
     with StopSignals() as signals, contextlib.ExitStack() as stack:
         table = None
         if hosts > 1:

@@ -35,7 +35,7 @@ class AcrossHosts(Protocol):
         ...
 
     def are_gathered(self, number: int) -> bool:
-        """Tell whether this center holds what all hosts have contributed to a round."""
+        """Return whether this center holds what all hosts have contributed to a round."""
         ...
 
     def wait(self, number: int, timeout_s: float) -> None:

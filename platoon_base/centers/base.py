@@ -98,7 +98,7 @@ class Center(Protocol):
         ...
 
     def close(self, over: bool = False) -> None:
-        """Let go of the memory; a second call does nothing.
+        """Release the memory; a second call does nothing.
 
         With ``over`` no worker uses the center any more, so that memory which must not be freed may serve the next one.
         """

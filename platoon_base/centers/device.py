@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.device_directory import NOBODY, DeviceDirectory, DirectoryLayout, Entry
+from platoon_base.centers.device_directory import NO_OWNER, DeviceDirectory, DirectoryLayout, Entry
 from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_source import kernel_source, kernel_types
-from platoon_base.centers.device_tiles import Tiling, split_word, tile_table
+from platoon_base.centers.device_tiles import Tiling, split_element_code, tile_table
 from platoon_base.devices.cuda import DeviceMemory, HostMemory
 from platoon_base.devices.runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
@@ -32,7 +32,7 @@ DeviceArray = Any  # a pygpu GpuArray, or a CudaArray: what the runtime takes
 
 MIRROR_EVERY_S = 5.0
 LOCK_NS = 500_000_000  # after which the lock of a tile counts as lost with its holder; it is held for microseconds
-_LOOK_S = 0.25  # how often to look whether the owners of partitions live
+_POLL_INTERVAL_S = 0.25  # how often to look whether the owners of partitions live
 _PATIENCE_S = 20.0  # for a worker that has not made its partition: then another does
 _PAUSE_S = 0.002
 _THREADS, _BLOCKS_EACH = 256, 8
@@ -55,7 +55,7 @@ class DeviceCenter:
         One that `DeviceCenters.takes`.
     rank : int
         In the job. A rank below the number of partitions makes the partition of that number.
-    gone, life : callable
+    gone, incarnation : callable
         Of `Liveness`: whether a worker takes part no more, and the number of its process.
     mirror_every_s : float
     """
@@ -71,7 +71,7 @@ class DeviceCenter:
         rule: Rule,
         rank: int,
         gone: Callable[[int], bool],
-        life: Callable[[int], int],
+        incarnation: Callable[[int], int],
         mirror_every_s: float = MIRROR_EVERY_S,
     ) -> None:
         self._directory = directory
@@ -79,7 +79,7 @@ class DeviceCenter:
         self._layout = layout
         self._rank = rank
         self._gone = gone
-        self._life = life
+        self._incarnation = incarnation
         self._mirror_every_s = mirror_every_s
         self._tiling = directory.tiling
         self._driver = runtime.driver
@@ -95,19 +95,19 @@ class DeviceCenter:
         self._states = runtime.zeros(max(states_bytes, 1), "uint8")
         self._refused = runtime.buffer(_NOTHING_REFUSED)
         self._launches: list[_Launch] = []
-        self._next_look = self._next_mirror = 0.0
+        self._next_poll_at = self._next_mirror = 0.0
         self._mirror: tuple[int, list[int]] = 0, []  # number of the latest mirror, and the partitions on their way
 
     def sync(
         self, rule: Rule, arrays: Sequence[DeviceArray], locked: bool, timeout_s: float
     ) -> NonFiniteElement | None:
         """See `Center.sync`."""
-        self._look_after(timeout_s)
+        self._open_partitions(timeout_s)
         refused = self._take_refused()
         atomic = f"{rule.kernel}_atomic"
         kernel = atomic if not locked and atomic in self._operations else str(rule.kernel)
         self._launch(kernel, arrays, rule.kernel_args())
-        self._tell_of_mirror()
+        self._publish_mirror_stamps()
         if time.monotonic() >= self._next_mirror or self._directory.wanted != self._mirror[0]:
             self.mirror()
         return refused
@@ -115,7 +115,7 @@ class DeviceCenter:
     def read(self, out: Sequence[DeviceArray], locked: bool, timeout_s: float, begin: bool = False) -> None:
         """See `Center.read`."""
         if self._directory.complete:
-            self._look_after(timeout_s)
+            self._open_partitions(timeout_s)
             self._launch("take_over" if begin else "pull", out)
             return
         self._directory.read_buffer(0, out)  # nobody has synchronized yet
@@ -124,7 +124,7 @@ class DeviceCenter:
 
     def write(self, values: Sequence[DeviceArray], locked: bool, timeout_s: float) -> None:
         """See `Center.write`."""
-        self._look_after(timeout_s)
+        self._open_partitions(timeout_s)
         self._launch("overwrite", values)
 
     def fill(self, values: Sequence[DeviceArray], states: Sequence[Sequence[np.ndarray[Any, Any]]]) -> None:
@@ -156,7 +156,7 @@ class DeviceCenter:
             source = self._partitions[partition][1].address + self._tiling.values_start[partition]
             self._memory.start_copy(source, start, size)
 
-    def _tell_of_mirror(self) -> None:
+    def _publish_mirror_stamps(self) -> None:
         """Say of the partitions whose copies have arrived by now how new they are."""
         number, partitions = self._mirror
         if partitions and not self._memory.copying:
@@ -194,12 +194,12 @@ class DeviceCenter:
 
     # The partitions.
 
-    def _look_after(self, timeout_s: float) -> None:
+    def _open_partitions(self, timeout_s: float) -> None:
         """Open the partitions that others have made, and make those that are missing or were lost with their owners."""
         now = time.monotonic()
-        if self._version == self._directory.version and now < self._next_look:
+        if self._version == self._directory.version and now < self._next_poll_at:
             return
-        self._next_look = now + _LOOK_S
+        self._next_poll_at = now + _POLL_INTERVAL_S
         deadline, patience = now + timeout_s, now + _PATIENCE_S
         while True:
             self._version = self._directory.version
@@ -226,21 +226,25 @@ class DeviceCenter:
         return self._adopt(partition, entry.generation)
 
     def _owned(self, partition: int, entry: Entry) -> bool:
-        """Tell whether the owner of a partition lives; an earlier process of its rank took its partitions with it."""
+        """Return whether the owner of a partition lives; an earlier process of its rank took its partitions with it."""
         if entry.owner == self._rank:
             return partition in self._own
-        return entry.owner != NOBODY and not self._gone(entry.owner) and self._life(entry.owner) == entry.life
+        return (
+            entry.owner != NO_OWNER
+            and not self._gone(entry.owner)
+            and self._incarnation(entry.owner) == entry.incarnation
+        )
 
     def _open(self, partition: int, generation: int, handle: bytes) -> None:
         known = self._partitions.pop(partition, None)
         if known is not None:
             self.finish()
-            self._let_go(partition, known[1])
+            self._close_borrowed(partition, known[1])
         size = self._tiling.partition_bytes[partition]
         self._partitions[partition] = generation, DeviceMemory.open(self._driver, handle, size)
         self._launches = []
 
-    def _let_go(self, partition: int, memory: DeviceMemory) -> None:
+    def _close_borrowed(self, partition: int, memory: DeviceMemory) -> None:
         """Close memory of another process; own memory stays, where another worker took this one for gone."""
         if partition in self._own:
             self._own.discard(partition)
@@ -264,8 +268,8 @@ class DeviceCenter:
             else:  # the partition may have had another owner since it was opened here
                 memory.write(start, self._directory.mirror(partition))
             if known is not None:
-                self._let_go(partition, known[1])
-            self._directory.publish(partition, self._rank, memory.handle, self._life(self._rank))
+                self._close_borrowed(partition, known[1])
+            self._directory.publish(partition, self._rank, memory.handle, self._incarnation(self._rank))
             self._partitions[partition] = generation + 1, memory
             self._own.add(partition)
             self._launches = []
@@ -350,7 +354,7 @@ class DeviceCenter:
         self._refused.write(_NOTHING_REFUSED)
         if word == _NOTHING_REFUSED:
             return None
-        return NonFiniteElement(*split_word(word))
+        return NonFiniteElement(*split_element_code(word))
 
 
 class _Launch:
@@ -384,7 +388,7 @@ class DeviceCenters:
     workers : int
         Number of workers launched together: each makes a partition.
     runtime : DeviceRuntime
-    gone, life : callable
+    gone, incarnation : callable
         Of `Liveness`: whether a worker takes part no more, and the number of its process.
     """
 
@@ -396,17 +400,17 @@ class DeviceCenters:
         workers: int,
         runtime: DeviceRuntime,
         gone: Callable[[int], bool],
-        life: Callable[[int], int],
+        incarnation: Callable[[int], int],
     ) -> None:
         self.name = name
         self._workers = workers
         self._runtime = runtime
         self._gone = gone
-        self._life = life
+        self._incarnation = incarnation
 
     @staticmethod
     def takes(layout: Layout, rule: Rule) -> bool:
-        """Tell whether there are kernels for a rule on these parameters."""
+        """Return whether there are kernels for a rule on these parameters."""
         return form_of(rule) is not None and {spec.dtype for spec in layout.specs} <= {"float32", "float64"}
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:
@@ -415,7 +419,7 @@ class DeviceCenters:
         plan = DirectoryLayout(layout, tiling)
         directory = DeviceDirectory(Segment.create(self.name, plan.size_bytes), plan)
         directory.begin()
-        return DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone, self._life)
+        return DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone, self._incarnation)
 
     def unlink(self) -> None:
         """See `CenterFactory.unlink`."""
@@ -432,7 +436,7 @@ class DeviceCenters:
         segment = Segment.attach(self.name)
         directory = DeviceDirectory.of(segment, layout)
         if directory is not None and directory.tiling.center_states == len(rule.center_state):
-            center = DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone, self._life)
+            center = DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone, self._incarnation)
             center.make_partition()
             return center
         segment.close()

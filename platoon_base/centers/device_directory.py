@@ -19,11 +19,11 @@ from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.views import array_on
 
-__all__ = ["NOBODY", "DeviceDirectory", "DirectoryLayout", "Entry"]
+__all__ = ["NO_OWNER", "DeviceDirectory", "DirectoryLayout", "Entry"]
 
 MAGIC = b"PLTNPART"
 VERSION = 5
-NOBODY = -1
+NO_OWNER = -1
 FINAL = 1 << 62  # number of the mirror of an owner that has left
 _PAGE = 4096
 
@@ -44,7 +44,7 @@ _FLAG_BYTES = 4
 _ENTRIES = _FLAGS + _FLAG_BYTES * MAX_WORKERS
 # ``writes`` is odd while an entry is written, and stays odd if its writer dies meanwhile.
 _ENTRY = np.dtype(
-    [("writes", "i8"), ("owner", "i8"), ("life", "i8"), ("handle", f"V{HANDLE_BYTES}"), ("mirrored", "i8")]
+    [("writes", "i8"), ("owner", "i8"), ("incarnation", "i8"), ("handle", f"V{HANDLE_BYTES}"), ("mirrored", "i8")]
 )
 
 
@@ -56,17 +56,17 @@ class Entry(NamedTuple):
     generation : int
         0 until somebody has made it; it grows with every new owner.
     owner : int
-        A rank, or `NOBODY` while somebody writes the next owner down, or has died of it.
+        A rank, or `NO_OWNER` while somebody writes the next owner down, or has died of it.
     handle : bytes
         By which CUDA IPC opens its memory.
-    life : int
-        Which process of that rank it is; see `Liveness.life`.
+    incarnation : int
+        Which process of that rank it is; see `Liveness.incarnation`.
     """
 
     generation: int
     owner: int
     handle: bytes
-    life: int = 0
+    incarnation: int = 0
 
 
 class DirectoryLayout:
@@ -84,7 +84,7 @@ class DirectoryLayout:
         self.size_bytes = -(-position // _PAGE) * _PAGE
 
     def fits(self, segment: Segment) -> bool:
-        """Tell whether a segment was made with this layout."""
+        """Return whether a segment was made with this layout."""
         header: Any = array_on(segment.buffer, (), _HEADER)
         return bool(
             len(segment.buffer) == self.size_bytes
@@ -159,14 +159,19 @@ class DeviceDirectory:
         writes = int(entry["writes"])
         found = entry.copy()
         if writes % 2 or entry["writes"] != writes:
-            return Entry(writes // 2, NOBODY, bytes(HANDLE_BYTES))
-        return Entry(writes // 2, int(found["owner"]), found["handle"].tobytes(), int(found["life"]))
+            return Entry(writes // 2, NO_OWNER, bytes(HANDLE_BYTES))
+        return Entry(writes // 2, int(found["owner"]), found["handle"].tobytes(), int(found["incarnation"]))
 
-    def publish(self, partition: int, owner: int, handle: bytes, life: int = 0) -> None:
+    def publish(self, partition: int, owner: int, handle: bytes, incarnation: int = 0) -> None:
         """Enter a new owner, which has yet to mirror its partition; only under the partition's lock."""
         entry = self._entries[partition]
         entry["writes"] |= 1  # it is odd already if its latest writer has died meanwhile
-        entry["handle"], entry["owner"], entry["life"], entry["mirrored"] = np.void(handle), owner, life, 0
+        entry["handle"], entry["owner"], entry["incarnation"], entry["mirrored"] = (
+            np.void(handle),
+            owner,
+            incarnation,
+            0,
+        )
         entry["writes"] += 1
         self._header["changes"] += 1
 
@@ -185,7 +190,7 @@ class DeviceDirectory:
         return _FLAGS + _FLAG_BYTES * rank
 
     def flag(self, rank: int) -> bool:
-        """Tell whether a worker's flag is up."""
+        """Return whether a worker's flag is up."""
         return bool(self._flags[rank])
 
     def clear_flag(self, rank: int) -> None:
@@ -209,7 +214,7 @@ class DeviceDirectory:
         self._entries[partition]["mirrored"] = number
 
     def has_mirror(self, number: int) -> bool:
-        """Tell whether all partitions are mirrored as asked for; those never made still have their first values."""
+        """Return whether all partitions are mirrored as asked for; those never made still have their first values."""
         return bool(((self._entries["mirrored"] >= number) | (self._entries["writes"] < 2)).all())
 
     def mirror_of(self, partition: int) -> tuple[int, int]:
@@ -260,6 +265,6 @@ class DeviceDirectory:
         return self._segment.closed
 
     def close(self) -> None:
-        """Let go of the segment; a second call does nothing."""
+        """Release the segment; a second call does nothing."""
         del self._header, self._flags, self._entries, self._bytes
         self._segment.close()

@@ -10,7 +10,7 @@ import numpy as np
 from platoon_base.layout import Layout
 
 __all__ = [
-    "ALIGNMENT", "ELEMENT", "LOCK_BYTES", "TILE_BYTES", "Tile", "Tiling", "split_word", "tile_table",
+    "ALIGNMENT", "ELEMENT", "LOCK_BYTES", "TILE_BYTES", "Tile", "Tiling", "split_element_code", "tile_table",
 ]  # fmt: skip
 
 TILE_BYTES = 1 << 16  # measured on NVLink: large against the cost of a lock, small enough for all blocks of a device
@@ -125,7 +125,7 @@ def tile_table(
     return np.array(rows, dtype=np.uint64).reshape(len(rows), columns)
 
 
-def split_word(word: int) -> tuple[int, int]:
+def split_element_code(word: int) -> tuple[int, int]:
     """Split the word by which a kernel tells of an element: the parameter's number in the layout, and the element."""
     return word >> _ELEMENT_BITS, word & ELEMENT
 

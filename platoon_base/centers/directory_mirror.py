@@ -16,7 +16,7 @@ __all__ = ["DirectoryMirror"]
 Array = np.ndarray[Any, Any]
 
 # Synchronizations counted already may still be queued on a device; then their workers have to come by to mirror it.
-_SETTLE_S, _MIRROR_S, _LOOK_S = 0.5, 10.0, 0.005
+_SETTLE_S, _MIRROR_S, _POLL_INTERVAL_S = 0.5, 10.0, 0.005
 
 
 class DirectoryMirror:
@@ -52,7 +52,7 @@ class DirectoryMirror:
         while not self._directory.has_mirror(number):
             if time.monotonic() > deadline:
                 raise CollectiveTimeoutError(f"no worker on a device has synchronized for {_MIRROR_S:g} s")
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_INTERVAL_S)
 
     def close(self) -> None:
         """See `Readable.close`."""

@@ -16,10 +16,10 @@ from platoon_base.centers.host_memory import (
     CONTROLLER,
     COURIER,
     Shape,
+    free_holders,
     header_on,
     holders_on,
     no_header,
-    no_holders,
 )
 from platoon_base.centers.host_rounds import Rounds, open_rounds
 from platoon_base.centers.host_shift import Shift, wide
@@ -44,7 +44,7 @@ STRIPE_BYTES = 1 << 21  # the least: large against the cost of a lock
 STRIPES_EACH = 4  # for each of several workers, so that a free one is always found
 # A stripe is worked on for milliseconds: a worker that holds it for so long is stopped, or has no processor.
 PATIENCE_S = 3.0
-_LEAST_S = 1.0  # to visit the stripes in, after a wait for other hosts
+_MIN_S = 1.0  # to visit the stripes in, after a wait for other hosts
 
 
 class HostCenter:
@@ -67,7 +67,7 @@ class HostCenter:
     rank : int
         Of this worker, for the holder words and for the stripe to begin with.
     gone : callable, optional
-        ``gone(rank)`` tells whether that worker's process has ended. Its locks are then ignored: a child that C code
+        ``gone(rank)`` returns whether that worker's process has ended. Its locks are then ignored: a child that C code
         has forked may still hold them.
 
     Attributes
@@ -174,7 +174,7 @@ class HostCenter:
             self._require_open()
             began = time.monotonic()
             self.across_hosts.wait(number, timeout_s)
-            timeout_s = max(timeout_s - (time.monotonic() - began), _LEAST_S)
+            timeout_s = max(timeout_s - (time.monotonic() - began), _MIN_S)
         return self._visit_round(take, timeout_s)
 
     def _visit_round(
@@ -243,8 +243,8 @@ class HostCenter:
                     work(stripe)
                 count = self.overwrites.note()
             finally:
-                self._locks.let_go()
-        self.overwrites.await_spread(count, max(deadline - time.monotonic(), _LEAST_S))
+                self._locks.release_all()
+        self.overwrites.await_all_hosts(count, max(deadline - time.monotonic(), _MIN_S))
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Put another host's center, at round ``number``, in place of this one; False if a stripe stayed taken."""
@@ -350,7 +350,7 @@ class HostCenter:
             self._rounds.visit_between(
                 copy_every,
                 lambda deadline: self._locks.lock_all(deadline),
-                self._locks.let_go,
+                self._locks.release_all,
                 PATIENCE_S,
             )
             return values, states
@@ -371,7 +371,7 @@ class HostCenter:
         self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None
         self._momenta = []
         self.across_hosts = self._shift = None
-        self._holders = no_holders()
+        self._holders = free_holders()
         self.overwrites = Overwrites(no_header())
         self._locks.close()
 

@@ -15,14 +15,14 @@ from platoon_base.views import array_on
 __all__ = [
     "COURIER",
     "FREE",
-    "NOBODY",
+    "HOLDER_NAMES",
     "Shape",
     "byte_of",
+    "free_holders",
     "header_on",
     "holders_on",
     "lock_bytes",
     "no_header",
-    "no_holders",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -30,7 +30,7 @@ Array = np.ndarray[Any, Any]
 _MAGIC = b"PLTNCNTR"
 _VERSION = 9
 FREE, CONTROLLER, COURIER = -1, -2, -3  # holders that are no ranks
-NOBODY = {CONTROLLER: "the controller", COURIER: "the courier"}
+HOLDER_NAMES = {CONTROLLER: "the controller", COURIER: "the courier"}
 
 _HEADER = np.dtype(
     [
@@ -142,6 +142,6 @@ def no_header() -> Any:
     return np.zeros((), _HEADER)
 
 
-def no_holders() -> Array:
+def free_holders() -> Array:
     """Return the words of no stripe."""
     return np.empty(0, dtype=_HOLDER)

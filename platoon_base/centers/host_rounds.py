@@ -8,7 +8,7 @@ the sum over all hosts in place of the totals, after the meeting and before any 
 
 Rounds do not mix. A worker adds to a stripe only if the stripe's values are those that it took over there: the stripe's
 generation tells. So whoever adds to a stripe for the next round has brought it to this round before, by itself taking
-it over. A stripe's round number tells whether its step was made.
+it over. A stripe's round number returns whether its step was made.
 
 A worker that dies leaves nothing half done. The totals of a stripe are kept twice, and with each the number of
 contributions: a worker writes the sum with its own into the totals that are not in use, and then makes them the ones in
@@ -57,7 +57,7 @@ WORDS = [
 ]
 _PER_TOTALS = ("count", "parts", "done", "copied", "gathered")
 
-_NOWHERE = -1  # no generation: what this worker has does not come from the stripe as it is
+_NO_GENERATION = -1  # no generation: what this worker has does not come from the stripe as it is
 
 
 class StripeArrays(NamedTuple):
@@ -131,7 +131,7 @@ class Rounds:
         self._kernels = [
             [RoundKernels(*piece, s.undo) for piece in zip(s.center, zip(*s.totals), s.states)] for s in stripes
         ]
-        self._begun = [_NOWHERE] * len(self.stripes)  # the generations that this worker's parameters began from
+        self._begun = [_NO_GENERATION] * len(self.stripes)  # the generations that this worker's parameters began from
         self._read = list(self._begun)
 
     def contribute(self, index: int, local: Sequence[Array], part: float) -> tuple[int, int] | None:
@@ -146,7 +146,7 @@ class Rounds:
         words = self.stripes[index].words
         if self._begun[index] != words["generation"] or self._is_half_done(index):
             return None
-        self._begun[index] = _NOWHERE  # a second time it would count twice
+        self._begun[index] = _NO_GENERATION  # a second time it would count twice
         used = int(words["in_use"])
         refused = [(piece, k.contribute(x, used)) for piece, (k, x) in enumerate(zip(self._kernels[index], local))]
         self._use_other(index, int(words["count"][used]) + 1, float(words["parts"][used]) + part)
@@ -242,15 +242,15 @@ class Rounds:
         return first
 
     def note_read(self, index: int) -> None:
-        """Take note that a stripe was copied; see `begin`."""
+        """Record that a stripe was copied; see `begin`."""
         self._read[index] = int(self.stripes[index].words["generation"])
 
     def begin(self) -> None:
-        """Take note that this worker's parameters are now what was read, or written, last."""
+        """Record that this worker's parameters are now what was read, or written, last."""
         self._begun = list(self._read)
 
     def note_changed(self, index: int) -> None:
-        """Take note that this worker has changed a stripe otherwise, while no other took part."""
+        """Record that this worker has changed a stripe otherwise, while no other took part."""
         words = self.stripes[index].words
         words["generation"] += 1
         self._begun[index] = int(words["generation"])

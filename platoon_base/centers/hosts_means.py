@@ -67,7 +67,7 @@ class HostsMeans:
         return RoundTotals(self._layout, 0)
 
     def are_gathered(self, number: int) -> bool:
-        """Tell whether this center has come to a mean."""
+        """Return whether this center has come to a mean."""
         return self.made >= number
 
     def read(self, totals: RoundTotals, number: int) -> bool:
@@ -134,7 +134,7 @@ def weighted_mean(copies: Sequence[Sequence[Array]], weights: Sequence[float]) -
 
 
 def is_finite(array: Array) -> bool:
-    """Tell whether all numbers are finite."""
+    """Return whether all numbers are finite."""
     with np.errstate(over="ignore", invalid="ignore"):
         total = array.sum(dtype="f4" if array.dtype.itemsize < 4 else array.dtype)  # faster than to ask each
         return bool(np.isfinite(total)) or bool(np.isfinite(array).all())

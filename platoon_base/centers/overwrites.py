@@ -62,7 +62,7 @@ class Overwrites:
         """Return the stamp of the next overwrite, on ``host``; if two hosts make one at once, that of the higher."""
         return ((stamp >> _HOST_BITS) + 1 << _HOST_BITS) | host
 
-    def await_spread(self, count: int, timeout_s: float) -> None:
+    def await_all_hosts(self, count: int, timeout_s: float) -> None:
         """Wait until all other hosts have an overwrite; raises `CollectiveTimeoutError`."""
         await_count(
             lambda: self.spread, count, timeout_s, "the other hosts to get the center that this worker has overwritten"

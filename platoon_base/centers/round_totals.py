@@ -120,7 +120,7 @@ class HostsRounds:
             )
 
     def are_gathered(self, number: int) -> bool:
-        """Tell whether all stripes hold the sum over all hosts for a round, or its step is made."""
+        """Return whether all stripes hold the sum over all hosts for a round, or its step is made."""
         holders = self._holders
         latest = holders["gathered"][self._each, holders["in_use"]]
         return bool(((holders["round"] >= number) | (latest == number)).all())
@@ -178,7 +178,7 @@ def read_own(stripe: StripeArrays, place: Stripe, totals: RoundTotals, number: i
 
 
 def are_gathered(words: Any, number: int) -> bool:
-    """Tell whether a stripe holds the sum over all hosts for round ``number``, or its step is made."""
+    """Return whether a stripe holds the sum over all hosts for round ``number``, or its step is made."""
     return bool(words["round"] >= number or words["gathered"][words["in_use"]] == number)
 
 

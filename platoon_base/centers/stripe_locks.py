@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from platoon_base.centers.host_memory import FREE, NOBODY, byte_of, lock_bytes
+from platoon_base.centers.host_memory import FREE, HOLDER_NAMES, byte_of, lock_bytes
 from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, wait_until
 from platoon_base.shm.segments import Segment
 
 __all__ = ["StripeLocks"]
 
 _GOLDEN = 0.618034
-_GLANCE_S = 0.02
+_POLL_INTERVAL_S = 0.02
 
 
 class StripeLocks:
@@ -28,14 +28,14 @@ class StripeLocks:
     rank : int
         Of this worker.
     gone : callable
-        ``gone(rank)`` tells whether that worker's process has ended. Its locks are then ignored: a child that C code
+        ``gone(rank)`` returns whether that worker's process has ended. Its locks are then ignored: a child that C code
         has forked may still hold them.
     """
 
     def __init__(self, segment: Segment, stripes: Sequence[Stripe], rank: int, gone: Callable[[int], bool]) -> None:
         self._segment, self._stripes = segment, list(stripes)
         self._rank, self._gone = rank, gone
-        self._in_place_of: dict[int, int] = {}  # stripes locked here by their second byte, and their dead holders
+        self._dead_holders: dict[int, int] = {}  # stripes locked here by their second byte, and their dead holders
 
     def holder(self, stripe: int) -> int | None:
         """Return the rank in a stripe's holder word, or None; a dead worker's rank stays until the next visit."""
@@ -60,7 +60,7 @@ class StripeLocks:
         try:
             return self._visit_locked(work, todo, timeout_s, stuck)
         except BaseException:  # Ctrl-C may have come right after a lock was taken, or before it was freed
-            self.let_go()
+            self.release_all()
             raise
 
     def _visit_locked(
@@ -73,7 +73,7 @@ class StripeLocks:
             worked = len(todo) - len(taken)
             now = time.monotonic()
             # Not at once: a worker that has just locked a stripe has yet to count its visit.
-            known = stuck if now - began > _GLANCE_S else {}
+            known = stuck if now - began > _POLL_INTERVAL_S else {}
             hopeless = [stripe for stripe in taken if known.get(stripe.index) == int(stripe.holder["visits"])]
             given_up += hopeless
             todo = [stripe for stripe in taken if stripe not in hopeless]
@@ -92,7 +92,7 @@ class StripeLocks:
         try:
             work(stripe)
         finally:
-            byte, dead = byte_of(stripe.index), self._in_place_of.pop(stripe.index, None)
+            byte, dead = byte_of(stripe.index), self._dead_holders.pop(stripe.index, None)
             stripe.holder["rank"] = FREE if dead is None else dead
             self._segment.unlock(byte if dead is None else byte + 1)
         return True
@@ -104,7 +104,7 @@ class StripeLocks:
             dead = int(stripe.holder["rank"])
             if dead < 0 or not self._gone(dead) or not self._segment.try_lock(byte + 1):
                 return False
-            self._in_place_of[stripe.index] = dead
+            self._dead_holders[stripe.index] = dead
         stripe.holder["visits"] += 1
         stripe.holder["rank"] = self._rank
         return True
@@ -122,20 +122,20 @@ class StripeLocks:
 
         return wait_until(are_locked, deadline - time.monotonic())
 
-    def let_go(self) -> None:
+    def release_all(self) -> None:
         """Free every stripe that this handle may hold."""
         for stripe in self._stripes:
             if stripe.holder["rank"] == self._rank:
-                stripe.holder["rank"] = self._in_place_of.pop(stripe.index, FREE)
+                stripe.holder["rank"] = self._dead_holders.pop(stripe.index, FREE)
         self._segment.unlock(*lock_bytes(len(self._stripes)))
 
     def close(self) -> None:
-        """Let go of the memory; no lock is held any more."""
+        """Release the memory; no lock is held any more."""
         self._stripes = []
 
     def timeout_text(self, taken: list[Stripe], timeout_s: float) -> str:
         ranks = sorted({rank for s in taken if (rank := self.holder(s.index)) is not None})
-        who = ", ".join(NOBODY.get(r, f"rank {r}") for r in ranks) or "another worker"
+        who = ", ".join(HOLDER_NAMES.get(r, f"rank {r}") for r in ranks) or "another worker"
         return (
             f"waited {timeout_s:g} s for {len(taken)} stripes of the center that {who} holds: "
             "is it stopped (SIGSTOP) or swapping? Look into its log, or give a longer timeout_s"

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from platoon_base.channels.base import ClientChannel
+from platoon_base.channels.call_lock import CallLock
 from platoon_base.channels.reports import EVERY_S, Reports
-from platoon_base.channels.turns import Turns
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_reply, decode_value, encode, encode_value
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, ProtocolError, WorkerLostError
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R", bound=msg.CollectiveReply)
 
-_SHORTEST_S = 0.05
+_MIN_TIMEOUT_S = 0.05
 GRACE_S = 5.0  # the controller answers a late collective itself, and better than a silent time-out
 
 
@@ -46,7 +46,7 @@ class ControlClient:
         self._channel = channel
         self._rank = rank
         self._row = row
-        self._turns = Turns()  # a worker waits in one collective call at a time
+        self._call_lock = CallLock()  # a worker waits in one collective call at a time
         self._known_lost: set[int] = set()
         self._left = False
         self._reports = Reports(self._send_values, 0.0 if os.environ.get(REPORTS_AT_ONCE) else EVERY_S)
@@ -93,7 +93,7 @@ class ControlClient:
 
     def wait_for_all(self, call: msg.CollectiveCall, expected: type[R]) -> R:
         """Make a collective call, of up to its ``timeout_s``, and return its answer, of the type expected."""
-        with self._turns.take(repr(call.title), call.timeout_s) as left_s:
+        with self._call_lock.take(repr(call.title), call.timeout_s) as left_s:
             if left_s != call.timeout_s:
                 call = msgspec.structs.replace(call, timeout_s=left_s)
             with self._seen_waiting(call.title), self._withdrawn_if_interrupted():
@@ -110,7 +110,7 @@ class ControlClient:
             reply = self.ask(call, answers, call.timeout_s + GRACE_S)
             if not isinstance(reply, msg.AskAgain):
                 return reply
-            seconds = min(max(reply.seconds, _SHORTEST_S), patience_s)
+            seconds = min(max(reply.seconds, _MIN_TIMEOUT_S), patience_s)
             call = msgspec.structs.replace(call, timeout_s=seconds, patience_s=patience_s)
 
     def gather(self, name: str, value: Any, timeout_s: float) -> list[Any]:

@@ -20,16 +20,16 @@ from typing import Any, cast
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from platoon_base.channels.host_peer import MAX_PART_BYTES, NOBODY, Frame, Peer
-from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys, admit_only, use_keys
+from platoon_base.channels.host_peer import MAX_PART_BYTES, NO_PEER, Frame, Peer
+from platoon_base.channels.keys import Keys, ServerKeys, ZapHandler, admit_only, use_keys
 from platoon_base.channels.lifeline import Lifeline, Lifelines
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["MAX_STRANGERS", "LinkClient", "LinkServer"]
+__all__ = ["MAX_UNIDENTIFIED", "LinkClient", "LinkServer"]
 
 log = logging.getLogger(__name__)
 
-MAX_STRANGERS = 256  # connections that may be without a message at a time; beyond, the oldest are closed
+MAX_UNIDENTIFIED = 256  # connections that may be without a message at a time; beyond, the oldest are closed
 _RECONNECT_MS, _CONNECT_MS = 100, 500
 _ZMQ_HEARTBEAT_MS, _ZMQ_TIMEOUT_MS = 500, 1800  # after which ZeroMQ makes a connection anew, faster than TCP goes on
 _MAX_FRAME_BYTES = 2 * MAX_PART_BYTES  # that each stranger can make this process reserve
@@ -82,13 +82,13 @@ class LinkServer:
     def __init__(self, address: str, keys: ServerKeys) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._doorkeeper: Doorkeeper | None = None
+        self._zap_handler: ZapHandler | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._lifelines: Lifelines | None = None
         self._id = secrets.token_bytes(16)
         self._routes: dict[bytes, bytes] = {}  # by session
         self._fds: dict[int, bytes] = {}  # sessions by the file descriptor of their connection
-        self._strangers: dict[
+        self._unidentified: dict[
             int, None
         ] = {}  # connections by which nothing has come, by file descriptor, the oldest first
         self._forgotten: set[bytes] = set()  # sessions
@@ -96,7 +96,7 @@ class LinkServer:
         self.peers: dict[bytes, Peer] = {}
         try:
             _prepare(self._socket, address)
-            self._doorkeeper = admit_only(self._socket, self._context, keys)
+            self._zap_handler = admit_only(self._socket, self._context, keys)
             self._socket.maxmsgsize = _MAX_FRAME_BYTES
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILED)
             self._socket.bind(cast(str, os.fsencode(address)))
@@ -119,9 +119,9 @@ class LinkServer:
     @property
     def sockets(self) -> list[Any]:
         """The sockets and file descriptors to poll; call `receive` when one of them can be read."""
-        if self._doorkeeper is None or self._lifelines is None:
+        if self._zap_handler is None or self._lifelines is None:
             return []
-        return [self._socket, self._doorkeeper.socket, self._monitor, *self._lifelines.fds]
+        return [self._socket, self._zap_handler.socket, self._monitor, *self._lifelines.fds]
 
     def poll(self, timeout_s: float, fds: Sequence[int] = ()) -> None:
         """Sleep until something can be received, one of the file descriptors can be read, or the time is over."""
@@ -129,8 +129,8 @@ class LinkServer:
 
     def receive(self) -> list[tuple[bytes, bytes]]:
         """Return the messages that have come, each with its session."""
-        if self._doorkeeper is not None:
-            self._doorkeeper.answer()
+        if self._zap_handler is not None:
+            self._zap_handler.answer()
         self._note_events()
         messages = []
         while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
@@ -147,11 +147,11 @@ class LinkServer:
 
     def _take(self, route: bytes, fd: int, frame: Frame) -> bytes | None:
         session = frame.session
-        self._strangers.pop(fd, None)
+        self._unidentified.pop(fd, None)
         peer = self.peers.get(session)
         if peer is None:
             if (
-                frame.server != NOBODY or session in self._forgotten
+                frame.server != NO_PEER or session in self._forgotten
             ):  # of an earlier job, or of a host that was replaced
                 self._send(route, Frame.dismissal(session, self._id).encode())
                 return None
@@ -178,22 +178,22 @@ class LinkServer:
         while monitor is not None and monitor.poll(0):
             event = recv_monitor_message(monitor)
             if event["event"] & _FAILED:
-                self._note_stranger()
+                self._note_unidentified()
                 continue
             fd = int(event["value"])
             if event["event"] == zmq.EVENT_ACCEPTED:
-                self._strangers[fd] = None
+                self._unidentified[fd] = None
                 continue
-            self._strangers.pop(fd, None)
+            self._unidentified.pop(fd, None)
             peer = self.peers.get(self._fds.pop(fd, b""))
             if peer is not None:
                 peer.broke(time.monotonic())
-        while len(self._strangers) > MAX_STRANGERS:
-            fd = next(iter(self._strangers))
-            del self._strangers[fd]
-            self._hang_up(fd)
+        while len(self._unidentified) > MAX_UNIDENTIFIED:
+            fd = next(iter(self._unidentified))
+            del self._unidentified[fd]
+            self._disconnect(fd)
 
-    def _hang_up(self, fd: int) -> None:
+    def _disconnect(self, fd: int) -> None:
         """Close a connection that is ZeroMQ's, unless the number is that of something else by now."""
         with contextlib.suppress(OSError):
             connection = socket.socket(fileno=os.dup(fd))
@@ -201,7 +201,7 @@ class LinkServer:
                 if connection.getsockname()[1] == self._port:
                     connection.shutdown(socket.SHUT_RDWR)
 
-    def _note_stranger(self) -> None:
+    def _note_unidentified(self) -> None:
         """Warn of a connection without the key; seldom, since there may be many."""
         now = time.monotonic()
         if now >= self._next_warning:
@@ -230,8 +230,8 @@ class LinkServer:
         self._socket.close()
         if self._lifelines is not None:
             self._lifelines.close()
-        if self._doorkeeper is not None:
-            self._doorkeeper.close()
+        if self._zap_handler is not None:
+            self._zap_handler.close()
         self._context.term()
 
 
@@ -267,7 +267,7 @@ class LinkClient:
         self.dismissed, self.replaced = "", False
         self._host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
         self._lifeline: Lifeline | None = None
-        self.peer = Peer(secrets.token_bytes(16), NOBODY, self._write)
+        self.peer = Peer(secrets.token_bytes(16), NO_PEER, self._write)
         _prepare(self._socket, address)
         self._socket.immediate = 1  # nothing is queued where there is no connection
         self._socket.reconnect_ivl = _RECONNECT_MS
@@ -309,11 +309,11 @@ class LinkClient:
     def _take(self, frame: Frame) -> None:
         peer = self.peer
         if frame.dismisses:
-            self.replaced = peer.server in (frame.server, NOBODY)
+            self.replaced = peer.server in (frame.server, NO_PEER)
             why = "goes on without this host, which was replaced" if self.replaced else "is over: host 0 has restarted"
             self.dismissed = why
             return
-        if peer.server == NOBODY:
+        if peer.server == NO_PEER:
             peer.server = frame.server
         if frame.server == peer.server:
             body = peer.take(frame)

@@ -13,15 +13,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["HEARTBEAT_S", "MAX_MESSAGE_BYTES", "MAX_PART_BYTES", "NOBODY", "SILENT_S", "Frame", "Peer"]
+__all__ = ["HEARTBEAT_S", "HEARTBEAT_TIMEOUT_S", "MAX_MESSAGE_BYTES", "MAX_PART_BYTES", "NO_PEER", "Frame", "Peer"]
 
 log = logging.getLogger(__name__)
 
 HEARTBEAT_S = 0.25
-SILENT_S = 2.0  # without a heartbeat, after which a host counts as silent
+HEARTBEAT_TIMEOUT_S = 2.0  # without a heartbeat, after which a host counts as silent
 MAX_MESSAGE_BYTES = 1 << 28
 MAX_PART_BYTES = 1 << 16
-NOBODY = bytes(16)  # the id of a server that has not answered yet
+NO_PEER = bytes(16)  # the id of a server that has not answered yet
 _BROKEN_S = 1.0  # that a connection which the other end has closed has to come back
 _FRESH_S = 1.0  # a connection that broke so soon after a heartbeat was closed by the other end, not cut
 _LAST_FRAMES_S = 0.5  # in which frames of a process that has ended may still come
@@ -39,7 +39,7 @@ class Frame(NamedTuple):
     Attributes
     ----------
     session, server : bytes, shape (16,)
-        Made by either end, for as long as its process lives; `NOBODY` for a server that has not answered yet.
+        Made by either end, for as long as its process lives; `NO_PEER` for a server that has not answered yet.
     number : int
         Of the part in it; 0 for none.
     acknowledged : int
@@ -113,7 +113,7 @@ class Peer:
     session : bytes, shape (16,)
         Made by the end that connects, for as long as its process lives.
     server : bytes, shape (16,)
-        Made by the end that listens, likewise; `NOBODY` while that is not known.
+        Made by the end that listens, likewise; `NO_PEER` while that is not known.
     write : callable
         Sends one frame if that is possible now, and else drops it.
 
@@ -127,7 +127,7 @@ class Peer:
     def __init__(self, session: bytes, server: bytes, write: Callable[[bytes], None]) -> None:
         now = time.monotonic()
         self.session, self.server = session, server
-        self.heard_at = self._progress_at = self._wrote_at = self._ticked_at = now
+        self.last_received_at = self._progress_at = self._wrote_at = self._ticked_at = now
         self.has_lifeline = False
         self._broken_at: float | None = None  # when the connection broke
         self._ended_at: float | None = None  # when the process was seen to end
@@ -181,13 +181,13 @@ class Peer:
 
     def take(self, frame: Frame) -> bytes | None:
         """Take a frame that has come; returns the message that ends with it, None if none does."""
-        self.heard_at = time.monotonic()
+        self.last_received_at = time.monotonic()
         self._broken_at = None
-        if self._ended_at is not None and self.heard_at - self._ended_at > _LAST_FRAMES_S:
+        if self._ended_at is not None and self.last_received_at - self._ended_at > _LAST_FRAMES_S:
             self._ended_at = None  # something on the way has closed a connection
         for done in [sent for sent in self._in_flight if sent <= frame.acknowledged]:
             self._bytes_in_flight -= len(self._in_flight.pop(done)[1])
-            self._progress_at = self.heard_at
+            self._progress_at = self.last_received_at
         self._fill()
         if frame.number != self._received + 1:  # a repeat, one after a gap, or none
             return None
@@ -202,7 +202,7 @@ class Peer:
         While this process itself stood still (SIGSTOP, a suspended machine) it could hear nothing.
         """
         if now - self._ticked_at > _FRESH_S:
-            self.heard_at += now - self._ticked_at
+            self.last_received_at += now - self._ticked_at
         self._ticked_at = now
         if self._in_flight and now - self._progress_at > _SEND_AGAIN_S:
             self.send_again(now)
@@ -217,7 +217,7 @@ class Peer:
 
     def broke(self, now: float) -> None:
         """Record that the connection has broken; by a cut that is noticed by silence only."""
-        if self._broken_at is None and now - self.heard_at < _FRESH_S:
+        if self._broken_at is None and now - self.last_received_at < _FRESH_S:
             self._broken_at = now
 
     def ended(self, now: float) -> None:
@@ -230,7 +230,7 @@ class Peer:
 
     def silent_s(self, now: float) -> float:
         """Return for how long nothing came, in seconds."""
-        return now - self.heard_at
+        return now - self.last_received_at
 
     @property
     def gone(self) -> bool:

@@ -18,7 +18,7 @@ from platoon_base.shm.job_state import JobState
 
 __all__ = ["InprocClient", "InprocHub"]
 
-_LOOK_S = 0.05
+_POLL_INTERVAL_S = 0.05
 _NEED_NO_ANSWER = (msg.StopVote, msg.Report, msg.Keep, msg.Withdraw, msg.Leave)
 
 
@@ -125,7 +125,7 @@ class InprocClient:
     def _take_answer(self, deadline: float) -> bool:
         """Take an answer to any request from the queue; False if none came for a moment."""
         try:
-            answer_id, answer = self._answers.get(timeout=max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+            answer_id, answer = self._answers.get(timeout=max(0.0, min(_POLL_INTERVAL_S, deadline - time.monotonic())))
         except queue.Empty:
             return False
         if answer_id in self._awaited:  # others answer requests that timed out

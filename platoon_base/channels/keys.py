@@ -18,7 +18,7 @@ from zmq.utils import z85
 from platoon_base.coordination.messages import MAX_BYTES
 from platoon_base.errors import BackendUnavailableError
 
-__all__ = ["Doorkeeper", "Keys", "ServerKeys", "admit_only", "keys_of_secret", "new_keys", "use_keys"]
+__all__ = ["Keys", "ServerKeys", "ZapHandler", "admit_only", "keys_of_secret", "new_keys", "use_keys"]
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def _require_curve() -> None:
         )
 
 
-class Doorkeeper:
+class ZapHandler:
     """Admits clients for libzmq (ZAP, https://rfc.zeromq.org/spec/27/), in the thread that polls ``socket``.
 
     Without one, a CURVE server admits every client that knows the server's public key.
@@ -157,14 +157,14 @@ def use_keys(socket: zmq.Socket[bytes], keys: Keys) -> None:
     socket.curve_secretkey = keys.client_secret.encode()
 
 
-def admit_only(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> Doorkeeper:
-    """Let only those who have the job's keys connect to a socket; the `Doorkeeper` returned must be asked to answer."""
+def admit_only(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> ZapHandler:
+    """Let only those who have the job's keys connect to a socket; the `ZapHandler` returned must be asked to answer."""
     socket.curve_server = True
     socket.curve_secretkey = keys.secret.encode()
-    # No doorkeeper, no admittance: libzmq asks one only for a named domain, and by default does without.
+    # No zap_handler, no admittance: libzmq asks one only for a named domain, and by default does without.
     socket.zap_domain = b"platoon"
     socket.setsockopt(_ZAP_ENFORCE_DOMAIN, 1)
     socket.handshake_ivl = int(HANDSHAKE_S * 1e3)
     socket.maxmsgsize = 2 * MAX_BYTES  # holds for strangers too, and there may be many
     socket.backlog = _BACKLOG
-    return Doorkeeper(context, keys.clients)
+    return ZapHandler(context, keys.clients)

@@ -16,11 +16,11 @@ from collections.abc import Mapping
 
 from platoon_base.channels.host_peer import Peer
 
-__all__ = ["MAX_STRANGERS", "Lifeline", "Lifelines"]
+__all__ = ["MAX_UNIDENTIFIED", "Lifeline", "Lifelines"]
 
 log = logging.getLogger(__name__)
 
-MAX_STRANGERS = 64
+MAX_UNIDENTIFIED = 64
 _SESSION_BYTES = 16
 _RETRY_S = 0.5
 _BACKLOG = 256
@@ -61,7 +61,7 @@ class Lifelines:
 
     def __init__(self, address: str, peers: Mapping[bytes, Peer]) -> None:
         self._peers = peers
-        self._strangers: dict[socket.socket, bytes] = {}  # sessions as far as they have come, the oldest first
+        self._unidentified: dict[socket.socket, bytes] = {}  # sessions as far as they have come, the oldest first
         self._known: dict[socket.socket, bytes] = {}
         self._listener: socket.socket | None = None
         self.port = 0
@@ -78,7 +78,7 @@ class Lifelines:
     def fds(self) -> list[int]:
         """The file descriptors to poll; call `step` when one of them can be read."""
         listening = [] if self._listener is None else [self._listener]
-        return [sock.fileno() for sock in (*listening, *self._strangers, *self._known)]
+        return [sock.fileno() for sock in (*listening, *self._unidentified, *self._known)]
 
     def step(self) -> None:
         """Take connections, and note the ends of those that have closed theirs."""
@@ -86,11 +86,11 @@ class Lifelines:
             while self._listener is not None:
                 sock, _ = self._listener.accept()
                 _prepare(sock)
-                self._strangers[sock] = b""
+                self._unidentified[sock] = b""
                 self._read_session(sock, b"")
-                if len(self._strangers) > MAX_STRANGERS:
-                    self._drop(next(iter(self._strangers)))
-        for sock, begin in list(self._strangers.items()):
+                if len(self._unidentified) > MAX_UNIDENTIFIED:
+                    self._drop(next(iter(self._unidentified)))
+        for sock, begin in list(self._unidentified.items()):
             self._read_session(sock, begin)
         for sock, session in list(self._known.items()):
             try:
@@ -114,22 +114,22 @@ class Lifelines:
         if not data or (len(session) == _SESSION_BYTES and session not in self._peers):
             self._drop(sock)
         elif len(session) == _SESSION_BYTES:
-            del self._strangers[sock]
+            del self._unidentified[sock]
             self._known[sock] = session
             self._peers[session].has_lifeline = True
         else:
-            self._strangers[sock] = session
+            self._unidentified[sock] = session
 
     def _drop(self, sock: socket.socket) -> None:
         sock.close()
-        self._strangers.pop(sock, None)
+        self._unidentified.pop(sock, None)
         self._known.pop(sock, None)
 
     def close(self) -> None:
         """Close all connections."""
-        for sock in (*self._strangers, *self._known):
+        for sock in (*self._unidentified, *self._known):
             sock.close()
-        self._strangers, self._known = {}, {}
+        self._unidentified, self._known = {}, {}
         if self._listener is not None:
             self._listener.close()
             self._listener = None

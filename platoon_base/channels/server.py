@@ -15,11 +15,11 @@ from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import (
     Action,
     AnswerUser,
-    Asker,
     CenterDropped,
     CenterMade,
     CenterSource,
-    RoundMet,
+    Requester,
+    RoundReached,
     SendReply,
     Shared,
     StopJob,
@@ -66,7 +66,7 @@ class ControlServer:
         on_drop: Callable[[Shared], None] = lambda shared: None,
         on_report: Callable[[Mapping[str, float | str]], None] = lambda values: None,
         answer_observer: Callable[[msg.Watch | msg.AskStory | msg.EndJob], msg.Reply] | None = None,
-        on_hosts: Callable[[CenterMade | CenterSource | RoundMet], None] = lambda event: None,
+        on_hosts: Callable[[CenterMade | CenterSource | RoundReached], None] = lambda event: None,
     ) -> None:
         self.coordinator = coordinator
         self._job_state = job_state
@@ -86,10 +86,10 @@ class ControlServer:
                 raise ProtocolError("got a message that is not framed as a request: expected a request id and a body")
             request = decode_request(data)
         except ProtocolError as exc:
-            self._reply(SendReply(Asker(peer, request_id), msg.Failure(kind="ProtocolError", message=str(exc))))
+            self._reply(SendReply(Requester(peer, request_id), msg.Failure(kind="ProtocolError", message=str(exc))))
             return
         if isinstance(request, (msg.Watch, msg.AskStory, msg.EndJob)) and self._answer_observer is not None:
-            self._reply(SendReply(Asker(peer, request_id), self._answer_observer(request)))
+            self._reply(SendReply(Requester(peer, request_id), self._answer_observer(request)))
             return
         if isinstance(request, msg.Report) and self.coordinator.roster.of_peer(peer) is not None:
             self._on_report(request.metrics)
@@ -111,11 +111,11 @@ class ControlServer:
                 self._job_state.stop(action.reason)
             elif isinstance(action, CenterDropped):
                 self._on_drop(action.shared)
-            elif isinstance(action, (CenterMade, CenterSource, RoundMet)):
+            elif isinstance(action, (CenterMade, CenterSource, RoundReached)):
                 self._on_hosts(action)
             else:
                 self._reply(SendReply(action.to, self._answer_user(action)))
-        self._job_state.living = self.coordinator.roster.living_on(0)
+        self._job_state.num_live = self.coordinator.roster.num_live_on(0)
 
     def _reply(self, action: SendReply) -> None:
         self._send(*action.to, self._encoded(action.reply))
@@ -138,7 +138,7 @@ class ControlServer:
             return msg.UserReply(answer=self._handler(action.req, action.rank, action.info))
         except PlatoonError as exc:
             return msg.Failure(kind=type(exc).__name__, message=str(exc))
-        # The user's code: the asker is told, the job lives on. Going on with SystemExit would kill the workers.
+        # The user's code: the requester is told, the job lives on. Going on with SystemExit would kill the workers.
         except (Exception, SystemExit, GeneratorExit) as exc:
             log.exception("the user's handler failed on request %r of rank %d", action.req, action.rank)
             text = f"the controller's handler raised {type(exc).__name__} on {action.req!r}: {exc}"

@@ -21,14 +21,16 @@ from typing import cast
 import zmq
 
 from platoon_base.channels.base import Received
-from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys, admit_only, use_keys
+from platoon_base.channels.keys import Keys, ServerKeys, ZapHandler, admit_only, use_keys
 from platoon_base.coordination.messages import MAX_BYTES
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 
 __all__ = ["ZmqClient", "ZmqServer"]
 
-_LOOK_S = 0.25  # how often a waiting client looks whether the controller still lives, and lets other threads in
-_HAND_OVER_S = 1e-3
+_POLL_INTERVAL_S = (
+    0.25  # how often a waiting client looks whether the controller still lives, and lets other threads in
+)
+_HANDOVER_TIMEOUT_S = 1e-3
 _CLOSE_S = 5.0  # that requests of other threads have to end in
 _BATCH = 256  # requests taken from the socket in one go, so that children and timers get their turn
 _ID_BYTES = 8
@@ -87,7 +89,7 @@ class ZmqClient:
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
         # Without a connection to send on, as after a refusal, or with a full one, send() would wait for ever.
-        self._socket.sndtimeo = _milliseconds(_LOOK_S)
+        self._socket.sndtimeo = _milliseconds(_POLL_INTERVAL_S)
         self._refusals: zmq.Socket[bytes] | None = None
         self._receive_timeout_ms = -1
         self.spin_s = 0.0
@@ -116,7 +118,7 @@ class ZmqClient:
                 if answer:
                     return answer[_ID_BYTES:]
                 if self._queue:
-                    time.sleep(_HAND_OVER_S)  # or this thread would have the lock again before another wakes up
+                    time.sleep(_HANDOVER_TIMEOUT_S)  # or this thread would have the lock again before another wakes up
         finally:
             self._queue.discard(request_id)
             del self._awaited[request_id]
@@ -132,7 +134,7 @@ class ZmqClient:
                 self._check(remaining, timeout_s)
                 return unsent
             if not self._awaited[request_id]:
-                answer = self._receive(min(remaining, _LOOK_S))
+                answer = self._receive(min(remaining, _POLL_INTERVAL_S))
                 if answer is None:
                     self._check(remaining, timeout_s)
                 elif answer[:_ID_BYTES] in self._awaited:  # others answer requests that timed out
@@ -211,7 +213,7 @@ class ZmqServer:
     ----------
     address : str
         The address that it listens at, with the port.
-    doorkeeper : Doorkeeper or None
+    zap_handler : ZapHandler or None
         Tells libzmq whom to admit; None without keys.
 
     Raises
@@ -227,12 +229,12 @@ class ZmqServer:
         self._socket.linger = 200  # ms, for answers to workers that are just leaving
         # A backstop against memory exhaustion; the decoder refuses messages over MAX_BYTES politely.
         self._socket.maxmsgsize = 16 * MAX_BYTES
-        self.doorkeeper: Doorkeeper | None = None
+        self.zap_handler: ZapHandler | None = None
         self._poller: zmq.Poller | None = None
         self._fds: list[int] = []
         try:
             if keys is not None:
-                self.doorkeeper = admit_only(self._socket, self._context, keys)
+                self.zap_handler = admit_only(self._socket, self._context, keys)
             self._socket.bind(cast(str, os.fsencode(address)))
         except zmq.ZMQError as exc:
             self.close()
@@ -247,16 +249,16 @@ class ZmqServer:
         if self._poller is None or list(fds) != self._fds:
             self._poller, self._fds = self._new_poller(fds), list(fds)
         events = dict(self._poller.poll(_milliseconds(timeout_s)))
-        if self.doorkeeper is not None and events.pop(self.doorkeeper.socket, None):
-            self.doorkeeper.answer()
+        if self.zap_handler is not None and events.pop(self.zap_handler.socket, None):
+            self.zap_handler.answer()
         received = self._receive() if events.pop(self._socket, None) else []
         return received, set(events)
 
     def _new_poller(self, fds: Sequence[int]) -> zmq.Poller:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        if self.doorkeeper is not None:
-            poller.register(self.doorkeeper.socket, zmq.POLLIN)
+        if self.zap_handler is not None:
+            poller.register(self.zap_handler.socket, zmq.POLLIN)
         for fd in fds:
             poller.register(fd, zmq.POLLIN)
         return poller
@@ -278,6 +280,6 @@ class ZmqServer:
     def close(self) -> None:
         """See `ServerChannel.close`."""
         self._socket.close()
-        if self.doorkeeper is not None:
-            self.doorkeeper.close()
+        if self.zap_handler is not None:
+            self.zap_handler.close()
         self._context.term()

@@ -19,16 +19,16 @@ from platoon_base.checkpoints.files import KEPT_FILES, About, Checkpoint, Checkp
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 
-__all__ = ["LONGEST_STANDSTILL_S", "CheckpointWriter", "Patience", "Readable", "Saving", "Tally"]
+__all__ = ["STALL_TIMEOUT_S", "CheckpointWriter", "Readable", "Saving", "StallTimer", "Tally"]
 
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
 # The workers have just released their parameters, or devices did not answer.
-_NOT_THIS_TIME = (ConfigurationError, LayoutMismatchError, CollectiveTimeoutError)
-_LOOK_S = 0.05
-LONGEST_STANDSTILL_S = 300.0
+_SKIPPED_ERRORS = (ConfigurationError, LayoutMismatchError, CollectiveTimeoutError)
+_POLL_INTERVAL_S = 0.05
+STALL_TIMEOUT_S = 300.0
 
 
 class Saving(NamedTuple):
@@ -88,7 +88,7 @@ class Tally(NamedTuple):
         return self._replace(written=earlier.written + self.written, missed=earlier.missed + self.missed)
 
 
-class Patience:
+class StallTimer:
     """Detects a stall: no progress for some time.
 
     Parameters
@@ -133,9 +133,9 @@ class CheckpointWriter:
         self._center: Readable | None = None
         self._thread: threading.Thread | None = None
         self._problem: Exception | None = None
-        self._saw_center = self._wrote_center = self._over = self._told_of_another = False
+        self._saw_center = self._wrote_center = self._over = self._warned_of_second_job = False
         self._keeps_center = resumed
-        self._patience = Patience(LONGEST_STANDSTILL_S)
+        self._stall_timer = StallTimer(STALL_TIMEOUT_S)
         self._began_writing = 0  # how many times
         self.tally = Tally()
         self.next_due = time.monotonic() + saving.every_s
@@ -150,19 +150,19 @@ class CheckpointWriter:
             Of the parameters that the workers share now.
         """
         if layout is not None and not self._over:
-            with contextlib.suppress(OSError, *_NOT_THIS_TIME):  # told when it is to be read
+            with contextlib.suppress(OSError, *_SKIPPED_ERRORS):  # told when it is to be read
                 self._watch(layout)
-        if self._over and layout is not None and not self._told_of_another:
-            self._told_of_another = True
+        if self._over and layout is not None and not self._warned_of_second_job:
+            self._warned_of_second_job = True
             log.warning("the checkpoint stays that of the first parameters; those that are shared now are not saved")
         just_shared = layout is not None and not self._saw_center
         return not self._over and not self.writing and (now >= self.next_due or just_shared)
 
-    def next_look(self, now: float) -> float:
+    def next_poll_at(self, now: float) -> float:
         """Return the time of the next poll."""
         if self._over and not self.writing:
             return math.inf
-        return now + _LOOK_S if self.writing else self.next_due
+        return now + _POLL_INTERVAL_S if self.writing else self.next_due
 
     @property
     def folder(self) -> Path:
@@ -191,7 +191,7 @@ class CheckpointWriter:
         try:
             checkpoint = self._checkpoint(about, layout, may_wait=False)
             self._start(lambda: checkpoint, last=True)
-        except (OSError, *_NOT_THIS_TIME) as exc:
+        except (OSError, *_SKIPPED_ERRORS) as exc:
             self._start(functools.partial(_fail, exc), last=True)  # told in its turn
 
     def _watch(self, layout: Layout) -> Readable:
@@ -205,14 +205,14 @@ class CheckpointWriter:
             return Checkpoint(about, [], [])
         return Checkpoint.of(about, layout, *self._watch(layout).snapshot(may_wait))
 
-    def stands_still(self, now: float) -> bool:
-        """Return whether the writing of a checkpoint has made no progress for `LONGEST_STANDSTILL_S`."""
-        return self.writing and self._patience.over(now, self._began_writing + self._saving.folder.written_bytes)
+    def is_stalled(self, now: float) -> bool:
+        """Return whether the writing of a checkpoint has made no progress for `STALL_TIMEOUT_S`."""
+        return self.writing and self._stall_timer.over(now, self._began_writing + self._saving.folder.written_bytes)
 
     def give_up(self, why: str) -> None:
         """Count the checkpoint that is being written as missed: the job does not wait for it any longer."""
         if self.writing:
-            self._miss(CollectiveTimeoutError(why))
+            self._count_missed(CollectiveTimeoutError(why))
 
     def take_problem(self) -> str:
         """Return why the first checkpoint, or the first with a center, could not be written; '' after the first call.
@@ -224,7 +224,7 @@ class CheckpointWriter:
         problem, self._problem = self._problem, None
         return f"cannot write a checkpoint to {self.folder}: {problem}. Make room, or name another folder"
 
-    def _miss(self, problem: Exception) -> None:
+    def _count_missed(self, problem: Exception) -> None:
         self.tally = self.tally._replace(missed=self.tally.missed + 1, unsaved=str(problem))
         log.warning("no checkpoint this time, %d missed by now: %s", self.tally.missed, problem)
 
@@ -247,14 +247,14 @@ class CheckpointWriter:
                 self._warn_of_little_room(path)
             self.tally = self.tally._replace(written=self.tally.written + 1, unsaved="")
             log.info("checkpoint written: %s", path)
-        except _NOT_THIS_TIME as exc:
-            self._miss(exc)
+        except _SKIPPED_ERRORS as exc:
+            self._count_missed(exc)
         except Exception as exc:  # the controller raises the first one: see take_problem
             if not self.tally.written or (has_center and not self._wrote_center):
                 self._problem = exc
-            self._miss(exc)
+            self._count_missed(exc)
         if last:
-            self._let_go()
+            self._release_center()
 
     def _warn_of_little_room(self, first: Path) -> None:
         """Warn if later checkpoints will not fit: an unfinished one lies beside those that are kept."""
@@ -272,7 +272,7 @@ class CheckpointWriter:
                 KEPT_FILES,
             )
 
-    def _let_go(self) -> None:
+    def _release_center(self) -> None:
         center, self._center = self._center, None
         if center is not None:
             center.close()
@@ -280,4 +280,4 @@ class CheckpointWriter:
     def close(self) -> None:
         """Release the center, unless it is still being read."""
         if not self.writing:
-            self._let_go()
+            self._release_center()

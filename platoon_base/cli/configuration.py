@@ -92,7 +92,7 @@ def require_one_host(hosts: int | None = None, index: int | None = None) -> None
     place = find_place(os.environ, hosts, index)
     if place.hosts > 1:
         raise ConfigurationError(
-            f"this is host {place.host} of {place.hosts}, says {place.told_by}: this command runs on one host, and "
+            f"this is host {place.host} of {place.hosts}, says {place.origin}: this command runs on one host, and "
             "each launcher would train a model of its own; start jobs on several hosts by `platoon launch`, or "
             f"{START_ONE}"
         )

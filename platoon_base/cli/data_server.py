@@ -30,8 +30,8 @@ __all__ = ["LOG_FILE", "data_server", "data_server_option", "split_words"]
 log = logging.getLogger(__name__)
 
 LOG_FILE = "data_server.log"
-_OWN_END_S = 1.0  # that it has to end in by itself once all workers have left
-_END_S = 2.0  # after SIGTERM
+_EXIT_GRACE_S = 1.0  # that it has to end in by itself once all workers have left
+_EXIT_TIMEOUT_S = 2.0  # after SIGTERM
 
 
 def split_words(text: str | None) -> list[str]:
@@ -112,11 +112,11 @@ def _watch(process: subprocess.Popen[bytes], folder: str, log_file: Path) -> Non
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a data server, and whatever it has started."""
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_OWN_END_S)
+        process.wait(_EXIT_GRACE_S)
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_S)
+            process.wait(_EXIT_TIMEOUT_S)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -126,12 +126,12 @@ def main() -> None:
     """Run the script on the command line, until it ends or the launcher does."""
     child.set_up_logging()
     end_with(int(os.environ.pop(LAUNCHER)), DATA_SERVER)
-    with _told(os.environ[JOB]):
+    with _reporting_failure(os.environ[JOB]):
         child.main("data server")
 
 
 @contextlib.contextmanager
-def _told(folder: str) -> Iterator[None]:
+def _reporting_failure(folder: str) -> Iterator[None]:
     """Let workers that wait for the server know what has ended it."""
     try:
         yield

@@ -18,8 +18,8 @@ from platoon_base.controller.outcome import Result, Snapshot
 
 __all__ = ["Display", "is_live", "summary"]
 
-_LINES_ABOVE, _LEAST_HEIGHT = 3, 4  # there is room for output of the workers above the table
-_LEAST_S, _LONGEST_S = 2.0, 60.0  # between two lines in a pipe
+_LINES_ABOVE, _MIN_HEIGHT = 3, 4  # there is room for output of the workers above the table
+_MIN_S, _MAX_S = 2.0, 60.0  # between two lines in a pipe
 
 
 class Display:
@@ -81,17 +81,17 @@ class Display:
             if draw:
                 self._live.refresh()
         else:
-            self._print(_LEAST_S)
+            self._print(_MIN_S)
 
     def _draw(self) -> None:
         size = self._console.size
         above = [self.unfinished[: size.width]] if self.unfinished else []
-        height = max(_LEAST_HEIGHT, size.height - _LINES_ABOVE - len(above))
+        height = max(_MIN_HEIGHT, size.height - _LINES_ABOVE - len(above))
         lines = [*above, *table(self._recent, size.width, height)]
         self._table.text = Text("\n".join(lines), no_wrap=True, overflow="crop")
 
     def pause(self) -> bool:
-        """Show nothing from now on, since a debugger has the terminal; tells whether that is new."""
+        """Show nothing from now on, since a debugger has the terminal; returns whether that is new."""
         if self._paused:
             return False
         self._paused = True
@@ -107,7 +107,7 @@ class Display:
         key, line = plain_line(self._recent)
         passed = time.monotonic() - self._printed_at
         of_workers = key[:1] != self._printed[:1]
-        if of_workers or (key != self._printed and passed >= least_s) or passed >= _LONGEST_S:
+        if of_workers or (key != self._printed and passed >= least_s) or passed >= _MAX_S:
             self._printed, self._printed_at = key, time.monotonic()
             text = f"[{snapshot.seconds:6.1f} s] {line}"
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)

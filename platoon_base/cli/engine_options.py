@@ -54,7 +54,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if place.hosts > 1:  # the launchers have been started
             if host_names:
                 raise click.UsageError(
-                    f"got --hosts {host_names}, and this is host {place.host} of {place.hosts}, says {place.told_by}: "
+                    f"got --hosts {host_names}, and this is host {place.host} of {place.hosts}, says {place.origin}: "
                     "leave --hosts out where an engine has started the launchers"
                 )
         elif context.params.get("nnodes") != 1 or host_names:
@@ -70,7 +70,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def given_words(context: click.Context, without: Container[str]) -> list[str]:
+def given_options(context: click.Context, without: Container[str]) -> list[str]:
     """Return the options of a command line again, as words; leave out those parameters."""
     words: list[str] = []
     for parameter in context.command.params:
@@ -98,7 +98,7 @@ def _script(context: click.Context) -> list[str]:
 
 def _start_there(context: click.Context, hosts: list[str], origin: str) -> NoReturn:
     """Become the command that starts the launchers."""
-    words = [sys.executable, "-m", "platoon_base", "launch", *given_words(context, _OURS), *_script(context)]
+    words = [sys.executable, "-m", "platoon_base", "launch", *given_options(context, _OURS), *_script(context)]
     environment = {**os.environ, HOSTS: "localhost"}  # each of the launchers is where it should be
     command = command_on(hosts, words, environment, origin)
     sys.stdout.flush()
@@ -118,7 +118,7 @@ def _launch_on_ray(context: click.Context) -> int:
         if given[name] is not None:
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"got {option} and --on ray: Ray knows which host is which; leave {option} out")
-    options = given_words(context, _OURS | _OF_HOSTS)
+    options = given_options(context, _OURS | _OF_HOSTS)
     script = _script(context)[1]
     if not given["module"] and Path(script).exists():
         script = str(Path(script).absolute())

@@ -18,7 +18,7 @@ from platoon_base.hosts.endpoint import engine_job, find_endpoint
 from platoon_base.hosts.place import Place, find_place
 from platoon_base.hosts.world import BACKENDS, LINKS, MPI
 from platoon_base.multihost.addresses import own_address_towards
-from platoon_base.multihost.meeting import MeetingInterruptedError
+from platoon_base.multihost.rendezvous import RendezvousInterruptedError
 from platoon_base.multihost.secret import key_file
 from platoon_base.system.own_files import write_whole
 
@@ -106,7 +106,7 @@ def _endpoint_file() -> Path | None:
 
 def _no_endpoint(place: Place) -> str:
     return (
-        f"this is host {place.host} of {place.hosts}, says {place.told_by}, and nothing says where the first host "
+        f"this is host {place.host} of {place.hosts}, says {place.origin}, and nothing says where the first host "
         "listens: give all hosts --rdzv-endpoint HOST:PORT, an address of the first one"
     )
 
@@ -229,7 +229,7 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
         hosts = HostOptions(place, endpoint, rdzv_timeout, host_timeout, not no_encryption, hosts_backend)
         try:
             return command(*args, hosts=hosts, **kwargs)
-        except MeetingInterruptedError as exc:
+        except RendezvousInterruptedError as exc:
             log.warning("%s: there was no job", exc)
             raise click.exceptions.Exit(128 + exc.number) from exc
 

@@ -21,17 +21,17 @@ from platoon_base.worker_process.program import Program
 
 __all__ = ["facts", "listing", "program_of"]
 
-_ANSWER_S = 1.0  # a controller that is busy for longer is not waited for
-_LEAST_CHARACTERS = 40  # of the script, also in a narrow terminal
+_ANSWER_TIMEOUT_S = 1.0  # a controller that is busy for longer is not waited for
+_MIN_CHARACTERS = 40  # of the script, also in a narrow terminal
 _LEFT_OUT = "..."
 
 
 def facts(files: JobFiles) -> dict[str, Any]:
     """Return what is known of a job; its controller is asked how the workers are."""
     states = "no answer"
-    with contextlib.suppress(PlatoonError), Observer(files, _ANSWER_S) as observer:
+    with contextlib.suppress(PlatoonError), Observer(files, _ANSWER_TIMEOUT_S) as observer:
         recent = Recent()
-        snapshot = observer.look()
+        snapshot = observer.poll()
         recent.take(snapshot, time.monotonic())
         states = f"stopping: {snapshot.stop_reason}" if snapshot.stop_reason else workers_line(recent)
     origin = files.origin
@@ -71,7 +71,7 @@ def listing(found: Sequence[Mapping[str, Any]]) -> list[str]:
         rows.append([each["job"], duration(each["age_s"]), workers, _devices(each["devices"])])
     begins = aligned(rows, len(rows[0]))
     room = shutil.get_terminal_size().columns - len(begins[0]) - len(GAP)
-    scripts = ["script", *(_script(each["script"], max(_LEAST_CHARACTERS, room)) for each in found)]
+    scripts = ["script", *(_script(each["script"], max(_MIN_CHARACTERS, room)) for each in found)]
     lines = [f"{begin}{GAP}{script}" for begin, script in zip(begins, scripts)]
     for i, each in reversed(list(enumerate(found, 1))):
         lines.insert(i + 1, f"  logs: {_shortest(each['logs'])}" if each["logs"] else "  logs: none")

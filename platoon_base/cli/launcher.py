@@ -144,7 +144,7 @@ def launch(
     address = framework_address(world.addresses[0]) if world.several else ""
     starts = worker_starts(program, args, devices, log_folder, world, address)
     size = world.size if world.several else len(devices)
-    origin = Origin([*program.words, *args], list(devices), str(log_folder.absolute()))
+    origin = Origin([*program.argv, *args], list(devices), str(log_folder.absolute()))
     story = Story()
     options = options._replace(origin=origin, hosts=hosts, story=story)
     preload = preloaded(program, devices)
@@ -168,7 +168,7 @@ def launch(
     max_restarts = options.max_restarts
     restarts, seconds, tally = 0, 0.0, Tally()
     while True:
-        with contextlib.nullcontext() if hosts is None else hosts.told_of_failure():
+        with contextlib.nullcontext() if hosts is None else hosts.notifying_of_failure():
             result = run(options._replace(max_restarts=max_restarts - restarts))
         if hosts is not None:
             if result.again and hosts.lost:

@@ -69,13 +69,13 @@ class LogFolder:
         except OSError as exc:
             raise ConfigurationError(f"logs cannot be kept in {self.path}: {exc}; name another --log-dir") from exc
         try:
-            self._put_aside()
+            self._rename_previous()
         except OSError as exc:
             self._unlock()
             raise ConfigurationError(f"the earlier logs in {self.path} cannot be moved: {exc}; name another") from exc
         return self
 
-    def _put_aside(self) -> None:
+    def _rename_previous(self) -> None:
         found = [self.path / name for name in os.listdir(self.path) if _LOG.fullmatch(name)]
         if not found:
             return

@@ -80,7 +80,7 @@ class LogView:
         time.sleep(seconds)
 
     def _show(self, rank: int, last: bool) -> bool:
-        """Write a part of what is new in one log; tells whether there is more."""
+        """Write a part of what is new in one log; returns whether there is more."""
         try:
             with open_regular(log_file(self._folder, rank)) as file:
                 first = rank not in self._offsets

@@ -27,7 +27,7 @@ from platoon_base.worker_process.program import Program
 __all__ = ["run"]
 
 _PROGRAM = Program("platoon_base.cli.notebook_worker", is_module=True)
-_LOOK_EVERY_S = 0.2
+_POLL_INTERVAL_S = 0.2
 
 
 def run(
@@ -51,7 +51,7 @@ def run(
             seed=seed,
             center=choose_center("auto", chosen),
             observer=lambda snapshot: output.show(),
-            observe_every_s=_LOOK_EVERY_S,
+            observe_every_s=_POLL_INTERVAL_S,
             fail_fast="early",
             grace_s=grace_s,
         )

@@ -25,7 +25,7 @@ from platoon_base.links.cipher import require_cipher
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.hosts import HostTable
-from platoon_base.multihost.meeting import Here, arrive, fingerprint, gather_hosts
+from platoon_base.multihost.rendezvous import Introduction, arrive, fingerprint, gather_hosts
 from platoon_base.system.folder_lock import is_locked
 from platoon_base.worker_process.program import Program
 
@@ -33,7 +33,7 @@ __all__ = ["other_hosts", "serve_other_host"]
 
 
 @contextlib.contextmanager
-def other_hosts(console: Console, hosts: HostOptions, here: Here, signals: StopSignals) -> Iterator[HostTable]:
+def other_hosts(console: Console, hosts: HostOptions, here: Introduction, signals: StopSignals) -> Iterator[HostTable]:
     """Wait on the first host until the others have come; gives their table."""
 
     def say(text: str) -> None:
@@ -96,7 +96,7 @@ def serve_other_host(
         require_descriptors_for(len(devices))
     except PlatoonError as exc:
         problem = exc
-    here = Here(hosts.place, devices, fingerprint(program, args), "" if problem is None else str(problem))
+    here = Introduction(hosts.place, devices, fingerprint(program, args), "" if problem is None else str(problem))
 
     def say(text: str) -> None:
         report.print_line(console, text)
@@ -139,7 +139,7 @@ def _serve_job(
             f"host {world.host} of {world.hosts}: workers {ranks.start} to {ranks.stop - 1} of job {welcome.job}, with "
             f"host 0 ({world.names[0]}), which has the table; logs in {folder}",
         )
-        origin = Origin([*program.words, *args], list(devices), str(folder.absolute()))
+        origin = Origin([*program.argv, *args], list(devices), str(folder.absolute()))
         deputy = stack.enter_context(host_deputy(link, welcome, origin))
         environment = worker_environment("cpu", len(devices), os.environ)
         stack.enter_context(data_server(server, deputy.files.folder, environment, folder))

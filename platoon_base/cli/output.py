@@ -69,7 +69,7 @@ class OutputBuffer(io.BufferedIOBase):
                 rest = rest[exc.characters_written :]
                 self._wait()
             except (OSError, ValueError) as exc:
-                self._lose(exc)
+                self._record_error(exc)
                 break
         return size
 
@@ -81,13 +81,13 @@ class OutputBuffer(io.BufferedIOBase):
             except BlockingIOError:  # the descriptor is another process's too, which wants it so
                 self._wait()
             except (OSError, ValueError) as exc:
-                return self._lose(exc)
+                return self._record_error(exc)
 
     def _wait(self) -> None:
         with contextlib.suppress(OSError):
             select.select([], [self._descriptor], [])
 
-    def _lose(self, error: Exception) -> None:
+    def _record_error(self, error: Exception) -> None:
         """Note an error; if it is not raised, forget what could not be written."""
         if isinstance(error, OSError):
             self.error = self.error or error

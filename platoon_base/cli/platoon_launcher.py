@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 OK, FAILED, WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER = range(5)
 _PR_SET_PDEATHSIG = 1
-_LOOK_S = 0.2
+_POLL_INTERVAL_S = 0.2
 _WITH_TEXT = ("-c", "--controller-args", "-w", "--workers-args")
 
 
@@ -161,13 +161,13 @@ def _run_script(program: Program, args: Sequence[str]) -> int:
     """Run the user's controller to its end, and pass signals on to it."""
     with StopSignals() as signals:
         process = subprocess.Popen(
-            [*python_main("platoon_base.worker_process.child"), *program.words, *args],
+            [*python_main("platoon_base.worker_process.child"), *program.argv, *args],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C would reach it twice, and the second one means at once
             preexec_fn=_end_with_parent(),
         )
         while process.poll() is None:
-            for number in signals.take(_LOOK_S):
+            for number in signals.take(_POLL_INTERVAL_S):
                 process.send_signal(number)
         return process.returncode
 

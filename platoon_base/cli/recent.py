@@ -11,8 +11,8 @@ from platoon_base.shm.job_state import Progress
 __all__ = ["Recent"]
 
 _WINDOW_S = 10.0
-_LEAST_S = 1.0  # in a shorter window a rate is chance
-_LEAST_TO_ESTIMATE_S = 3.0
+_MIN_S = 1.0  # in a shorter window a rate is chance
+_MIN_TO_ESTIMATE_S = 3.0
 _WAITS_S = 3.0  # a shorter wait is part of training
 _FRESH_S = 2.0  # a wait for arrays that was seen later than this is over
 
@@ -119,7 +119,7 @@ class Recent:
 
     def _window(self, rank: int) -> tuple[float, float, int] | None:
         course = self._courses[rank]
-        return course.since(course.points[0] if course.points else None, _LEAST_S)
+        return course.since(course.points[0] if course.points else None, _MIN_S)
 
     def waiting(self, rank: int) -> bool:
         """Whether a worker has been in one collective call for seconds."""
@@ -173,7 +173,7 @@ class Recent:
 
     def _left(self, rank: int) -> float:
         course = self._courses[rank]
-        window = course.since(course.first, _LEAST_TO_ESTIMATE_S)
+        window = course.since(course.first, _MIN_TO_ESTIMATE_S)
         if window is None:
             return math.nan
         last = course.points[-1]

@@ -32,7 +32,7 @@ __all__ = [
     "print_line",
     "print_result",
     "resumed_from",
-    "say_what_was_lost",
+    "warn_of_lost_output",
 ]
 
 _VALUE_CHARACTERS = 500
@@ -132,7 +132,7 @@ def print_result(
             table.add_row(name, f"{value:.6g}" if isinstance(value, float) else cut(str(value), _VALUE_CHARACTERS))
     console.print(table)
     if result.shared_nothing:
-        print_line(open_console(stderr=True), _trained_alone(result.shared_nothing, workers), style="bold red")
+        print_line(open_console(stderr=True), _trained_separately(result.shared_nothing, workers), style="bold red")
     if result.lost_leader:
         print_line(console, f"WARNING: {result.lost_leader}", style="bold red")
     if result.checkpoints is not None and result.checkpoints.unsaved:
@@ -151,7 +151,7 @@ def _end_of(ended: Exit, interrupted: bool) -> str:
     return "interrupted" if kind == INTERRUPTED else f"failed ({kind}), and was interrupted"
 
 
-def say_what_was_lost(folder: Path) -> None:
+def warn_of_lost_output(folder: Path) -> None:
     """Say on standard error if a part of this command's output could not be written."""
     reason = lost_output()
     if reason:
@@ -159,7 +159,7 @@ def say_what_was_lost(folder: Path) -> None:
         click.echo(text, err=True)
 
 
-def _trained_alone(ranks: Sequence[int], workers: int) -> str:
+def _trained_separately(ranks: Sequence[int], workers: int) -> str:
     """Say that workers trained models of their own."""
     if len(ranks) == workers:
         what = f"the {workers} workers shared and averaged nothing: these were {workers} separate runs of the script"

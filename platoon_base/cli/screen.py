@@ -28,14 +28,14 @@ from platoon_base.cli.tensorboard import EventFiles
 from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.departures import leader_of
 from platoon_base.controller.outcome import Snapshot
-from platoon_base.worker_process.breakpoints import wish_file
+from platoon_base.worker_process.breakpoints import terminal_request_file
 
 __all__ = ["TEES", "Screen"]
 
 log = logging.getLogger(__name__)
 
 TEES = ("0", "all", "none")
-_LOOK_S, _DRAW_S = 0.2, 0.9  # failures are shown at the next look, all else less often: to draw takes long
+_POLL_INTERVAL_S, _DRAW_S = 0.2, 0.9  # failures are shown at the next look, all else less often: to draw takes long
 _TERMINAL_BYTES, _PIPE_BYTES = 2**14, 2**20  # of each worker in one look
 
 
@@ -61,7 +61,7 @@ class Screen:
         self._display = Display(console, summary_follows=True)
         self._events = events
         self.failures = Failures(folder, workers)
-        self._wish = wish_file(folder)
+        self._terminal_request = terminal_request_file(folder)
         self._follows_leader = tee == "0"
         whole: Sequence[int] = range(workers) if tee == "all" else [0] if tee == "0" else []
         self._shows_rank_0 = 0 in whole
@@ -85,7 +85,7 @@ class Screen:
     ) -> None:
         self._end.set()
         self._thread.join()
-        self._guarded(self._look, last=True)
+        self._guarded(self._poll, last=True)
         self._guarded(self._close_events)
         self._display.__exit__(kind, error, trace)
 
@@ -95,8 +95,8 @@ class Screen:
         self._snapshot = snapshot._replace(participants=participants, reported=dict(snapshot.reported))
 
     def _run(self) -> None:
-        while not self._end.wait(_LOOK_S) and not self._ended:
-            self._guarded(self._look)
+        while not self._end.wait(_POLL_INTERVAL_S) and not self._ended:
+            self._guarded(self._poll)
 
     def _guarded(self, call: Callable[..., None], **kwargs: Any) -> None:
         """Make a call; an exception ends the screen, and not the job."""
@@ -110,12 +110,12 @@ class Screen:
 
     def _hand_over(self) -> None:
         """Take the table away where a worker has come to a breakpoint."""
-        if self._wish.exists():
+        if self._terminal_request.exists():
             if self._display.pause():
                 self._print(Text("worker 0 is at a breakpoint: no table from here on; Ctrl-C ends the job"))
-            self._wish.unlink(missing_ok=True)
+            self._terminal_request.unlink(missing_ok=True)
 
-    def _look(self, last: bool = False) -> None:
+    def _poll(self, last: bool = False) -> None:
         self._hand_over()
         snapshot = self._snapshot
         failed, stopping = (snapshot.failed, snapshot.stop_reason is not None) if snapshot is not None else ((), False)
@@ -151,16 +151,16 @@ class Screen:
             try:
                 self._events.take(snapshot)
             except Exception as exc:
-                self._lose_events(exc)
+                self._stop_event_files(exc)
 
     def _close_events(self) -> None:
         if self._events is not None:
             try:
                 self._events.close()
             except Exception as exc:
-                self._lose_events(exc)
+                self._stop_event_files(exc)
 
-    def _lose_events(self, error: Exception) -> None:
+    def _stop_event_files(self, error: Exception) -> None:
         if self._events is not None:
             self._events.abandon()
             self._events = None

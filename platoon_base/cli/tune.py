@@ -195,7 +195,7 @@ def _watched(tuning: Tuning, trial: Trial) -> Watched:
         raise ConfigurationError(f"{trial.method.name} failed, so nothing can be compared. {trial.failed}")
     if not trial.curves:
         raise ConfigurationError(
-            f"the script reported no number while it trained, {_spent_words(tuning)}: {_how_to_report()}. Mini-batches "
+            f"the script reported no number while it trained, {_spent_text(tuning)}: {_how_to_report()}. Mini-batches "
             "must be counted too: the adapters do, other loops call connect().progress(steps=1) after each. If it "
             f"validates later than that, give a larger {_budget_option(tuning)}"
         )
@@ -204,7 +204,7 @@ def _watched(tuning: Tuning, trial: Trial) -> Watched:
     return guess(trial.curves if tuning.watch or not early else early, tuning.watch)
 
 
-def _spent_words(tuning: Tuning) -> str:
+def _spent_text(tuning: Tuning) -> str:
     return f"within {tuning.steps} steps" if tuning.steps else f"within {tuning.seconds:g} s"
 
 
@@ -235,7 +235,7 @@ def _how_to_report() -> str:
 
 
 def _same_rule(method: Method, told: str) -> bool:
-    """Tell whether a rule that the workers told is that of a method."""
+    """Return whether a rule that the workers told is that of a method."""
     try:
         rule, period = parse_rule(method.rule), method.period or default_period()
         known = parse_rule(told).resolved(method.workers)
@@ -296,7 +296,7 @@ def _print_advice(
         return
     method = best.method
     print_line(console, f"Take: {method.name} ({reason}).", style="bold")
-    launched = f"platoon launch -n {method.workers} {shlex.join([*tuning.program.words, *tuning.args, *method.words])}"
+    launched = f"platoon launch -n {method.workers} {shlex.join([*tuning.program.argv, *tuning.args, *method.words])}"
     if method.plain:
         text = "They may in a longer training or at another learning rate: give a larger"
         print_line(console, f"{text} {_budget_option(tuning)}, and see docs/learning.md.")
@@ -313,7 +313,7 @@ def _print_advice(
 
 
 def _period_fixed(trials: Sequence[Trial]) -> bool:
-    """Tell whether runs with one rule and other periods synchronized equally often."""
+    """Return whether runs with one rule and other periods synchronized equally often."""
     rates: dict[tuple[str, int | None], list[float]] = {}
     for trial in trials:
         if trial.method.rule and trial.steps and trial.syncs and not trial.failed:
@@ -329,7 +329,7 @@ def _period_fixed(trials: Sequence[Trial]) -> bool:
 def _results(tuning: Tuning, found: Sequence[Outcome], watched: Watched, trials: Sequence[Trial]) -> dict[str, Any]:
     """Return everything for a file."""
     return {
-        "script": [*tuning.program.words, *tuning.args],
+        "script": [*tuning.program.argv, *tuning.args],
         "watched": watched.name,
         "better": "higher" if watched.higher else "lower",
         "budget": {tuning.by: tuning.budget},

@@ -11,8 +11,8 @@ from platoon_base.cli.log_lines import NewLine
 __all__ = ["WorkerWarnings"]
 
 _HELD_S = 1.0  # so long the first worker's warning waits for those of the others
-_MOST_ALIKE = 5  # texts of one worker that differ in numbers only
-_MOST_KINDS = 1000
+_MAX_ALIKE = 5  # texts of one worker that differ in numbers only
+_MAX_KINDS = 1000
 _AGAIN_CHARACTERS = 60
 
 
@@ -48,7 +48,7 @@ class WorkerWarnings:
         kind = re.sub(r"\d+", "0", text)
         texts = self._texts.setdefault((line.file, kind), [])
         key = kind, len(texts)
-        if text in texts or len(texts) == _MOST_ALIKE or (key not in self._warnings and self._is_full):
+        if text in texts or len(texts) == _MAX_ALIKE or (key not in self._warnings and self._is_full):
             return
         texts.append(text)
         known = self._warnings.get(key)
@@ -60,7 +60,7 @@ class WorkerWarnings:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._warnings) >= _MOST_KINDS
+        return len(self._warnings) >= _MAX_KINDS
 
     def new(self, now: float, last: bool = False) -> Iterator[str]:
         """Yield a line for each warning that has waited for other workers' long enough; with ``last`` for all."""

@@ -94,7 +94,7 @@ class Collective(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of memory and connections, without waiting for the others; a second call does nothing."""
+        """Release memory and connections, without waiting for the others; a second call does nothing."""
         ...
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.shm.calls import Call
 from platoon_base.shm.liveness import Liveness
-from platoon_base.shm.movement import standstill
+from platoon_base.shm.progress_watch import stalled_text
 
 _guard: Any = None  # the module in C, if it is there
 with contextlib.suppress(ImportError):
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 HAVE_GUARD = _guard is not None
 SETTLED_S = 10.0  # after so long a call that all ranks have begun counts as completed
 GRACE_S = 3.0  # in which `DeviceWatch`, which knows the reason, ends the wait itself if it can run
-_LOOK_S = 0.1
-_REASON_S = 5.0  # for the thread to find out why a call has failed
+_POLL_INTERVAL_S = 0.1
+_CAUSE_TIMEOUT_S = 5.0  # for the thread to find out why a call has failed
 
 
 class Fault(NamedTuple):
@@ -88,7 +88,7 @@ def find_fault(mine: Call, others: Sequence[int], liveness: Liveness, now: float
         # A rank that died after it had begun the call may have completed it: only a recent one may be waited for.
         return Fault(WorkerLostError(text), interrupt=bool(behind) or now - mine.begun < SETTLED_S)
     if behind and now > mine.deadline and now > liveness.moved(behind) + mine.deadline - mine.begun:
-        who = ", ".join(f"rank {rank} ({standstill(liveness.moved([rank]))})" for rank in behind)
+        who = ", ".join(f"rank {rank} ({stalled_text(liveness.moved([rank]))})" for rank in behind)
         text = f"waited for {who} in collective number {mine.number} on this device: look into "
         text += "their logs, or give a longer timeout_s (PLATOON_TIMEOUT_S sets it for all waits)"
         return Fault(CollectiveTimeoutError(text), interrupt=True)
@@ -103,20 +103,22 @@ class DeviceGuard:
     others : sequence of int
         The other ranks of the group, as those of the job.
     liveness : Liveness
-    call_word : ndarray, shape (1,) int64
+    call_counter : ndarray, shape (1,) int64
         See `DeviceWatch`.
     function, argument : int
         Addresses: what is called to end the wait, in C, and its argument.
     """
 
-    def __init__(self, others: Sequence[int], liveness: Liveness, call_word: Any, function: int, argument: int) -> None:
-        calls, lefts = [liveness.call_word(rank) for rank in others], [liveness.left_word(rank) for rank in others]
-        self._words = [call_word, *calls, *lefts]  # whose memory is read
+    def __init__(
+        self, others: Sequence[int], liveness: Liveness, call_counter: Any, function: int, argument: int
+    ) -> None:
+        calls, lefts = [liveness.call_counter(rank) for rank in others], [liveness.left_flag(rank) for rank in others]
+        self._words = [call_counter, *calls, *lefts]  # whose memory is read
         fd, locks = liveness.locks(others)
         rows = [(call.ctypes.data, left.ctypes.data, lock) for call, left, lock in zip(calls, lefts, locks)]
         table = np.array(rows, np.uint64)
         self._address = _guard.start(
-            fd, call_word.ctypes.data, table.ctypes.data, len(rows), function, argument, GRACE_S
+            fd, call_counter.ctypes.data, table.ctypes.data, len(rows), function, argument, GRACE_S
         )
         self._stopped = False
         self._deadline = ctypes.c_double.from_address(self._address)
@@ -149,7 +151,7 @@ class DeviceWatch:
     others : sequence of int
         The other ranks of the group, as those of the job.
     liveness : Liveness
-    call_word : ndarray, shape (1,) int64
+    call_counter : ndarray, shape (1,) int64
         The word of the job's state in which the others see this worker's latest call.
     abort : callable
         Ends what waits on the device; called in the thread.
@@ -166,19 +168,19 @@ class DeviceWatch:
         self,
         others: Sequence[int],
         liveness: Liveness,
-        call_word: Any,
+        call_counter: Any,
         abort: Callable[[], None],
         guard: DeviceGuard | None = None,
     ) -> None:
         self._guard = guard
         self._others = tuple(others)
         self._liveness = liveness
-        self._call_word = call_word
+        self._call_counter = call_counter
         self._abort_device = abort
-        self._call = Call.of(int(call_word[0]))
+        self._call = Call.of(int(call_counter[0]))
         self._caller = threading.get_ident()
         self._done = threading.Event()
-        self._telling = threading.Lock()
+        self._report_lock = threading.Lock()
         self._told = False
         self._thread = threading.Thread(target=self._watch, name="platoon-nccl", daemon=True)
         self.broken: PlatoonError | None = None
@@ -188,7 +190,7 @@ class DeviceWatch:
         self._thread.start()
 
     def begin(self, signature: int, timeout_s: float) -> None:
-        """Take note of the call that is made next, and tell the others.
+        """Record the call that is made next, and tell the others.
 
         Raises
         ------
@@ -202,11 +204,11 @@ class DeviceWatch:
             raise ConfigurationError("this collective is closed")
         begun, self._caller = time.monotonic(), threading.get_ident()
         # The word is that of all groups of this process: their calls are counted together, as they are ordered.
-        number = Call.of(int(self._call_word[0])).number + 1
+        number = Call.of(int(self._call_counter[0])).number + 1
         self._call = Call(number, signature, begun, begun + timeout_s)
         if self._guard is not None:
             self._guard.expect(self._call.deadline)
-        self._call_word[0] = self._call.word
+        self._call_counter[0] = self._call.word
 
     def require_sound(self) -> None:
         """Raise why the group is broken, if it is: what it combined last may not be a result."""
@@ -215,7 +217,7 @@ class DeviceWatch:
             raise WorkerLostError("a collective on this device did not complete: see the logs of the other ranks")
         self._raise_broken("; this group of devices can be used no more")
 
-    def wait_for_fault(self, timeout_s: float = _REASON_S) -> None:
+    def wait_for_fault(self, timeout_s: float = _CAUSE_TIMEOUT_S) -> None:
         """Give the thread time to find out why a call has failed, and raise the reason if it does.
 
         Raises
@@ -225,7 +227,7 @@ class DeviceWatch:
         """
         deadline = time.monotonic() + timeout_s
         while self.broken is None and time.monotonic() < deadline:
-            time.sleep(_LOOK_S / 10)
+            time.sleep(_POLL_INTERVAL_S / 10)
         self._raise_broken()
 
     @property
@@ -241,7 +243,7 @@ class DeviceWatch:
             self._guard.stop()
 
     def _raise_broken(self, more: str = "") -> None:
-        with self._telling:  # once: the thread does not raise the same behind the first handler's back
+        with self._report_lock:  # once: the thread does not raise the same behind the first handler's back
             if self.broken is None:
                 return
             self._told = True
@@ -250,7 +252,7 @@ class DeviceWatch:
     # In the thread.
 
     def _watch(self) -> None:
-        while not self._done.wait(_LOOK_S):
+        while not self._done.wait(_POLL_INTERVAL_S):
             call = self._call
             fault = find_fault(call, self._others, self._liveness, time.monotonic())
             if fault is not None:
@@ -273,7 +275,7 @@ class DeviceWatch:
         self.broken = fault.error
         log.error("%s", fault.error)
         self._abort_device()
-        with self._telling:
+        with self._report_lock:
             if fault.interrupt and not self._told and not self._done.is_set():
                 _raise_in(self._caller, fault.error)
 

@@ -115,8 +115,8 @@ class FlatBuffers:
         """
         for indices in by_dtype(arrays):
             # Which calls are made depends on dtypes and sizes only: memory may lie differently on another rank.
-            packed = [i for i in indices if not _travels_alone(arrays[i])]
-            alone = [i for i in indices if _travels_alone(arrays[i]) or len(packed) == 1]
+            packed = [i for i in indices if not _is_sent_unpacked(arrays[i])]
+            alone = [i for i in indices if _is_sent_unpacked(arrays[i]) or len(packed) == 1]
             for i in alone:
                 flat = _flat(arrays[i])
                 # The very same array tells a back end that it works in place.
@@ -156,8 +156,8 @@ class FlatBuffers:
         return self._buffers[key][:size]
 
 
-def _travels_alone(array: Any) -> bool:
-    """Tell whether packing an array would cost more than a call of its own: on devices copies are all but free."""
+def _is_sent_unpacked(array: Any) -> bool:
+    """Return whether packing an array would cost more than a call of its own: on devices copies are all but free."""
     return isinstance(array, np.ndarray) and array.nbytes >= ALONE_BYTES
 
 

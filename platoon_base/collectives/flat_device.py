@@ -53,7 +53,7 @@ def empty_like(array: Any, size: int) -> Any:
 
 
 def averages(dtype: Any) -> bool:
-    """Tell whether values of this dtype can be divided while they are unpacked."""
+    """Return whether values of this dtype can be divided while they are unpacked."""
     return np.dtype(dtype).name in _AVERAGED
 
 

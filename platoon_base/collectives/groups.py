@@ -8,8 +8,8 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from platoon_base.channels.call_lock import CallLock
 from platoon_base.channels.client import ControlClient
-from platoon_base.channels.turns import Turns
 from platoon_base.collectives.base import Collective
 from platoon_base.coordination.messages import FormGroup, Gathered
 from platoon_base.errors import ConfigurationError, PlatoonError, WorkerLostError
@@ -55,7 +55,7 @@ class Collectives:
         self._late = late
         self._host: Collective | None = None
         self._devices: dict[Any, Any] = {}  # Collective; by address, NcclGroup or None
-        self._forming = Turns()  # two threads may come first
+        self._forming = CallLock()  # two threads may come first
 
     def of(self, array: Any, timeout_s: float) -> Collective:
         """Return the group for this kind of array.

@@ -45,17 +45,17 @@ from platoon_base.errors import (
 )
 from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.shm.liveness import Liveness
-from platoon_base.shm.movement import standstill
+from platoon_base.shm.progress_watch import stalled_text
 from platoon_base.system.text import to_bytes
 
 __all__ = ["LOCK_BYTE", "GroupFailure", "HostCollective"]
 
 Array = np.ndarray[Any, Any]
 
-PATIENCE_S, LONGEST_PATIENCE_S = 0.05, 0.2
+PATIENCE_S, MAX_PATIENCE_S = 0.05, 0.2
 _CLOSE_S = 5.0  # that a call of another thread has to end in
 _HEADLINES = 1024  # that are kept: scripts repeat the same few calls
-_NOTHING = np.zeros(0, np.uint8)
+_EMPTY = np.zeros(0, np.uint8)
 LOCK_BYTE = 64  # of the segment; the rank that writes the reason holds its lock
 _LOCK_S = 1.0  # how long a rank waits for that lock: its holder may be stopped
 _REASON_BYTES = 3072
@@ -95,7 +95,7 @@ class HostCollective:
         self._refused: BaseException | None = None
         self._headlines: dict[tuple[Any, ...], Array] = {}
         memory = shared.open_memory
-        memory.tell_cores(index, os.sched_getaffinity(0))
+        memory.set_cores(index, os.sched_getaffinity(0))
         self._exchange: Exchange = _exchange(memory, index, shared.direct_bytes, fused, self._spins)
 
     @classmethod
@@ -184,11 +184,11 @@ class HostCollective:
     def barrier(self, *, timeout_s: float) -> None:
         """See `Collective.barrier`."""
         try:
-            header = self._headline("barrier", "sum", 0, _NOTHING, timeout_s)
+            header = self._headline("barrier", "sum", 0, _EMPTY, timeout_s)
         except BaseException as exc:
             self.refuse(exc)
             raise
-        self._call(header, _NOTHING, _NOTHING, timeout_s)
+        self._call(header, _EMPTY, _EMPTY, timeout_s)
 
     def refuse(self, exc: BaseException) -> None:
         """Break the group, unless it is of one: this rank does not make a call, and tells the others why."""
@@ -197,7 +197,7 @@ class HostCollective:
         self._refused = exc
         if self._busy.acquire(blocking=False):  # or else the next call of this rank tells them
             try:
-                self._failure.tell(exc, self._failure.refused(self._exchange.calls + 1, exc))
+                self._failure.break_group(exc, self._failure.refused(self._exchange.calls + 1, exc))
             finally:
                 self._busy.release()
 
@@ -218,7 +218,7 @@ class HostCollective:
             try:
                 if self._inside:
                     exc = self._failure.closed_meanwhile(self._exchange.calls)
-                    self._failure.tell(exc, str(exc))  # now: the handler may end the process
+                    self._failure.break_group(exc, str(exc))  # now: the handler may end the process
                 else:
                     self._release()
             finally:
@@ -226,7 +226,7 @@ class HostCollective:
         self.unlink()
 
     def _release(self) -> None:
-        """Let go of the memory; the caller has the lock."""
+        """Release the memory; the caller has the lock."""
         if self._shared.memory is not None:
             self._exchange.close()
             self._exchange = cast(Exchange, _Closed())  # of which no call asks for more
@@ -290,13 +290,13 @@ class HostCollective:
         try:
             self._inside = True
             if self._refused is not None:
-                self._failure.tell(self._refused, self._failure.refused(self._exchange.calls + 1, self._refused))
+                self._failure.break_group(self._refused, self._failure.refused(self._exchange.calls + 1, self._refused))
             status = self._exchange.begin(header, array, out, min(PATIENCE_S, timeout_s))
             if status != ENDED:
-                self._insist(status, header, deadline, timeout_s)
+                self._wait_until_done(status, header, deadline, timeout_s)
         except BaseException as exc:
             text = str(exc) if isinstance(exc, PlatoonError) else f"{self._named(header)} ended with {exc!r}"
-            self._failure.tell(exc, text)
+            self._failure.break_group(exc, text)
             raise
         finally:
             self._inside = False
@@ -312,19 +312,19 @@ class HostCollective:
         self.refuse(exc)
         raise exc
 
-    def _insist(self, status: int, header: Array, deadline: float, timeout_s: float) -> None:
+    def _wait_until_done(self, status: int, header: Array, deadline: float, timeout_s: float) -> None:
         """Go on with a call that did not end at once, until it ends or somebody it needs will not come."""
         patience = PATIENCE_S
         while status == AGAIN:
-            patience = min(2 * patience, LONGEST_PATIENCE_S)
-            deadline = self._look_after(header, deadline, timeout_s)
+            patience = min(2 * patience, MAX_PATIENCE_S)
+            deadline = self._check_progress(header, deadline, timeout_s)
             status = self._exchange.resume(min(patience, max(deadline - time.monotonic(), 0.0)))
         if status == BROKEN:
             raise self._failure.reason()
         if status != ENDED:
             raise self._failure.mismatch(self._exchange.calls, self._exchange.called())
 
-    def _look_after(self, header: Array, deadline: float, timeout_s: float) -> float:
+    def _check_progress(self, header: Array, deadline: float, timeout_s: float) -> float:
         """Raise if there is no sense in waiting longer; return until when there is, as far as is known."""
         if self._closing:
             raise self._failure.closed_meanwhile(self._exchange.calls)
@@ -350,7 +350,7 @@ class HostCollective:
         if now < deadline:
             return deadline
         moved = {rank: self._liveness.moved([rank]) for rank in ranks}
-        still = [f"rank {rank} ({standstill(at)})" for rank, at in moved.items() if at + timeout_s <= now]
+        still = [f"rank {rank} ({stalled_text(at)})" for rank, at in moved.items() if at + timeout_s <= now]
         raise CollectiveTimeoutError(
             f"{self._named(header)} waited {timeout_s:g} s for {', '.join(still)}: does every rank make the same "
             "calls in the same order? Look into their logs, or give a longer timeout_s"
@@ -375,7 +375,7 @@ class GroupFailure:
         self._ranks = shared.ranks
         self._rank = shared.ranks[index]
 
-    def tell(self, exc: BaseException, text: str) -> None:
+    def break_group(self, exc: BaseException, text: str) -> None:
         """Break the group, so that nobody waits for this rank. The first reason stays; nothing happens after close.
 
         Parameters

@@ -54,7 +54,7 @@ COMBINE_LAG, TAKE_LAG = 1, 2  # steps, as in _collectives.c
 _BROKEN_WORD = 8  # of the page
 _DIMENSIONS = 6  # that a header has room for; the last stands for all from there on
 _PART = 128  # marks the header of a `part_of` a call; in the byte of the number of dimensions
-_NAP_S = 5e-5
+_POLL_INTERVAL_S = 5e-5
 _CALL, _WAITING_FOR, _UNTIL = 10, 12, 13  # of `struct state` in C
 
 MAGIC = b"PLTNCLTV"
@@ -108,7 +108,7 @@ class Memory:
         """Bytes of shared memory that a group takes."""
         return cls._slots_start(size) + size * BUFFERS * chunk_bytes
 
-    def tell_cores(self, rank: int, cores: Iterable[int]) -> None:
+    def set_cores(self, rank: int, cores: Iterable[int]) -> None:
         """Write down which cores a rank may use."""
         for core in cores:
             if core < 64 * self.cores.shape[1]:
@@ -201,7 +201,7 @@ class GroupSegment:
             Segment.unlink(self.segment.name)
 
     def close(self) -> None:
-        """Let go of the memory; a second call does nothing."""
+        """Release the memory; a second call does nothing."""
         self.memory = None
         self.segment.close()
 
@@ -429,7 +429,7 @@ class NumpyExchange(_InMemory):
                 return BROKEN
             if time.monotonic() > deadline:
                 return AGAIN
-            time.sleep(_NAP_S)
+            time.sleep(_POLL_INTERVAL_S)
         return ENDED
 
     def missing(self) -> list[int]:

@@ -119,9 +119,9 @@ class HostsCollective(HostCollective):
             library,
         )
 
-    def _look_after(self, header: Array, deadline: float, timeout_s: float) -> float:
-        until = self._failure.exchange.patient_until if self._failure.exchange is not None else 0.0
-        return super()._look_after(header, max(deadline, until + timeout_s) if until else deadline, timeout_s)
+    def _check_progress(self, header: Array, deadline: float, timeout_s: float) -> float:
+        until = self._failure.exchange.stall_allowed_until if self._failure.exchange is not None else 0.0
+        return super()._check_progress(header, max(deadline, until + timeout_s) if until else deadline, timeout_s)
 
     def _release(self) -> None:
         super()._release()
@@ -187,9 +187,9 @@ class _HostsFailure(GroupFailure):
         self._ranks, self._rank = ranks, rank
         self._reported = False
 
-    def tell(self, exc: BaseException, text: str) -> None:
-        """See `GroupFailure.tell`; the reason that came first goes on to the other hosts."""
-        super().tell(exc, text)
+    def break_group(self, exc: BaseException, text: str) -> None:
+        """See `GroupFailure.break_group`; the reason that came first goes on to the other hosts."""
+        super().break_group(exc, text)
         memory = self._shared.memory
         exchange = self.exchange
         if memory is not None and exchange is not None and not self._reported and not exchange.busy:

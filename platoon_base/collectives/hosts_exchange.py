@@ -22,10 +22,10 @@ from platoon_base.collectives.hosts_libraries import HostsLibrary, Pending, take
 from platoon_base.collectives.hosts_links import Link, Links, as_bytes
 from platoon_base.collectives.hosts_parts import (
     CHUNK_BYTES,
+    ChunkedAllGather,
     Chunks,
-    Desk,
     Reduction,
-    Spread,
+    ReductionScratch,
     chunk_bounds,
     finished,
     is_wide,
@@ -37,14 +37,14 @@ Array = np.ndarray[Any, Any]
 Steps = Generator[int, None, None]
 
 SMALL_BYTES = 1 << 16  # up to here the first rank of a host sends an array whole: there is but one step
-MOST_SMALL_BYTES = 1 << 18  # that it sends, to all hosts
+MAX_SMALL_BYTES = 1 << 18  # that it sends, to all hosts
 DEPTH = 4  # chunks that are begun at a time
 NO_BYTES = np.zeros(0, np.uint8)
 _LIBRARY_S, _LIBRARY_BYTES_PER_S = 10.0, 1e6  # for which, and at which rate, a library is thought to move data
 SPIN_S = 2e-4  # for which a wait looks again and again, giving its core to others in between, before it sleeps
 KEPT = 1024  # headlines: scripts repeat the same few calls
 _SLEEP_S = 0.02  # between two looks whether a rank of this host has failed
-_PUMP_S = 2e-3  # the same, whether a link can move, while this rank waits in shared memory
+_LINK_POLL_INTERVAL_S = 2e-3  # the same, whether a link can move, while this rank waits in shared memory
 _NAP_S = 5e-5  # between two looks whether a library has ended
 _ALIGN = 16  # elements
 
@@ -108,11 +108,11 @@ class HostsExchange:
         self._owes: Callable[[Link], bool] = lambda link: False
         self._pending: Pending | None = None
         self._adding: Array | None = None  # what a library adds
-        self.patient_until = 0.0  # a library tells nothing of data that move: until then the call may take
+        self.stall_allowed_until = 0.0  # a library tells nothing of data that move: until then the call may take
         self._first: Array | None = None  # the headline, until the ranks of this host have compared it
         self._headers: dict[tuple[Any, ...], Array] = {}
         self._plans: dict[int, _Plan] = {}
-        self._desk = Desk(self._hosts)
+        self._scratch = ReductionScratch(self._hosts)
         self.calls = 0
         self.busy = False
 
@@ -154,7 +154,7 @@ class HostsExchange:
             self._links.pump()  # the question why a rank is absent may have taken long
         found = {member for link in self._links.quiet(self._owes) for member in link.missing}
         pending = self._pending
-        if not found and pending is not None and (pending.why_failed() or time.monotonic() > self.patient_until):
+        if not found and pending is not None and (pending.why_failed() or time.monotonic() > self.stall_allowed_until):
             found = {link.to.member for link in self._links.all}  # they have left, and the result did not come
         return sorted(found)
 
@@ -187,12 +187,12 @@ class HostsExchange:
     def report(self, how: int, text: bytes) -> None:
         """Report to all counterparts that a call has failed."""
         if not self.busy:
-            self._links.last_word(how, text)
+            self._links.send_last_record(how, text)
 
     def close(self) -> None:
         """See `Exchange.close`."""
         if not self.busy:
-            self._links.last_word(None, b"")
+            self._links.send_last_record(None, b"")
         self._links.close()
         if self._library is not None:
             self._library.close(failed=bool(self._memory.broken) or self._pending is not None)
@@ -217,7 +217,7 @@ class HostsExchange:
             yield from self._inside("broadcast", "sum", rest, rest, inner_root)
         else:
             yield from self._inside("barrier", "sum", NO_BYTES, NO_BYTES)
-        spread = Spread(self._links, self._host, self._rails, self._index, {host: data[:body]}, CHUNK_BYTES)
+        spread = ChunkedAllGather(self._links, self._host, self._rails, self._index, {host: data[:body]}, CHUNK_BYTES)
         self._links.work = spread if self._has_rail else None
         if self._has_rail:
             self._links.announce(as_bytes(rest) if source else b"")
@@ -228,7 +228,7 @@ class HostsExchange:
                     if self._has_rail:
                         spread.send(chunk)
                 else:
-                    yield from self._spread_here(spread, chunk, host, whole, part)
+                    yield from self._pass_on_here(spread, chunk, host, whole, part)
         yield from self._heads()
         self._links.work = None
         if len(rest) and not source:
@@ -238,7 +238,7 @@ class HostsExchange:
             if not self._even:
                 yield from self._inside("broadcast", "sum", rest, rest)
 
-    def _spread_here(self, spread: Spread, chunk: int, host: int, whole: Array, part: Array) -> Steps:
+    def _pass_on_here(self, spread: ChunkedAllGather, chunk: int, host: int, whole: Array, part: Array) -> Steps:
         """Wait for this rank's part of a chunk of another host, and give the whole to all ranks of this one."""
         if self._has_rail:
             yield from self._wait(lambda: spread.has(host, chunk), lambda link: spread.owes(link.to.host))
@@ -256,7 +256,7 @@ class HostsExchange:
             unit = self._rails * 64
             body = 0 if whole.nbytes <= SMALL_BYTES else (stop - start) // unit * unit
             blocks[h], rests[h] = whole[start : start + body], whole[start + body : stop]
-        spread = Spread(self._links, self._host, self._rails, self._index, blocks, CHUNK_BYTES)
+        spread = ChunkedAllGather(self._links, self._host, self._rails, self._index, blocks, CHUNK_BYTES)
         if self._has_rail:
             self._links.work = spread
             self._links.announce(as_bytes(rests[self._host]))
@@ -266,7 +266,7 @@ class HostsExchange:
         for chunk in range(spread.count):
             for h, block, part in spread.chunk(chunk):
                 if h != self._host:
-                    yield from self._spread_here(spread, chunk, h, block, part)
+                    yield from self._pass_on_here(spread, chunk, h, block, part)
         yield from self._heads()
         self._links.work = None
         if self._has_rail:
@@ -281,7 +281,7 @@ class HostsExchange:
     # ---- Calls that combine ------------------------------------------------------------------------------------------
 
     def _is_small(self, size_bytes: int) -> bool:
-        return size_bytes <= SMALL_BYTES and size_bytes * (self._hosts - 1) <= MOST_SMALL_BYTES
+        return size_bytes <= SMALL_BYTES and size_bytes * (self._hosts - 1) <= MAX_SMALL_BYTES
 
     def _small(self, array: Array, out: Array, op: str) -> Steps:
         """Combine a small array: on each host, between the first ranks of the hosts, and back."""
@@ -295,7 +295,7 @@ class HostsExchange:
     def _combine_heads(self, out: Array, op: str) -> None:
         """Combine this host's array, in ``out``, with those that came with the heads of all other hosts."""
         heads = {link.to.host: link.payload for link in self._links.all}
-        self._desk.combine(op, heads, self._host, self._size, out)
+        self._scratch.combine(op, heads, self._host, self._size, out)
 
     def _all_reduce(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
         if is_wide(array.dtype, op):
@@ -329,7 +329,7 @@ class HostsExchange:
 
     def _by_the_library(self, array: Array, out: Array, op: str) -> Steps:
         """Combine an array on each host, let a library add those of all hosts, and give the result to all ranks."""
-        self.patient_until = time.monotonic() + _LIBRARY_S + array.nbytes / _LIBRARY_BYTES_PER_S
+        self.stall_allowed_until = time.monotonic() + _LIBRARY_S + array.nbytes / _LIBRARY_BYTES_PER_S
         if self._library is None:
             yield from self._inside("all_reduce", "sum", array, out)
         else:
@@ -343,7 +343,7 @@ class HostsExchange:
             finished(own, op, self._size)
             np.copyto(out, own)
         yield from self._inside("broadcast", "sum", out, out)
-        self.patient_until = 0.0
+        self.stall_allowed_until = 0.0
 
     def _chunks(self, array: Array, out: Array, op: str, inner: str) -> Steps:
         """Combine a large array, whose length has a factor of rails times hosts."""
@@ -540,7 +540,7 @@ class HostsExchange:
 
     def _patience(self) -> float:
         left_s = max(self._until - time.monotonic(), 0.0)
-        return min(left_s, _PUMP_S) if self._links.work is not None or not self._links.sent() else left_s
+        return min(left_s, _LINK_POLL_INTERVAL_S) if self._links.work is not None or not self._links.sent() else left_s
 
     def _wait(self, done: Callable[[], bool], owes: Callable[[Link], bool]) -> Steps:
         """Wait for the links until ``done()``; ``owes(link)`` tells what for."""
@@ -582,7 +582,7 @@ class HostsExchange:
         since = looked = time.monotonic()
         while not pending.done():
             now = time.monotonic()
-            if now >= looked + _PUMP_S:
+            if now >= looked + _LINK_POLL_INTERVAL_S:
                 looked = now
                 self._links.pump()
                 if self._memory.broken:

@@ -25,15 +25,15 @@ __all__ = ["LIBRARIES", "HostsLibrary", "Pending", "takes"]
 Array = np.ndarray[Any, Any]
 
 _ADDED = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64")))
-_CAUSE_S = 1.5  # that the cause of a failure has to become known in: a process has ended, say
-_SLOWEST_S = 24 * 3600.0  # for which gloo waits for data; whether a host is lost is found out by other ways
+_CAUSE_TIMEOUT_S = 1.5  # that the cause of a failure has to become known in: a process has ended, say
+_LIBRARY_TIMEOUT_S = 24 * 3600.0  # for which gloo waits for data; whether a host is lost is found out by other ways
 
 
 class Pending(Protocol):
     """A sum that is under way."""
 
     def done(self) -> bool:
-        """Tell whether the result is there; False for ever once it has failed."""
+        """Return whether the result is there; False for ever once it has failed."""
         ...
 
     def why_failed(self) -> str:
@@ -61,12 +61,12 @@ class HostsLibrary(Protocol):
         ...
 
     def close(self, failed: bool) -> None:
-        """Let go of the library; where a call has ``failed``, without waiting for the other hosts."""
+        """Release the library; where a call has ``failed``, without waiting for the other hosts."""
         ...
 
 
 def takes(dtype: Any, op: str) -> bool:
-    """Tell whether libraries add such arrays as the links do; links combine all others."""
+    """Return whether libraries add such arrays as the links do; links combine all others."""
     return dtype in _ADDED and op in ("sum", "mean")
 
 
@@ -86,7 +86,7 @@ class _GlooSum:
         return True
 
     def why_failed(self) -> str:
-        late = self._failure and time.monotonic() > self._failed_at + _CAUSE_S
+        late = self._failure and time.monotonic() > self._failed_at + _CAUSE_TIMEOUT_S
         return f"gloo could not add the arrays of the hosts: {self._failure}" if late else ""
 
 
@@ -127,7 +127,7 @@ class GlooHosts:
         options._devices = [self._device]
         options._timeout = timedelta(seconds=max(self._until - time.monotonic(), 1.0))
         self._group = group(self._store, self._world.host, self._world.hosts, options)
-        self._group._set_default_timeout(timedelta(seconds=_SLOWEST_S))
+        self._group._set_default_timeout(timedelta(seconds=_LIBRARY_TIMEOUT_S))
 
     def begin_sum(self, array: Array) -> Pending:
         """See `HostsLibrary.begin_sum`."""

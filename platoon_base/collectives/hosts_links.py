@@ -21,9 +21,9 @@ Array = np.ndarray[Any, Any]
 # Shares are to be combined, results are what a host has combined or sends to others.
 HEAD, SHARE, RESULT, BROKEN_CALL, LEAVING, WAITING = range(1, 7)
 _HEADER_BYTES = 64  # of a headline
-_LONGEST_REASON = 4096
-_QUIET_S = 0.5  # after which a counterpart counts as missing whose data are on their way
-_CAUSE_S = 1.5  # that the cause of a broken connection has to become known in: its process has ended, say
+_MAX_REASON = 4096
+_STALL_TIMEOUT_S = 0.5  # after which a counterpart counts as missing whose data are on their way
+_CAUSE_TIMEOUT_S = 1.5  # that the cause of a broken connection has to become known in: its process has ended, say
 _REMEDY = (
     ". What was on its way is gone: start the job again, with --resume if it has checkpoints. Does a firewall or a NAT "
     "between the hosts cut connections?"
@@ -59,7 +59,7 @@ class Work(Protocol):
         ...
 
     def done(self, host: int, kind: int, chunk: int, offset: int, length: int) -> None:
-        """Take note that they are there."""
+        """Record that they are there."""
         ...
 
 
@@ -89,7 +89,7 @@ class Link:
         return memoryview(self.head or b"")[_HEADER_BYTES:]
 
     def owes_head(self) -> bool:
-        """Tell whether the head of a call is still to come by this link, or to leave."""
+        """Return whether the head of a call is still to come by this link, or to leave."""
         return self.head is None or self.stream.sent < self.stream.posted
 
     def begin(self) -> None:
@@ -133,7 +133,7 @@ class Link:
             if offset == self._links.call and self.head is None:
                 self._waits_for = np.frombuffer(self._buffer, np.int32).tolist()
         else:
-            self._links.on_break(offset, self._buffer[:_LONGEST_REASON].decode(errors="replace"))
+            self._links.on_break(offset, self._buffer[:_MAX_REASON].decode(errors="replace"))
 
     def describe_head(self) -> Array | None:
         """Return the headline that came, if it can be understood."""
@@ -213,7 +213,7 @@ class Links:
             link.stream.post(kind | chunk << 8, start + at, data[at : at + piece])
 
     def pump(self, most: int = 16) -> bool:
-        """Send and receive what can be now, ``most`` records by a link; tells whether anything moved."""
+        """Send and receive what can be now, ``most`` records by a link; returns whether anything moved."""
         moved = False
         for link in self.all:
             if link.closed:
@@ -270,24 +270,24 @@ class Links:
             time.sleep(timeout_s)
 
     def sent(self) -> bool:
-        """Tell whether the system has taken all that was posted."""
+        """Return whether the system has taken all that was posted."""
         return all(link.stream.sent == link.stream.posted for link in self.all)
 
     def heads(self) -> bool:
-        """Tell whether the heads of this call have come by all links."""
+        """Return whether the heads of this call have come by all links."""
         return all(link.head is not None for link in self.all)
 
     def agree(self) -> bool:
-        """Tell whether the heads have come, and all counterparts make this call."""
+        """Return whether the heads have come, and all counterparts make this call."""
         return all(link.fits for link in self.all)
 
     def differ(self) -> bool:
-        """Tell whether some counterpart makes another call."""
+        """Return whether some counterpart makes another call."""
         return any(link.head is not None and not link.fits for link in self.all)
 
     def quiet(self, owes: Callable[[Link], bool]) -> list[Link]:
         """List the links that owe data and by which nothing has moved for a while."""
-        before = time.monotonic() - _QUIET_S
+        before = time.monotonic() - _STALL_TIMEOUT_S
         owing = [link for link in self.all if owes(link)]
         return [link for link in owing if link.closed or link.head is None or link.moved_at < before]
 
@@ -295,17 +295,17 @@ class Links:
         """Say which link is broken that owes data; empty if none is, or its cause may become known yet."""
         now = time.monotonic()
         for link in self.all:
-            if link.closed and (link.altered or now > link.closed_at + _CAUSE_S) and owes(link):
+            if link.closed and (link.altered or now > link.closed_at + _CAUSE_TIMEOUT_S) and owes(link):
                 return f"the link to {link.to.name} is broken: {link.closed}{'' if link.altered else _REMEDY}"
         return ""
 
-    def last_word(self, how: int | None, text: bytes) -> None:
+    def send_last_record(self, how: int | None, text: bytes) -> None:
         """Report a failed call (``how``), or that this rank leaves (None), by all links, before anything queued."""
         kind, offset = (LEAVING, 0) if how is None else (BROKEN_CALL, how)
         for link in self.all:
             if not link.closed:
                 link.stream.drop_queue()
-                link.stream.post(kind, offset, text[:_LONGEST_REASON])
+                link.stream.post(kind, offset, text[:_MAX_REASON])
         deadline = time.monotonic() + _FLUSH_S
         while not all(link.closed or link.stream.torn or link.stream.sent == link.stream.posted for link in self.all):
             for link in self.all:

@@ -19,9 +19,19 @@ import numpy as np
 
 from platoon_base.collectives.host_exchange import REDUCERS, toward_zero
 from platoon_base.collectives.hosts_links import RESULT, SHARE, Links, as_bytes
-from platoon_base.links.stream import LONGEST_PAYLOAD
+from platoon_base.links.stream import MAX_PAYLOAD_BYTES
 
-__all__ = ["CHUNK_BYTES", "Chunks", "Desk", "Reduction", "Spread", "chunk_bounds", "combined", "finished", "is_wide"]
+__all__ = [
+    "CHUNK_BYTES",
+    "ChunkedAllGather",
+    "Chunks",
+    "Reduction",
+    "ReductionScratch",
+    "chunk_bounds",
+    "combined",
+    "finished",
+    "is_wide",
+]
 
 Array = np.ndarray[Any, Any]
 
@@ -34,7 +44,7 @@ _ALIGN = 16  # elements
 
 
 def is_wide(dtype: Any, op: str) -> bool:
-    """Tell whether an operation is done in float32."""
+    """Return whether an operation is done in float32."""
     return bool(dtype == np.float16 and op in ("sum", "prod", "mean"))
 
 
@@ -112,7 +122,7 @@ def combined(op: str, shares: list[Array], own: int, size: int, out: Array) -> N
         finished(out, op, size)
 
 
-class Desk:
+class ReductionScratch:
     """Memory in which arrays that every host combines for itself lie as they do on all others.
 
     A loop of NumPy may take another way through memory of another alignment, and give a NaN another sign there.
@@ -223,7 +233,7 @@ class Reduction:
         self._whole = others * 2 if results else others
 
     def owes(self, host: int) -> bool:
-        """Tell whether data of a host are still to come."""
+        """Return whether data of a host are still to come."""
         return bool(self._reach[host] < self._whole)
 
     def begin(self, chunk: int, source: Array, target: Array) -> None:
@@ -311,18 +321,18 @@ class Reduction:
             state.marks = [link.stream.posted for link in self._links.all]
 
     def ended(self, chunk: int) -> bool:
-        """Tell whether a chunk is complete here, and all that others need of it is sent."""
+        """Return whether a chunk is complete here, and all that others need of it is sent."""
         state = self._chunks.get(chunk)
         if state is None or state.left or state.bytes_left:
             return False
         return all(link.stream.sent >= mark for link, mark in zip(self._links.all, state.marks))
 
     def forget(self, chunk: int) -> None:
-        """Let go of the arrays of a chunk that has ended."""
+        """Release the arrays of a chunk that has ended."""
         del self._chunks[chunk], self._targets[chunk]
 
 
-class Spread:
+class ChunkedAllGather:
     """Sends a block of this host to all others, and receives theirs, in chunks; each rail has a part of each chunk.
 
     Parameters
@@ -362,7 +372,7 @@ class Spread:
             if host == self._host:
                 start = number * self._width + self._rail * (len(whole) // self._rails)
                 for link in self._links.all:
-                    self._links.post(link, RESULT, 0, start, as_bytes(part), LONGEST_PAYLOAD)
+                    self._links.post(link, RESULT, 0, start, as_bytes(part), MAX_PAYLOAD_BYTES)
         self._links.pump()
 
     def _until(self, host: int, number: int) -> int:
@@ -370,11 +380,11 @@ class Spread:
         return min((number + 1) * self._width, len(self._blocks[host])) // self._rails
 
     def has(self, host: int, number: int) -> bool:
-        """Tell whether this rail's part of a chunk of a host is there."""
+        """Return whether this rail's part of a chunk of a host is there."""
         return self._came[host] >= self._until(host, number)
 
     def owes(self, host: int) -> bool:
-        """Tell whether a host has still to send something."""
+        """Return whether a host has still to send something."""
         return host in self._came and self._came[host] * self._rails < len(self._blocks[host])
 
     def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:

@@ -20,7 +20,7 @@ from platoon_base.shm.liveness import Liveness
 
 __all__ = ["NcclGroup"]
 
-_LOOK_S = 0.05
+_POLL_INTERVAL_S = 0.05
 # Kinds of call, in their signatures, beside the codes of operations.
 _BY_ADDRESS, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST = 64, 8, 16, 32
 
@@ -41,7 +41,7 @@ class NcclGroup:
     index : int
         This worker's index among them.
     liveness : Liveness
-    call_word : ndarray, shape (1,) int64
+    call_counter : ndarray, shape (1,) int64
         The word of the job's state in which the others see this worker's latest call.
     timeout_s : float
         Bound on the wait for the others.
@@ -66,7 +66,7 @@ class NcclGroup:
         ranks: tuple[int, ...],
         index: int,
         liveness: Liveness,
-        call_word: Any,
+        call_counter: Any,
         timeout_s: float,
     ) -> None:
         self.rank, self.size = index, len(ranks)
@@ -75,9 +75,9 @@ class NcclGroup:
         self._comm = _Joining(self._driver, unique_id, self.size, index).wait(others, liveness, timeout_s)
         guard, abort = None, self._comm.abort
         if HAVE_GUARD:
-            guard = DeviceGuard(others, liveness, call_word, *self._comm.abort_call)
+            guard = DeviceGuard(others, liveness, call_counter, *self._comm.abort_call)
             abort = guard.end
-        self._watch = DeviceWatch(others, liveness, call_word, abort, guard)
+        self._watch = DeviceWatch(others, liveness, call_counter, abort, guard)
         self._watch.start()
 
     def all_reduce(
@@ -147,7 +147,7 @@ class _Joining:
         deadline = time.monotonic() + timeout_s
         self._thread.start()
         while self._thread.is_alive():
-            self._thread.join(_LOOK_S)
+            self._thread.join(_POLL_INTERVAL_S)
             lost = [rank for rank in others if liveness.gone(rank) or liveness.died(rank)]
             if lost and self._thread.is_alive():
                 raise WorkerLostError(f"a group of devices cannot be formed: {liveness.why_absent(lost)}")

@@ -19,16 +19,16 @@ from platoon_base.controller.reporting import Reporting
 from platoon_base.controller.saving import JobSaving
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import Action, CenterMade, CenterSource, RoundMet, Shared
+from platoon_base.coordination.actions import Action, CenterMade, CenterSource, RoundReached, Shared
 from platoon_base.coordination.budget import BudgetWatch, Order
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.shm.job_state import JobState
-from platoon_base.shm.movement import Movement
+from platoon_base.shm.progress_watch import ProgressWatch
 from platoon_base.system.process import pid_namespace
 
 __all__ = ["Controller"]
 
-_LONGEST_SLEEP_S = 1.0
+_MAX_SLEEP_S = 1.0
 _SLEEP_WHILE_STOPPING_S = _BUDGET_EVERY_S = 0.05
 
 
@@ -43,7 +43,7 @@ class Controller:
     children : WorkerProcesses
         The workers that were started; late joiners are added here.
     holds_lock : callable
-        ``holds_lock(rank)`` tells whether that worker holds its lock in the memory of the job's state.
+        ``holds_lock(rank)`` returns whether that worker holds its lock in the memory of the job's state.
     options : ControllerOptions
     saving : JobSaving, optional
         The checkpoints of the job.
@@ -78,10 +78,10 @@ class Controller:
             self._save_last,
             self._reporting.take_report,
             self._answer_observer,
-            self._tell_hosts,
+            self._notify_hosts,
         )
         self._server = server
-        self._movement = Movement(job_state)
+        self._progress_watch = ProgressWatch(job_state)
         self._coordinator = coordinator
         self._children = children
         self._holds_lock = holds_lock
@@ -105,7 +105,7 @@ class Controller:
             If the first checkpoint cannot be written.
         """
         with contextlib.nullcontext(signals) if signals is not None else StopSignals() as signals:
-            while self._children.running or self._awaits_some_by_hand():
+            while self._children.running or self._awaits_external_workers():
                 ready, now = self._take_what_came(signals, self._children.fds, self._sleep_s())
                 self._adopt_late_joiners()
                 self._children.escalate()
@@ -138,8 +138,8 @@ class Controller:
     def _end_waits(self, now: float) -> None:
         """Answer the waits whose deadline has passed."""
         if self._coordinator.next_deadline is not None:
-            self._movement.look(now)
-            self._requests.carry_out(self._coordinator.tick(now, self._movement.last))
+            self._progress_watch.poll(now)
+            self._requests.carry_out(self._coordinator.tick(now, self._progress_watch.last))
 
     @property
     def remaining(self) -> set[int] | None:
@@ -151,11 +151,11 @@ class Controller:
         if self._children.stopping:
             return _SLEEP_WHILE_STOPPING_S
         now = time.monotonic()
-        wake = min(now + _LONGEST_SLEEP_S, self._reporting.next_due)
+        wake = min(now + _MAX_SLEEP_S, self._reporting.next_due)
         if self._coordinator.next_deadline is not None:
             wake = min(wake, self._coordinator.next_deadline)
         if self._saving is not None:
-            wake = min(wake, self._saving.next_look(now))
+            wake = min(wake, self._saving.next_poll_at(now))
         if self._budget is not None:
             wake = min(wake, now + _BUDGET_EVERY_S)
         return max(0.0, wake - now)
@@ -172,17 +172,17 @@ class Controller:
         self.ending.take_request(request)
         return msg.Done()
 
-    def _awaits_some_by_hand(self) -> bool:
-        """Tell whether workers that the user starts by hand are still to come, though none runs at the moment."""
+    def _awaits_external_workers(self) -> bool:
+        """Return whether workers that the user starts by hand are still to come, though none runs at the moment."""
         roster = self._coordinator.roster
-        if not roster.by_hand or self._children.stopping:
+        if not roster.external or self._children.stopping:
             return False
         exits = self.departures.exits
         return not exits or (bool(roster.expected) and not any(ended.status for ended in exits))
 
     def _adopt_late_joiners(self) -> None:
         roster = self._coordinator.roster
-        for late in [roster[rank] for rank in (roster if roster.by_hand else roster.late)]:
+        for late in [roster[rank] for rank in (roster if roster.external else roster.late)]:
             if not late.phase.present or late.rank in self._children.running:
                 continue
             self.departures.adopted.add(late.rank)
@@ -200,10 +200,10 @@ class Controller:
         if self._saving is not None:
             self._saving.save_dropped(shared)
 
-    def _tell_hosts(self, event: CenterMade | CenterSource | RoundMet) -> None:
+    def _notify_hosts(self, event: CenterMade | CenterSource | RoundReached) -> None:
         if self._hosts is None:
             return
-        if isinstance(event, RoundMet):
+        if isinstance(event, RoundReached):
             self._hosts.couriers.round_met(event)
         elif isinstance(event, CenterSource):
             self._hosts.couriers.center_source(event)
@@ -217,7 +217,7 @@ class Controller:
     def _keep_to_budget(self) -> None:
         if self._budget is None or self._children.stopping:
             return
-        order = self._budget.look(self._reporting.spent())
+        order = self._budget.poll(self._reporting.spent())
         if order is not Order.GO_ON:
             self._requests.carry_out(self._coordinator.stop(self._budget.reason))
         if order is Order.END:

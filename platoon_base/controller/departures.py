@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable, Collection, Sequence
 
 from platoon_base.controller.options import ControllerOptions
-from platoon_base.controller.outcome import UNSAVED, Result, Snapshot, first_failure, how_far_of, stop_cause
+from platoon_base.controller.outcome import UNSAVED, Result, Snapshot, epochs_reached, first_failure, stop_cause
 from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.controller.restart_policy import Restart, RestartPolicy, WorkerFailed
 from platoon_base.controller.saving import JobSaving
@@ -141,7 +141,7 @@ class Departures:
         self._ends_all: Exit | None = None  # the same, to start all again
 
     def worker_ended(self, ended: Exit) -> None:
-        """Take note that a process has ended: inform the coordinator, start it again, or end the job."""
+        """Record that a process has ended: inform the coordinator, start it again, or end the job."""
         participant = self._coordinator.roster[ended.rank]
         present = participant.phase.present
         if self._job_state.progress(ended.rank).exchanges:
@@ -181,7 +181,7 @@ class Departures:
             self._children.stop(self._grace_s)
 
     def _start_again(self, ended: Exit) -> bool:
-        """Start a worker that failed again, if the policy says so; tells whether it did."""
+        """Start a worker that failed again, if the policy says so; returns whether it did."""
         if ended.status == 0:
             return False
         coordinator = self._coordinator
@@ -205,7 +205,7 @@ class Departures:
         return restart is Restart.THIS_ONE and self._start_one_again(ended.rank, warning)
 
     def _start_one_again(self, rank: int, why: str) -> bool:
-        self._coordinator.expect_again(rank, self._job_state.position(rank), why)
+        self._coordinator.readmit(rank, self._job_state.position(rank), why)
         try:
             self._children.start_again(rank)
         except (OSError, PlatoonError) as exc:
@@ -222,7 +222,7 @@ class Departures:
         if self._children.stopping or self._job_state.stopping or not self._children.running:
             return "the job is ending"
         for rank in ranks:
-            self._coordinator.expect_again(rank, self._job_state.position(rank), "its host is back")
+            self._coordinator.readmit(rank, self._job_state.position(rank), "its host is back")
         self.exits = [ended for ended in self.exits if ended.rank not in ranks]
         return ""
 
@@ -246,7 +246,7 @@ class Departures:
         # A fatal failure is the reason itself.
         reason = "" if self._fatal is not None else self._job_state.stop_reason
         ended_well = [ended.rank for ended in self.exits if ended.status == 0 and self._fatal is None]
-        how_far = how_far_of(self._job_state.progress(rank) for rank in ended_well)
+        how_far = epochs_reached(self._job_state.progress(rank) for rank in ended_well)
         again = self._policy.all_again(
             interrupted,
             some_ended_well=bool(ended_well),

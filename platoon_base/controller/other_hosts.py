@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from platoon_base.channels.base import ServerChannel
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.processes import WorkerProcesses
-from platoon_base.coordination.actions import CenterMade, CenterSource, RoundMet
+from platoon_base.coordination.actions import CenterMade, CenterSource, RoundReached
 from platoon_base.coordination.roster import Participant, Roster
 from platoon_base.hosts.world import World
 from platoon_base.shm.job_state import JobState
@@ -28,7 +28,7 @@ class HostsCouriers(Protocol):
         """Have the centers of all hosts begin with the values of one that is not host 0's."""
         ...
 
-    def round_met(self, met: RoundMet) -> None:
+    def round_met(self, met: RoundReached) -> None:
         """Have hosts exchange what their workers have contributed to a round."""
         ...
 
@@ -67,7 +67,7 @@ class OtherHosts(Protocol):
         job_state : JobState
         files : JobFiles
         is_held : callable
-            ``is_held(rank)`` tells whether a worker of any host holds its lock in the memory of this one.
+            ``is_held(rank)`` returns whether a worker of any host holds its lock in the memory of this one.
         roster : Roster
         children : WorkerProcesses
         controller : Controller

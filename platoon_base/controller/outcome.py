@@ -19,8 +19,8 @@ __all__ = [
     "Reported",
     "Result",
     "Snapshot",
+    "epochs_reached",
     "first_failure",
-    "how_far_of",
     "stop_cause",
 ]
 
@@ -174,7 +174,7 @@ def stop_cause(reason: str | None, failed: Exit | None, some_ended_well: bool, h
     failed : Exit or None
     some_ended_well : bool
     how_far : str
-        As `how_far_of` returns it.
+        As `epochs_reached` returns it.
     """
     if reason:
         return reason
@@ -183,7 +183,7 @@ def stop_cause(reason: str | None, failed: Exit | None, some_ended_well: bool, h
     return f"worker {failed.rank}: {failed.cause}"
 
 
-def how_far_of(progress: Iterable[Progress]) -> str:
+def epochs_reached(progress: Iterable[Progress]) -> str:
     """Say how far workers came that ended before the last epoch, as by EarlyStopping; empty if they did not."""
     far = max(progress, key=lambda each: each.epoch, default=None)
     if far is None or not 0 < far.epoch < far.last_epoch:

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 10.0  # enough to save a model of some GB
 _TERM_TO_KILL_S = 0.5
-_KILL_TO_LET_GO_S = 5.0  # a process that SIGKILL does not end hangs in a device or on a file server
-_LOOK_S = 0.02
+_KILL_TO_ABANDON_S = 5.0  # a process that SIGKILL does not end hangs in a device or on a file server
+_POLL_INTERVAL_S = 0.02
 _LEFT_RUNNING = "left running: the launcher cannot end it"
 
 
@@ -189,7 +189,7 @@ class WorkerProcesses:
         self._remote_running.add(rank)
 
     def remote_ended(self, ended: Exit) -> None:
-        """Take note that a worker of another host has ended; `reap` returns it."""
+        """Record that a worker of another host has ended; `reap` returns it."""
         if ended.rank in self._remote_running:
             self._remote_running.discard(ended.rank)
             self._collected.append(self._explained(ended))
@@ -244,11 +244,11 @@ class WorkerProcesses:
         for rank, child in list(self._children.items()):
             ended = child.poll()
             if ended is not None:
-                self._let_go(rank, ended)
+                self._remove(rank, ended)
         exits, self._collected = self._collected, []
         return exits
 
-    def _let_go(self, rank: int, ended: Ended) -> None:
+    def _remove(self, rank: int, ended: Ended) -> None:
         self._children.pop(rank).close()
         log_file = self._starts[rank].log_file if rank in self._starts else None
         failure = read_failure(error_file(log_file), rank) if ended.status and log_file is not None else None
@@ -278,7 +278,7 @@ class WorkerProcesses:
                 (0.0, signal.SIGINT),
                 (killed - _TERM_TO_KILL_S, signal.SIGTERM),
                 (killed, signal.SIGKILL),
-                (killed + _KILL_TO_LET_GO_S, None),
+                (killed + _KILL_TO_ABANDON_S, None),
             ]
         self.escalate()
 
@@ -287,7 +287,7 @@ class WorkerProcesses:
         while self._stages and time.monotonic() >= self._stages[0][0]:
             _, number = self._stages.pop(0)
             if number is None:
-                self._let_go_of_all()
+                self._abandon_all()
             else:
                 self._signal(number)
 
@@ -301,17 +301,17 @@ class WorkerProcesses:
         if number != signal.SIGINT:
             self._killed_by[number] = why
         if number == signal.SIGKILL:
-            self._let_go_of([rank for rank, child in self._children.items() if isinstance(child, LockHolder)])
+            self._abandon([rank for rank, child in self._children.items() if isinstance(child, LockHolder)])
 
-    def _let_go_of(self, ranks: Sequence[int]) -> None:
+    def _abandon(self, ranks: Sequence[int]) -> None:
         """Stop waiting for processes that nothing here can end."""
         for rank in ranks:
             log.warning("rank %d is %s", rank, _LEFT_RUNNING)
-            self._let_go(rank, Ended(1, _LEFT_RUNNING))
+            self._remove(rank, Ended(1, _LEFT_RUNNING))
 
-    def _let_go_of_all(self) -> None:
+    def _abandon_all(self) -> None:
         """Stop waiting for all that still runs."""
-        self._let_go_of(list(self._children))
+        self._abandon(list(self._children))
         for rank in list(self._remote_running):
             log.warning("rank %d is %s", rank, _LEFT_RUNNING)
             self.remote_ended(Exit(rank, 1, why=_LEFT_RUNNING))
@@ -328,15 +328,15 @@ class WorkerProcesses:
 
     def kill(self) -> None:
         """Kill all processes and collect those of this host; the next `reap` returns how they ended."""
-        deadline = time.monotonic() + _KILL_TO_LET_GO_S
+        deadline = time.monotonic() + _KILL_TO_ABANDON_S
         self._stopping, self._stages = True, [(deadline, None)] if self._remote_running else []
         self._signal(signal.SIGKILL, "as the job was to end at once")
         while self._children or self._fork_server is not None:
             self._collected = self.reap()
             if time.monotonic() >= deadline:
-                self._let_go_of_all()
+                self._abandon_all()
             elif self._children or self._fork_server is not None:
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_INTERVAL_S)
 
 
 def _open_process(

@@ -38,7 +38,7 @@ class WorkerFailed(NamedTuple):
 class Restart(enum.Enum):
     """Whom to start again."""
 
-    NOBODY = enum.auto()
+    NONE = enum.auto()
     THIS_ONE = enum.auto()
     ALL = enum.auto()  # so the others have to be stopped now
 
@@ -87,7 +87,7 @@ class RestartPolicy:
     def worker_failed(self, event: WorkerFailed) -> Verdict:
         """Decide whom to start again now."""
         if event.adopted or event.stopping or self.restarts >= self._max_restarts:
-            return Verdict(Restart.NOBODY)
+            return Verdict(Restart.NONE)
         if event.host_lost or (event.bound and event.some_host_lost):
             return self._without_lost_host(event)
         rank = event.rank
@@ -101,10 +101,10 @@ class RestartPolicy:
                 f"rank {rank} cannot come again alone, since the workers need each other: all are started again if all "
                 "fail; with --checkpoint-every they would at once, and go on from there"
             )
-            return Verdict(Restart.NOBODY, text)
+            return Verdict(Restart.NONE, text)
         if event.centers_dropped:
             text = f"rank {rank} is not started again: the others have released the parameters"
-            return Verdict(Restart.NOBODY, text)
+            return Verdict(Restart.NONE, text)
         self.restarts += 1
         text = f"rank {rank} is started again, restart {self.restarts} of {self._max_restarts}"
         return Verdict(Restart.THIS_ONE, text)
@@ -112,13 +112,13 @@ class RestartPolicy:
     def _without_lost_host(self, event: WorkerFailed) -> Verdict:
         """Start nobody again, which is no restart; for workers that need each other warn of it, once."""
         if not event.bound or self._warned_of_lost_host:
-            return Verdict(Restart.NOBODY)
+            return Verdict(Restart.NONE)
         self._warned_of_lost_host = True
         text = (
             "the workers need each other, so none is started again without the host that is lost: start the job again "
             "on the hosts that are left, with --resume if it has checkpoints"
         )
-        return Verdict(Restart.NOBODY, text)
+        return Verdict(Restart.NONE, text)
 
     def all_again(self, interrupted: bool, some_ended_well: bool, checkpoint_unfinished: bool) -> bool:
         """Decide, at the end of the run, whether the job is to be run once more.

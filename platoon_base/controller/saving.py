@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from platoon_base.checkpoints.files import About
-from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, CheckpointWriter, Tally
+from platoon_base.checkpoints.writer import STALL_TIMEOUT_S, CheckpointWriter, Tally
 from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.coordination.actions import Shared
 from platoon_base.coordination.coordinator import Coordinator
@@ -57,9 +57,9 @@ class JobSaving:
         """Whether a checkpoint is being written."""
         return self._checkpointer.writing
 
-    def next_look(self, now: float) -> float:
+    def next_poll_at(self, now: float) -> float:
         """Return when there may be something to do next."""
-        return self._checkpointer.next_look(now)
+        return self._checkpointer.next_poll_at(now)
 
     def save_if_due(self, now: float) -> None:
         """Begin a checkpoint, if it is time.
@@ -111,7 +111,7 @@ class JobSaving:
             self._save()
             self._await(may_wait, serve)
         self._checkpointer.give_up(
-            f"it was not written to {self._checkpointer.folder}, which got no further for {LONGEST_STANDSTILL_S:g} "
+            f"it was not written to {self._checkpointer.folder}, which got no further for {STALL_TIMEOUT_S:g} "
             "s or until a second signal came: does the disk still answer? The one before it is still there"
         )
         self._record_missed()
@@ -119,7 +119,7 @@ class JobSaving:
     def _await(self, may_wait: Callable[[], bool], serve: Callable[[], object]) -> None:
         while self._checkpointer.writing and may_wait():
             serve()
-            if self._checkpointer.stands_still(time.monotonic()):
+            if self._checkpointer.is_stalled(time.monotonic()):
                 return
 
     def _about(self, shared: Shared | None) -> About:

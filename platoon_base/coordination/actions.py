@@ -10,11 +10,11 @@ from platoon_base.layout import Layout
 __all__ = [
     "Action",
     "AnswerUser",
-    "Asker",
     "CenterDropped",
     "CenterMade",
     "CenterSource",
-    "RoundMet",
+    "Requester",
+    "RoundReached",
     "SendReply",
     "Shared",
     "StopJob",
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 
-class Asker(NamedTuple):
+class Requester(NamedTuple):
     """The connection and the request that an answer belongs to."""
 
     peer: bytes
@@ -32,7 +32,7 @@ class Asker(NamedTuple):
 class SendReply(NamedTuple):
     """Send this to a worker."""
 
-    to: Asker
+    to: Requester
     reply: msg.Reply
 
 
@@ -43,9 +43,9 @@ class StopJob(NamedTuple):
 
 
 class AnswerUser(NamedTuple):
-    """Let the user's controller answer, and reply to the asker."""
+    """Let the user's controller answer, and reply to the requester."""
 
-    to: Asker
+    to: Requester
     rank: int
     req: str
     info: object
@@ -79,7 +79,7 @@ class CenterSource(NamedTuple):
     why: str
 
 
-class RoundMet(NamedTuple):
+class RoundReached(NamedTuple):
     """The workers of several hosts have met in a round: their hosts are to exchange what they have contributed.
 
     ``hosts`` has the number of workers of each host.
@@ -89,9 +89,9 @@ class RoundMet(NamedTuple):
     hosts: dict[int, int]
 
 
-Action = Union[SendReply, StopJob, AnswerUser, CenterDropped, CenterMade, CenterSource, RoundMet]
+Action = Union[SendReply, StopJob, AnswerUser, CenterDropped, CenterMade, CenterSource, RoundReached]
 
 
-def refuse(asker: Asker, kind: str, message: str) -> SendReply:
+def refuse(requester: Requester, kind: str, message: str) -> SendReply:
     """Answer a request with a failure; ``kind`` names an error class of this package."""
-    return SendReply(asker, msg.Failure(kind=kind, message=message))
+    return SendReply(requester, msg.Failure(kind=kind, message=message))

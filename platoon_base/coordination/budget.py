@@ -84,7 +84,7 @@ class BudgetWatch:
         self._ended = False
         self.reason = ""
 
-    def look(self, spent: Spent) -> Order:
+    def poll(self, spent: Spent) -> Order:
         """Return what is to be done now."""
         if self._ended:
             return Order.GO_ON

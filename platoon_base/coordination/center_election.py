@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import (
     Action,
-    Asker,
     CenterDropped,
     CenterMade,
     CenterSource,
+    Requester,
     SendReply,
     Shared,
     refuse,
@@ -21,9 +21,9 @@ from platoon_base.coordination.roster import Participant, Roster
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout, ParameterSpec
 
-__all__ = ["LOOK_S", "CenterElection"]
+__all__ = ["POLL_INTERVAL_S", "CenterElection"]
 
-LOOK_S = 0.5  # between two looks whether host 0 can still make a center
+POLL_INTERVAL_S = 0.5  # between two looks whether host 0 can still make a center
 _PATIENCE_S = 1.0  # in which a worker that has failed there is started again, say
 _DTYPES = ("float16", "float32", "float64", "longdouble", "float128")
 
@@ -35,8 +35,8 @@ class _Center:
     creator: int
     made: bool = False
     ready: bool = False
-    waiting: dict[int, Asker] = field(default_factory=dict)
-    waiting_creator: Asker | None = None
+    waiting: dict[int, Requester] = field(default_factory=dict)
+    waiting_creator: Requester | None = None
 
     @property
     def shared(self) -> Shared:
@@ -71,7 +71,7 @@ class CenterElection:
         self._roster = roster
         self._centers: dict[int, _Center] = {}  # by host
         self._source = 0  # the host with whose values those of all others begin
-        self._hopeless_since: float | None = None
+        self._no_candidate_since: float | None = None
 
     @property
     def shared(self) -> Shared | None:
@@ -79,12 +79,12 @@ class CenterElection:
         ready = [host for host, center in self._centers.items() if center.ready]
         return self._centers[min(ready)].shared if ready else None
 
-    def stand(self, request: msg.InitCenter, participant: Participant, asker: Asker) -> list[Action]:
+    def stand(self, request: msg.InitCenter, participant: Participant, requester: Requester) -> list[Action]:
         """Let a worker that has parameters to share create the center, wait for it, or attach to it."""
         layout = Layout(tuple(ParameterSpec(*spec) for spec in request.specs))
-        refusal = _impossible(layout) or self._come_in_vain(participant)
+        refusal = _impossible(layout) or self._center_released(participant)
         if refusal is not None:
-            return [SendReply(asker, refusal)]
+            return [SendReply(requester, refusal)]
         host = participant.host_index
         center = self._centers.get(host)
         if center is not None and center.creator == participant.rank and not center.made and not center.waiting:
@@ -93,33 +93,33 @@ class CenterElection:
         known = center or next(iter(self._centers.values()), None)
         refusal = None if known is None else _difference(layout, request, known)
         if refusal is not None:
-            return [SendReply(asker, refusal)]
+            return [SendReply(requester, refusal)]
         if center is None:
             self._centers[host] = _Center(layout, request, creator=participant.rank)
-            return [self._create(asker, host)]
+            return [self._create(requester, host)]
         if center.ready:
             self._roster.move(participant, Event.SHARE)
-            return [SendReply(asker, msg.CenterRole(create=False))]
+            return [SendReply(requester, msg.CenterRole(create=False))]
         if center.creator == participant.rank and not center.made:
-            return [self._create(asker, host)]
+            return [self._create(requester, host)]
         earlier = center.waiting.pop(participant.rank, None)
-        center.waiting[participant.rank] = asker
+        center.waiting[participant.rank] = requester
         return [] if earlier is None else [refuse(earlier, "ProtocolError", "asked again meanwhile")]
 
-    def created(self, request: msg.CenterReady, participant: Participant, asker: Asker) -> list[Action]:
+    def created(self, request: msg.CenterReady, participant: Participant, requester: Requester) -> list[Action]:
         """Let those that wait attach to the center; or let one of them create it, if the creator has failed."""
         host = participant.host_index
         center = self._centers.get(host)
         if center is None or center.made or center.creator != participant.rank:
-            return [refuse(asker, "ProtocolError", f"rank {participant.rank} was not asked to create the center")]
+            return [refuse(requester, "ProtocolError", f"rank {participant.rank} was not asked to create the center")]
         if request.error:
-            return [SendReply(asker, msg.Done()), *self._replace_creator(host, center)]
+            return [SendReply(requester, msg.Done()), *self._replace_creator(host, center)]
         center.made = True
         if host or self._source:
-            center.waiting_creator = asker
+            center.waiting_creator = requester
             return [CenterMade(host, center.shared)]
         made = [CenterMade(host, center.shared)] if self._roster.several_hosts else []
-        return [*self._now_ready(center, asker, msg.Done()), *made]
+        return [*self._now_ready(center, requester, msg.Done()), *made]
 
     def filled(self, host: int) -> list[Action]:
         """Let the workers of a host use its center, which holds the values of the source's now."""
@@ -136,7 +136,7 @@ class CenterElection:
         waiting = [(each.creator, *each.waiting) for each in self._centers.values() if each.made and not each.ready]
         return frozenset(rank for ranks in waiting for rank in ranks)
 
-    def look(self, now: float, missing_of: Callable[[int], frozenset[int]]) -> list[Action]:
+    def poll(self, now: float, missing_of: Callable[[int], frozenset[int]]) -> list[Action]:
         """Let the center of another host be the source if no worker of host 0 can make one any more.
 
         If the job resumes or saves checkpoints, which only host 0 reads and writes, the other hosts' workers are
@@ -151,11 +151,11 @@ class CenterElection:
         waiting = self.waits_for_first_host
         there = [each for each in self._roster.values() if each.host_index == 0 and not each.phase.gone]
         if not waiting or not all(missing_of(each.rank) & waiting for each in there):
-            self._hopeless_since = None
+            self._no_candidate_since = None
             return []
-        if self._hopeless_since is None:
-            self._hopeless_since = now
-        if now < self._hopeless_since + _PATIENCE_S:
+        if self._no_candidate_since is None:
+            self._no_candidate_since = now
+        if now < self._no_candidate_since + _PATIENCE_S:
             return []
         ranks = ", ".join(str(each.rank) for each in there)
         why = f"ranks {ranks} wait for the others in another call" if there else "all of them have ended"
@@ -174,13 +174,15 @@ class CenterElection:
         actions: list[Action] = []
         for center in self._centers.values():
             if center.made and not center.ready:
-                askers = [center.waiting_creator, *center.waiting.values()]
-                actions += [refuse(asker, "ConfigurationError", text) for asker in askers if asker is not None]
+                requesters = [center.waiting_creator, *center.waiting.values()]
+                actions += [
+                    refuse(requester, "ConfigurationError", text) for requester in requesters if requester is not None
+                ]
                 center.made, center.waiting_creator = False, None  # its creator reports that it has failed
                 center.waiting.clear()
         return actions
 
-    def _now_ready(self, center: _Center, creator: Asker | None, answer: msg.Reply) -> list[Action]:
+    def _now_ready(self, center: _Center, creator: Requester | None, answer: msg.Reply) -> list[Action]:
         """Let those that wait attach to a center; its creator too, where it holds other values by now."""
         center.ready, self.resumes = True, False
         actions: list[Action] = []
@@ -193,7 +195,7 @@ class CenterElection:
         center.waiting.clear()
         return actions
 
-    def lose(self, host: int) -> list[Action]:
+    def mark_lost(self, host: int) -> list[Action]:
         """Forget the center of a host that is lost: if it returns, its workers make another."""
         self._centers.pop(host, None)
         if not self._source or host != self._source:
@@ -228,7 +230,7 @@ class CenterElection:
                 self._roster.move(participant, Event.RELEASE)
         return dropped
 
-    def _come_in_vain(self, participant: Participant) -> msg.Failure | None:
+    def _center_released(self, participant: Participant) -> msg.Failure | None:
         if participant.for_center in (None, self.dropped):
             return None
         text = "the others have released the parameters that this worker was started again for"
@@ -238,13 +240,13 @@ class CenterElection:
         if not center.waiting:
             del self._centers[host]
             return []
-        center.creator, asker = min(center.waiting.items())
+        center.creator, requester = min(center.waiting.items())
         del center.waiting[center.creator]
-        return [self._create(asker, host)]
+        return [self._create(requester, host)]
 
-    def _create(self, asker: Asker, host: int) -> SendReply:
+    def _create(self, requester: Requester, host: int) -> SendReply:
         # Another host may not have the file, and gets the values of host 0 anyway.
-        return SendReply(asker, msg.CenterRole(create=True, resume=self.resumes and host == 0))
+        return SendReply(requester, msg.CenterRole(create=True, resume=self.resumes and host == 0))
 
 
 def _impossible(layout: Layout) -> msg.Failure | None:

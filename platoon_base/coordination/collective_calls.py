@@ -18,7 +18,7 @@ class Terms(NamedTuple):
 
     Attributes
     ----------
-    lets_late_pass : bool
+    skips_late : bool
         A late joiner that has not met the others yet gets an answer at once.
     launched_only : bool
         Late joiners are not waited for.
@@ -30,7 +30,7 @@ class Terms(NamedTuple):
         Once all others wait in other calls, those that have come go on without them.
     """
 
-    lets_late_pass: bool = False
+    skips_late: bool = False
     launched_only: bool = False
     binds: bool = False
     combines: bool = False
@@ -45,7 +45,7 @@ def terms_of(call: msg.CollectiveCall) -> Terms:
 
 @terms_of.register
 def _(call: msg.Sum) -> Terms:
-    return Terms(lets_late_pass=call.late_pass, combines=bool(call.pairs or call.vector))
+    return Terms(skips_late=call.skips_late, combines=bool(call.pairs or call.vector))
 
 
 @terms_of.register
@@ -60,7 +60,7 @@ def _(call: msg.FormGroup) -> Terms:
 
 @terms_of.register
 def _(call: msg.Barrier) -> Terms:
-    return Terms(lets_late_pass=True)
+    return Terms(skips_late=True)
 
 
 @terms_of.register
@@ -75,7 +75,7 @@ def _(call: msg.Round) -> Terms:
 
 @terms_of.register
 def _(call: msg.ReleaseCenter) -> Terms:
-    return Terms(lets_late_pass=not call.shares)
+    return Terms(skips_late=not call.shares)
 
 
 def drops_center(calls: Mapping[int, msg.CollectiveCall]) -> bool:
@@ -115,7 +115,7 @@ def reply_to(calls: Mapping[int, msg.CollectiveCall], lost: list[int], stop: str
         values += [call.note for call in calls.values() if isinstance(call, msg.FormGroup)]
         return msg.Gathered(values=values, ranks=ranks, lost=lost, stop=stop)
     if isinstance(kind, msg.Round):
-        return msg.RoundMet(number=rounds, ranks=ranks, lost=lost, stop=stop)
+        return msg.RoundReached(number=rounds, ranks=ranks, lost=lost, stop=stop)
     return msg.Met(ranks=ranks, lost=lost, stop=stop)
 
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from functools import singledispatchmethod
 
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import Action, AnswerUser, Asker, RoundMet, SendReply, Shared, refuse
-from platoon_base.coordination.center_election import LOOK_S, CenterElection
+from platoon_base.coordination.actions import Action, AnswerUser, Requester, RoundReached, SendReply, Shared, refuse
+from platoon_base.coordination.center_election import POLL_INTERVAL_S, CenterElection
 from platoon_base.coordination.collective_calls import drops_center, invalid, mismatch, reply_to, terms_of
 from platoon_base.coordination.records import Records
 from platoon_base.coordination.rendezvous import Complete, Outcome, Rendezvous
@@ -35,7 +35,7 @@ class Coordinator:
         Number of workers that the launcher starts: ranks 0 .. size - 1.
     seed : int
         Common to all workers.
-    by_hand, world, story : bool, World, Story
+    external, world, story : bool, World, Story
         See `Roster`.
 
     Attributes
@@ -49,23 +49,23 @@ class Coordinator:
     """
 
     def __init__(
-        self, size: int, seed: int = 0, by_hand: bool = False, world: World = ONE_HOST, story: Story | None = None
+        self, size: int, seed: int = 0, external: bool = False, world: World = ONE_HOST, story: Story | None = None
     ) -> None:
-        self.roster = Roster(size, seed, by_hand, world, story)
+        self.roster = Roster(size, seed, external, world, story)
         self.story = self.roster.story
         self.story.add("job", [], "", "starts", f"{size} workers" if size else "workers that are started by hand")
         self.cooperated: set[int] = set()
         self.bound = False
         self._rounds = 0
         self._election = CenterElection(self.roster)
-        self._looked_at = 0.0  # at those that wait for a center of host 0
+        self._last_poll_at = 0.0  # at those that wait for a center of host 0
         self._rendezvous = Rendezvous(self.roster)
         self._poll = StopPoll(self.story)
         self._records = Records()
         self.lost_hosts: set[int] = set()
         self._lock_holder: int | None = None  # of a job on several hosts; on one the kernel knows it
 
-    def take_up(
+    def restore_earlier_job(
         self,
         positions: Mapping[int, Position],
         kept: Mapping[int, dict[str, bytes]],
@@ -73,7 +73,7 @@ class Coordinator:
         has_center: bool,
     ) -> None:
         """Begin where an earlier job has ended; ``has_center``: whether there is a center to begin with."""
-        self.roster.take_up(positions, kept)
+        self.roster.restore_earlier_job(positions, kept)
         self._records.reported.update(reported)
         self._election.resumes = has_center
 
@@ -85,14 +85,14 @@ class Coordinator:
 
     def handle(self, peer: bytes, request_id: bytes, request: msg.Request, now: float) -> list[Action]:
         """Answer one request that arrived from ``peer`` at time ``now`` (seconds, any steady clock)."""
-        asker = Asker(peer, request_id)
+        requester = Requester(peer, request_id)
         if isinstance(request, msg.Hello):
-            return [SendReply(asker, self.roster.join(request, peer))]
+            return [SendReply(requester, self.roster.join(request, peer))]
         participant = self.roster.of_peer(peer)
         if participant is None:
-            return [refuse(asker, "ProtocolError", "this connection has not said hello; call connect() first")]
+            return [refuse(requester, "ProtocolError", "this connection has not said hello; call connect() first")]
         answer = _answer_to(type(request))
-        return answer(self, request, participant, asker, now)
+        return answer(self, request, participant, requester, now)
 
     def worker_ended(self, rank: int, lost: bool, why: str = "") -> list[Action]:
         """Record that the process of ``rank`` ended; ``lost`` if it failed or had not left before."""
@@ -103,10 +103,10 @@ class Coordinator:
             return []
         return self._depart(participant, lost, why)
 
-    def expect_again(self, rank: int, resume_at: Position, why: str = "") -> None:
+    def readmit(self, rank: int, resume_at: Position, why: str = "") -> None:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
         self.lost_hosts.discard(self.roster[rank].host_index)
-        self.roster.expect_again(rank, resume_at, self._election.dropped, why)
+        self.roster.readmit(rank, resume_at, self._election.dropped, why)
 
     def center_filled(self, host: int) -> list[Action]:
         """Record that the center of a host holds the values that all hosts begin with."""
@@ -116,7 +116,7 @@ class Coordinator:
         """Record that a host is lost, with its center; `worker_ended` tells of its workers."""
         self.story.add("host", [host], "", "lost", why)
         self.lost_hosts.add(host)
-        return self._election.lose(host)
+        return self._election.mark_lost(host)
 
     def stop(self, reason: str) -> list[Action]:
         """Stop the job, for a reason that is none of the workers'."""
@@ -124,10 +124,10 @@ class Coordinator:
 
     def tick(self, now: float, moved: Callable[[int], float] = lambda rank: -math.inf) -> list[Action]:
         """Answer the waits whose deadline has passed; ``moved`` tells when a rank has last gone on."""
-        actions = self._work_off(self._rendezvous.tick(now, moved))
+        actions = self._to_actions(self._rendezvous.tick(now, moved))
         if self._election.waits_for_first_host:
-            self._looked_at = now
-            actions += self._election.look(now, self._rendezvous.missing_of)
+            self._last_poll_at = now
+            actions += self._election.poll(now, self._rendezvous.missing_of)
         return actions
 
     # State, for the controller.
@@ -138,7 +138,7 @@ class Coordinator:
         deadline = self._rendezvous.next_deadline
         if not self._election.waits_for_first_host:
             return deadline
-        look_at = self._looked_at + LOOK_S
+        look_at = self._last_poll_at + POLL_INTERVAL_S
         return look_at if deadline is None else min(look_at, deadline)
 
     @property
@@ -164,71 +164,73 @@ class Coordinator:
     # One method a request, one for all collective calls.
 
     @singledispatchmethod
-    def _answer(self, request: object, participant: Participant, asker: Asker, now: float) -> list[Action]:
-        return [refuse(asker, "ProtocolError", f"{type(request).__name__} is not a request of a worker")]
+    def _answer(self, request: object, participant: Participant, requester: Requester, now: float) -> list[Action]:
+        return [refuse(requester, "ProtocolError", f"{type(request).__name__} is not a request of a worker")]
 
     @_answer.register
-    def _(self, request: msg.InitCenter, participant: Participant, asker: Asker, now: float) -> list[Action]:
-        return self._election.stand(request, participant, asker)
+    def _(self, request: msg.InitCenter, participant: Participant, requester: Requester, now: float) -> list[Action]:
+        return self._election.stand(request, participant, requester)
 
     @_answer.register
-    def _(self, request: msg.CenterReady, participant: Participant, asker: Asker, now: float) -> list[Action]:
-        return self._election.created(request, participant, asker)
+    def _(self, request: msg.CenterReady, participant: Participant, requester: Requester, now: float) -> list[Action]:
+        return self._election.created(request, participant, requester)
 
     @_answer.register
-    def _(self, request: msg.CollectiveCall, participant: Participant, asker: Asker, now: float) -> list[Action]:
+    def _(
+        self, request: msg.CollectiveCall, participant: Participant, requester: Requester, now: float
+    ) -> list[Action]:
         fault = invalid(request)
         if fault:
-            return [refuse(asker, "ProtocolError", fault)]
+            return [refuse(requester, "ProtocolError", fault)]
         terms = terms_of(request)
         if terms.combines:
             self.cooperated.add(participant.rank)
-        return self._work_off(self._rendezvous.enter(request, terms, participant, asker, now))
+        return self._to_actions(self._rendezvous.enter(request, terms, participant, requester, now))
 
     @_answer.register
-    def _(self, request: msg.Withdraw, participant: Participant, asker: Asker, now: float) -> list[Action]:
-        return [*self._work_off(self._rendezvous.withdraw(participant.rank)), SendReply(asker, msg.Done())]
+    def _(self, request: msg.Withdraw, participant: Participant, requester: Requester, now: float) -> list[Action]:
+        return [*self._to_actions(self._rendezvous.withdraw(participant.rank)), SendReply(requester, msg.Done())]
 
     @_answer.register
-    def _(self, request: msg.StopVote, participant: Participant, asker: Asker, now: float) -> list[Action]:
+    def _(self, request: msg.StopVote, participant: Participant, requester: Requester, now: float) -> list[Action]:
         refusal = self._poll.cast(participant.rank, request)
         if refusal is not None:
-            return [SendReply(asker, refusal)]
-        return [*self._poll.count(self.roster.awaited), SendReply(asker, msg.Done())]
+            return [SendReply(requester, refusal)]
+        return [*self._poll.count(self.roster.awaited), SendReply(requester, msg.Done())]
 
     @_answer.register
-    def _(self, request: msg.Report, participant: Participant, asker: Asker, now: float) -> list[Action]:
-        return [SendReply(asker, self._records.report(request))]
+    def _(self, request: msg.Report, participant: Participant, requester: Requester, now: float) -> list[Action]:
+        return [SendReply(requester, self._records.report(request))]
 
     @_answer.register
-    def _(self, request: msg.Keep, participant: Participant, asker: Asker, now: float) -> list[Action]:
-        return [SendReply(asker, self._records.keep(request, participant))]
+    def _(self, request: msg.Keep, participant: Participant, requester: Requester, now: float) -> list[Action]:
+        return [SendReply(requester, self._records.keep(request, participant))]
 
     @_answer.register
-    def _(self, request: msg.Same, participant: Participant, asker: Asker, now: float) -> list[Action]:
-        return [SendReply(asker, self._records.compare(request, participant.rank))]
+    def _(self, request: msg.Same, participant: Participant, requester: Requester, now: float) -> list[Action]:
+        return [SendReply(requester, self._records.compare(request, participant.rank))]
 
     @_answer.register
-    def _(self, request: msg.TakeLock, participant: Participant, asker: Asker, now: float) -> list[Action]:
+    def _(self, request: msg.TakeLock, participant: Participant, requester: Requester, now: float) -> list[Action]:
         if self._lock_holder is None:
             self._lock_holder = participant.rank
-        return [SendReply(asker, msg.LockTaken(taken=self._lock_holder == participant.rank))]
+        return [SendReply(requester, msg.LockTaken(taken=self._lock_holder == participant.rank))]
 
     @_answer.register
-    def _(self, request: msg.FreeLock, participant: Participant, asker: Asker, now: float) -> list[Action]:
+    def _(self, request: msg.FreeLock, participant: Participant, requester: Requester, now: float) -> list[Action]:
         self._free_lock(participant.rank)
-        return [SendReply(asker, msg.Done())]
+        return [SendReply(requester, msg.Done())]
 
     @_answer.register
-    def _(self, request: msg.Leave, participant: Participant, asker: Asker, now: float) -> list[Action]:
-        return [SendReply(asker, msg.Done()), *self._depart(participant, lost=False)]
+    def _(self, request: msg.Leave, participant: Participant, requester: Requester, now: float) -> list[Action]:
+        return [SendReply(requester, msg.Done()), *self._depart(participant, lost=False)]
 
     @_answer.register
-    def _(self, request: msg.UserRequest, participant: Participant, asker: Asker, now: float) -> list[Action]:
+    def _(self, request: msg.UserRequest, participant: Participant, requester: Requester, now: float) -> list[Action]:
         if request.req.startswith("platoon-"):
             text = f"got request {request.req!r}: names that begin with 'platoon-' are reserved; choose another"
-            return [refuse(asker, "ConfigurationError", text)]
-        return [AnswerUser(asker, participant.rank, request.req, request.info)]
+            return [refuse(requester, "ConfigurationError", text)]
+        return [AnswerUser(requester, participant.rank, request.req, request.info)]
 
     def _free_lock(self, rank: int) -> None:
         if self._lock_holder == rank:
@@ -247,9 +249,9 @@ class Coordinator:
         self._poll.depart(rank)
         actions = self._election.depart(rank)
         actions += self._poll.count(self.roster.awaited)
-        return actions + self._work_off(self._rendezvous.depart(rank))
+        return actions + self._to_actions(self._rendezvous.depart(rank))
 
-    def _work_off(self, outcomes: list[Outcome]) -> list[Action]:
+    def _to_actions(self, outcomes: list[Outcome]) -> list[Action]:
         actions: list[Action] = []
         for outcome in outcomes:
             actions += self._complete(outcome) if isinstance(outcome, Complete) else [outcome]
@@ -257,11 +259,11 @@ class Coordinator:
 
     def _complete(self, complete: Complete) -> list[Action]:
         """Answer all workers that have come to a collective call."""
-        askers, calls, binds = complete
+        requesters, calls, binds = complete
         actions: list[Action] = []
         problem = mismatch(calls)
         if problem:
-            return [refuse(asker, "LayoutMismatchError", problem) for asker in askers.values()]
+            return [refuse(requester, "LayoutMismatchError", problem) for requester in requesters.values()]
         if drops_center(calls):
             for rank in calls:
                 self.roster[rank].for_center = None  # it has met the others: the next center is its own too
@@ -271,9 +273,9 @@ class Coordinator:
         self._rounds += bool(in_round)
         if in_round and self.roster.several_hosts:
             hosts = Counter(self.roster[rank].host_index for rank in in_round)
-            actions.append(RoundMet(self._rounds, dict(sorted(hosts.items()))))
+            actions.append(RoundReached(self._rounds, dict(sorted(hosts.items()))))
         reply = reply_to(calls, self.roster.lost, self.stop_reason or "", self._rounds)
-        return [*actions, *(SendReply(asker, reply) for asker in askers.values())]
+        return [*actions, *(SendReply(requester, reply) for requester in requesters.values())]
 
 
 # Looked up by the request's class alone: a `singledispatchmethod` makes a bound function for each call, which takes

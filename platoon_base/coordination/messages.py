@@ -48,7 +48,7 @@ __all__ = [
     "Report",
     "Request",
     "Round",
-    "RoundMet",
+    "RoundReached",
     "Same",
     "Seen",
     "SeenWorker",
@@ -143,14 +143,14 @@ class Sum(_NamedCall, frozen=True, kw_only=True, tag="sum"):
     """Pairs and arrays to add over all workers.
 
     ``vector`` holds little-endian float64 to add element by element. ``shapes`` are those of the arrays that the vector
-    is a part of: they must be the same for all. With ``late_pass`` a late joiner that has not met the others yet gets
+    is a part of: they must be the same for all. With ``skips_late`` a late joiner that has not met the others yet gets
     its own values back: the others may have passed long ago.
     """
 
     pairs: dict[str, tuple[float, float]] = {}
     vector: Annotated[bytes, msgspec.Meta(max_length=MAX_VECTOR_BYTES)] = b""
     shapes: list[Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]] = []
-    late_pass: bool = False
+    skips_late: bool = False
 
 
 class Gather(_NamedCall, frozen=True, kw_only=True, tag="gather"):
@@ -380,7 +380,7 @@ class Met(CollectiveReply, frozen=True, kw_only=True, tag="met"):
     """All have come."""
 
 
-class RoundMet(CollectiveReply, frozen=True, kw_only=True, tag="round-met"):
+class RoundReached(CollectiveReply, frozen=True, kw_only=True, tag="round-met"):
     """The number of the round, greater than that of the round before."""
 
     number: int
@@ -464,7 +464,7 @@ Reply = Union[
     Welcome,
     CenterRole,
     Met,
-    RoundMet,
+    RoundReached,
     Sums,
     Gathered,
     AskAgain,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Union
 
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import Asker, SendReply, refuse
+from platoon_base.coordination.actions import Requester, SendReply, refuse
 from platoon_base.coordination.collective_calls import Terms
 from platoon_base.coordination.roster import Participant, Roster
 
@@ -22,7 +22,7 @@ class Complete(NamedTuple):
 
     Attributes
     ----------
-    askers : dict of int to Asker
+    requesters : dict of int to Requester
         By rank, in the order in which they came.
     calls : dict of int to CollectiveCall
         By rank, in the order of the ranks; all of one kind.
@@ -30,7 +30,7 @@ class Complete(NamedTuple):
         Whether they need each other from now on.
     """
 
-    askers: dict[int, Asker]
+    requesters: dict[int, Requester]
     calls: dict[int, msg.CollectiveCall]
     binds: bool
 
@@ -46,7 +46,7 @@ class _Name(NamedTuple):
 
 
 class _Wait(NamedTuple):
-    asker: Asker
+    requester: Requester
     call: msg.CollectiveCall
     terms: Terms
     deadline: float
@@ -68,17 +68,17 @@ class Rendezvous:
         self._earliest = math.inf  # no deadline is before it
 
     def enter(
-        self, call: msg.CollectiveCall, terms: Terms, participant: Participant, asker: Asker, now: float
+        self, call: msg.CollectiveCall, terms: Terms, participant: Participant, requester: Requester, now: float
     ) -> list[Outcome]:
         """Let a worker wait in a call, on its terms, from the time ``now`` on."""
-        if terms.lets_late_pass and not participant.phase.awaited:
+        if terms.skips_late and not participant.phase.awaited:
             # The others may have passed long ago. It has not met them, so they do not wait for it either.
-            return [Complete({participant.rank: asker}, {participant.rank: call}, binds=False)]
+            return [Complete({participant.rank: requester}, {participant.rank: call}, binds=False)]
         outcomes = self.withdraw(participant.rank)
         name = _Name(type(call), call.title)
         deadline = now + call.timeout_s
         self._earliest = min(self._earliest, deadline)
-        self._waits.setdefault(name, {})[participant.rank] = _Wait(asker, call, terms, deadline)
+        self._waits.setdefault(name, {})[participant.rank] = _Wait(requester, call, terms, deadline)
         return outcomes + (self._complete(name) or self._refuse_cross_wait())
 
     def withdraw(self, rank: int) -> list[Outcome]:
@@ -87,7 +87,7 @@ class Rendezvous:
         for name, waits in list(self._waits.items()):
             earlier = waits.pop(rank, None)
             if earlier is not None:
-                outcomes.append(refuse(earlier.asker, "ProtocolError", "asked for something else meanwhile"))
+                outcomes.append(refuse(earlier.requester, "ProtocolError", "asked for something else meanwhile"))
                 if not waits:
                     del self._waits[name]
         return outcomes
@@ -124,12 +124,12 @@ class Rendezvous:
                 patience_s = wait.call.patience_s or wait.call.timeout_s
                 left_s = min(since.values(), default=-math.inf) + patience_s - now
                 if 0 < left_s < math.inf:
-                    outcomes.append(SendReply(wait.asker, msg.AskAgain(seconds=left_s)))
+                    outcomes.append(SendReply(wait.requester, msg.AskAgain(seconds=left_s)))
                 else:
                     if patience_s not in failures:
                         failures[patience_s] = self._timed_out(name, since, now, patience_s)
                     self._story.add("rank", [rank], _waits_in(name), "timed out")
-                    outcomes.append(SendReply(wait.asker, failures[patience_s]))
+                    outcomes.append(SendReply(wait.requester, failures[patience_s]))
             if not waits:
                 del self._waits[name]
         deadlines = (wait.deadline for waits in self._waits.values() for wait in waits.values())
@@ -166,10 +166,10 @@ class Rendezvous:
         if not waits:
             return []
         # Before the next call is looked at: that one may have to wait for a late joiner from now on.
-        self._roster.fall_in(waits)
-        askers = {rank: wait.asker for rank, wait in waits.items()}
+        self._roster.mark_joined(waits)
+        requesters = {rank: wait.requester for rank, wait in waits.items()}
         calls = {rank: waits[rank].call for rank in sorted(waits)}
-        return [Complete(askers, calls, binds=any(wait.terms.binds for wait in waits.values()))]
+        return [Complete(requesters, calls, binds=any(wait.terms.binds for wait in waits.values()))]
 
     def _refuse_cross_wait(self) -> list[Outcome]:
         """End all waits at once if everybody waits, but not for the same: no wait could ever end well."""
@@ -185,14 +185,14 @@ class Rendezvous:
         late = awaited & self._roster.late
         if late and any(self._roster[rank].launched for rank in names):
             # One that came later is in another part of the script: the others go on, and it waits until they come by.
-            self._roster.fall_out(late)
+            self._roster.mark_absent(late)
             return [outcome for name in list(self._waits) for outcome in self._complete(name)]
         everyone = {each.rank: each.host_index for each in self._roster.values()}
         story = self._story.tail(everyone, set(everyone.values()))
         failure = msg.Failure(kind="ProtocolError", message=_cross_wait_text(names) + story)
         for name, waits in self._waits.items():
             self._story.add("rank", sorted(waits), _waits_in(name), "deadlock")
-        refused = [SendReply(wait.asker, failure) for waits in self._waits.values() for wait in waits.values()]
+        refused = [SendReply(wait.requester, failure) for waits in self._waits.values() for wait in waits.values()]
         self._waits.clear()
         return [*refused]
 

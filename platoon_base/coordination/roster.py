@@ -73,7 +73,7 @@ class Roster(Mapping[int, Participant]):
         Number of workers that the launcher starts: ranks 0 .. size - 1.
     seed : int
         Common to all workers.
-    by_hand : bool
+    external : bool
         Whether the user starts the workers: processes that come without a rank take those of the launched workers
         first, and ``size`` may be 0 for an unknown number.
     world : World
@@ -89,13 +89,13 @@ class Roster(Mapping[int, Participant]):
     """
 
     def __init__(
-        self, size: int, seed: int, by_hand: bool = False, world: World = ONE_HOST, story: Story | None = None
+        self, size: int, seed: int, external: bool = False, world: World = ONE_HOST, story: Story | None = None
     ) -> None:
         self.story = Story() if story is None else story
         self._strict = bool(os.environ.get(STRICT))
         self.size = size
         self.seed = seed
-        self.by_hand = by_hand
+        self.external = external
         self._participants = {rank: Participant(rank, launched=True) for rank in range(size)}
         self._by_peer: dict[bytes, Participant] = {}
         # By host, in order; of a job on one host those not heard of yet, which were launched there, have none.
@@ -108,8 +108,8 @@ class Roster(Mapping[int, Participant]):
         self._names = world.names or [str(host) for host in range(world.hosts)]
         self.changes = 0
         # Looked for when they are asked for, since the controller asks after each request.
-        self._living: int | None = None
-        self._living_on: dict[int, int] = {}
+        self._num_live: int | None = None
+        self._num_live_on: dict[int, int] = {}
         self._leader: int | None = None
         self._awaited: frozenset[int] | None = None
         self._late: frozenset[int] | None = None
@@ -117,8 +117,8 @@ class Roster(Mapping[int, Participant]):
     def _forget(self) -> None:
         """Look anew for what depends on who is there, at the next question."""
         self.changes += 1
-        self._living = self._leader = self._awaited = self._late = None
-        self._living_on.clear()
+        self._num_live = self._leader = self._awaited = self._late = None
+        self._num_live_on.clear()
 
     def __getitem__(self, rank: int) -> Participant:
         return self._participants[rank]
@@ -139,20 +139,20 @@ class Roster(Mapping[int, Participant]):
         return self._awaited
 
     @property
-    def living(self) -> int:
+    def num_live(self) -> int:
         """Number of workers that take part or are expected."""
-        if self._living is None:
-            self._living = sum(not participant.phase.gone for participant in self._participants.values())
-        return self._living
+        if self._num_live is None:
+            self._num_live = sum(not participant.phase.gone for participant in self._participants.values())
+        return self._num_live
 
-    def living_on(self, host: int) -> int:
+    def num_live_on(self, host: int) -> int:
         """Return the number of workers of one host that take part or are expected."""
         if not self.several_hosts:
-            return self.living
-        if host not in self._living_on:
+            return self.num_live
+        if host not in self._num_live_on:
             mine = [each for each in self._participants.values() if each.host_index == host]
-            self._living_on[host] = sum(not participant.phase.gone for participant in mine)
-        return self._living_on[host]
+            self._num_live_on[host] = sum(not participant.phase.gone for participant in mine)
+        return self._num_live_on[host]
 
     @property
     def leader(self) -> int:
@@ -212,7 +212,7 @@ class Roster(Mapping[int, Participant]):
         """Return the participant on this connection, None if it has not said hello or has gone."""
         return self._by_peer.get(peer)
 
-    def take_up(self, positions: Mapping[int, Position], kept: Mapping[int, dict[str, bytes]]) -> None:
+    def restore_earlier_job(self, positions: Mapping[int, Position], kept: Mapping[int, dict[str, bytes]]) -> None:
         """Let the launched ranks begin where those of an earlier job have ended."""
         for rank, participant in self.items():
             participant.resume_at = positions.get(rank, START)
@@ -254,7 +254,7 @@ class Roster(Mapping[int, Participant]):
         return self._welcome(participant)
 
     def _free_rank(self) -> int | None:
-        if self.by_hand:
+        if self.external:
             for rank in self.expected:
                 return rank
         return next((rank for rank in range(self.size, MAX_WORKERS) if rank not in self), None)
@@ -283,7 +283,7 @@ class Roster(Mapping[int, Participant]):
         self.move(participant, Event.LOSE if lost else Event.LEAVE, why)
         self._by_peer.pop(participant.peer, None)
 
-    def expect_again(self, rank: int, resume_at: Position, for_center: int, why: str = "") -> None:
+    def readmit(self, rank: int, resume_at: Position, for_center: int, why: str = "") -> None:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
         gone = self[rank]
         again = Participant(
@@ -302,13 +302,13 @@ class Roster(Mapping[int, Participant]):
             self._participants[rank] = again
             self._forget()
 
-    def fall_in(self, ranks: Iterable[int]) -> None:
+    def mark_joined(self, ranks: Iterable[int]) -> None:
         """Note that these ranks have met: from now on collective calls wait for them."""
         for rank in sorted(set(ranks) - self.awaited):
             self.move(self[rank], Event.MEET)
             self._forget()
 
-    def fall_out(self, ranks: Iterable[int]) -> None:
+    def mark_absent(self, ranks: Iterable[int]) -> None:
         """Note that these ranks are elsewhere in the script: collective calls wait for them no more."""
         for rank in ranks:
             self.move(self[rank], Event.PART)

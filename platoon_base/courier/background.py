@@ -27,7 +27,7 @@ Array = np.ndarray[Any, Any]
 PATIENCE_S = 2.5  # how long an exchange waits for a host whose link stalls
 _BUSY, _BUSY_ON_A_FULL_MACHINE, _IDLE_CORES = 0.3, 0.02, 0.5
 _REPORT_S = 1.0
-_OFTEN = 3  # consecutive exchanges without a host, after which a warning names it
+_MISSED_TO_REPORT = 3  # consecutive exchanges without a host, after which a warning names it
 
 
 class MovingCenter(Protocol):
@@ -57,7 +57,7 @@ class BackgroundExchanges:
     rule : HostsRule
     every_s : float
         Seconds from the beginning of one exchange to that of the next, at least.
-    tell : callable
+    report : callable
         Sends a message to the launcher.
 
     Attributes
@@ -69,9 +69,9 @@ class BackgroundExchanges:
     """
 
     def __init__(
-        self, world: World, layout: Layout, rule: HostsRule, every_s: float, tell: Callable[[between.News], None]
+        self, world: World, layout: Layout, rule: HostsRule, every_s: float, report: Callable[[between.News], None]
     ) -> None:
-        self._world, self._rule, self._every_s, self._tell = world, rule, every_s, tell
+        self._world, self._rule, self._every_s, self._report = world, rule, every_s, report
         self._layout = layout
         self.workers = dict(enumerate(world.workers))
         self._states = [layout.empty() for _ in rule.states]
@@ -145,21 +145,21 @@ class BackgroundExchanges:
         self._busy_s = 0.0
         if fresh and now >= self._next_report:
             self._next_report = now + _REPORT_S
-            self._tell(between.Exchanged(self.count, [self._world.host, *sorted(fresh)], now - self._began))
+            self._report(between.Exchanged(self.count, [self._world.host, *sorted(fresh)], now - self._began))
         return {host for host in late if peers[host].sending}  # their send buffer is about to be overwritten
 
     def _note_missing(self, missing: set[int], fresh: Sequence[int]) -> None:
         for host in fresh:
-            if self._missed.pop(host, 0) >= _OFTEN:
-                self._tell(between.LeftOut(host, 0))
+            if self._missed.pop(host, 0) >= _MISSED_TO_REPORT:
+                self._report(between.LeftOut(host, 0))
         for host in missing:
             self._missed[host] = self._missed.get(host, 0) + 1
-            if self._missed[host] == _OFTEN:
-                self._tell(between.LeftOut(host, _OFTEN))
+            if self._missed[host] == _MISSED_TO_REPORT:
+                self._report(between.LeftOut(host, _MISSED_TO_REPORT))
                 log.warning(
                     "host %d was left out of %d consecutive exchanges: its link stalled for %g s each time; until "
                     "it recovers, that host and the others train without each other's updates",
-                    host, _OFTEN, PATIENCE_S,
+                    host, _MISSED_TO_REPORT, PATIENCE_S,
                 )  # fmt: skip
 
     def _move(self, center: MovingCenter, fresh: Mapping[int, Conversation]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from platoon_base.centers.round_totals import RoundTotals
 from platoon_base.layout import Layout
-from platoon_base.links.stream import LONGEST_PAYLOAD, BrokenStreamError, Stream
+from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
 
 __all__ = ["COPY", "NOT_FILLED", "TOTALS", "Conversation", "flat_copy"]
 
@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 # the sender's center and 1; the stamp of the receiver's center that the sender has heard of, and 1.
 COPY, _ASK, _SIZE, _WHOLE, TOTALS, _STAMP, _HEARD = 1, 2, 3, 4, 5, 6, 7
 _WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP, _HEARD)
-_MOST_STATES = 64
+_MAX_STATES = 64
 NOT_FILLED = -1
 
 
@@ -55,7 +55,7 @@ class Conversation:
         That of the latest copy.
     asked : int or None
         The other host has asked for this one's center, once that is at this round or a later one.
-    room : RoundTotals or None
+    totals_buffer : RoundTotals or None
         Where the other host's contributions to a round are received; they wait while there is none.
     moved_at : float
         When something was sent or received last, by the monotonic clock.
@@ -64,7 +64,7 @@ class Conversation:
     def __init__(self, stream: Stream, layout: Layout) -> None:
         self.stream = stream
         self._buffer, self.theirs = flat_copy(layout)
-        self._most_whole = layout.nbytes * (1 + _MOST_STATES) + 16
+        self._most_whole = layout.nbytes * (1 + _MAX_STATES) + 16
         self._whole = bytearray(0)
         self._wholes: deque[bytearray] = deque()
         self._received = {COPY: 0, _WHOLE: 0, TOTALS: 0}
@@ -73,7 +73,7 @@ class Conversation:
         self.knows = NOT_FILLED
         self.copy_stamp: int | None = None
         self.asked: int | None = None
-        self.room: RoundTotals | None = None
+        self.totals_buffer: RoundTotals | None = None
         self._round = 0  # whose totals have all come
         self.moved_at = time.monotonic()
 
@@ -95,10 +95,10 @@ class Conversation:
 
     def post(self, kind: int, data: memoryview) -> None:
         """Send a copy; its memory must not change until `sending` is over."""
-        for at in range(0, len(data), LONGEST_PAYLOAD):
-            self.stream.post(kind, at, data[at : at + LONGEST_PAYLOAD])
+        for at in range(0, len(data), MAX_PAYLOAD_BYTES):
+            self.stream.post(kind, at, data[at : at + MAX_PAYLOAD_BYTES])
 
-    def say_stamp(self, stamp: int) -> None:
+    def send_stamp(self, stamp: int) -> None:
         """Send the stamp of this host's center to the other host: copies sent from now on have that stamp."""
         self.stream.post(_STAMP, stamp + 1, b"")
 
@@ -123,19 +123,19 @@ class Conversation:
         """Return the other host's contributions to a round once all have arrived; the caller owns them."""
         if self._round != number:
             return None
-        totals, self.room, self._round = self.room, None, 0
+        totals, self.totals_buffer, self._round = self.totals_buffer, None, 0
         return totals
 
     @property
     def waits(self) -> bool:
         """Whether the next record cannot be received until this host has used the last one."""
-        return self.stream.held and (self.fresh or self.room is None)
+        return self.stream.held and (self.fresh or self.totals_buffer is None)
 
     def place(self, tag: int, offset: int, length: int) -> memoryview | None:
         """See `Receiver.place`."""
         if tag in _WITHOUT_CONTENT:
             return memoryview(bytearray(0))
-        if (tag == COPY and self.fresh) or (tag == TOTALS and self.room is None):
+        if (tag == COPY and self.fresh) or (tag == TOTALS and self.totals_buffer is None):
             return None
         target = self._target(tag)
         if offset + length > len(target):
@@ -150,8 +150,8 @@ class Conversation:
         """Return the buffer for records of this kind; an empty one if there are none of this kind."""
         if tag == COPY:
             return self._buffer
-        if tag == TOTALS and self.room is not None:
-            return self.room.buffer
+        if tag == TOTALS and self.totals_buffer is not None:
+            return self.totals_buffer.buffer
         return memoryview(self._whole if tag == _WHOLE else b"")
 
     def done(self, tag: int, offset: int, length: int) -> None:
@@ -178,5 +178,5 @@ class Conversation:
             self.fresh, self.copy_stamp = True, self.stamp
         elif tag == _WHOLE:
             self._wholes.append(self._whole)
-        elif self.room is not None:
-            self._round = self.room.number
+        elif self.totals_buffer is not None:
+            self._round = self.totals_buffer.number

@@ -71,7 +71,7 @@ class Courier:
         Seconds from one exchange to the next, at least.
     filled : bool
         Whether the center holds the values that all hosts start from already: an earlier courier has said so.
-    tell : callable
+    report : callable
         Takes messages for the launcher.
     """
 
@@ -83,12 +83,12 @@ class Courier:
         rule: HostsRule,
         every_s: float,
         filled: bool,
-        tell: Callable[[between.News], None],
+        report: Callable[[between.News], None],
     ) -> None:
-        self._world, self._layout, self._tell = world, layout, tell
+        self._world, self._layout, self._report = world, layout, report
         self._open_center = open_center
         self._center: OpenCenter | None = None
-        self._background = BackgroundExchanges(world, layout, rule, every_s, tell)
+        self._background = BackgroundExchanges(world, layout, rule, every_s, report)
         self._rounds: HostsRound | None = None
         self._overwriting: Overwriting | None = None
         self._filled, self._source = filled, 0
@@ -102,14 +102,14 @@ class Courier:
         self._lost: set[int] = set()
         self._has_orders = False  # that were not handled yet
         address = self._listener.address
-        tell(between.Listening(address.host, address.port, address.token.hex()))
+        report(between.Listening(address.host, address.port, address.token.hex()))
 
     @property
     def exchanges(self) -> int:
         """How often a background exchange has moved this host's center."""
         return self._background.count
 
-    def obey(self, order: between.Order) -> None:
+    def handle_order(self, order: between.Order) -> None:
         """Carry out an order of the launcher."""
         if isinstance(order, between.Peers):
             self._lost -= order.peers.keys()
@@ -120,24 +120,24 @@ class Courier:
                 if host < self._world.host and self._tokens.get(host) != token:
                     self._tokens[host] = token
                     self._opening.call(host, Address(address, port, bytes.fromhex(token)))
-                    self._hang_up(host, "its courier is another one now")
+                    self._disconnect(host, "its courier is another one now")
         elif isinstance(order, between.Made):
             self._center = self._open_center()
             self._overwriting = Overwriting(self._world.host, self._center.overwrites, self.give_center)
             if self._center.across_hosts is not None:
-                self._rounds = HostsRound(self._world.host, self._center.across_hosts, self, self._tell)
+                self._rounds = HostsRound(self._world.host, self._center.across_hosts, self, self._report)
             for conversation in self._conversations.values():
-                self._say_stamp(conversation)
+                self._send_stamp(conversation)
         elif isinstance(order, (between.Gather, between.Combine)):
             self._has_orders = True
             if self._rounds is not None:
-                self._rounds.obey(order)
+                self._rounds.handle_order(order)
         elif isinstance(order, between.Lost):
             self._lost.add(order.host)
             self._known.discard(order.host)
             self._opening.forget(order.host)
             self._tokens.pop(order.host, None)
-            self._hang_up(order.host, "its host is lost")
+            self._disconnect(order.host, "its host is lost")
 
     def step(self, fds: list[int]) -> set[int]:
         """Do what is due, wait for at most one poll interval, and return which file descriptors are readable."""
@@ -169,7 +169,7 @@ class Courier:
                 conversation.fresh = False  # an earlier copy, which must not block the link
             return
         for host in self._background.step(center, self._conversations):
-            self._hang_up(host, "nothing goes by it")
+            self._disconnect(host, "nothing goes by it")
 
     def _open_links(self) -> None:
         try:
@@ -198,18 +198,18 @@ class Courier:
             old.stream.close()
         self._conversations[host] = conversation
         self._background.has_new_link()
-        self._say_stamp(conversation)
+        self._send_stamp(conversation)
 
-    def _say_stamp(self, conversation: Conversation) -> None:
+    def _send_stamp(self, conversation: Conversation) -> None:
         center = self._center if self._filled else None
-        conversation.say_stamp(NOT_FILLED if center is None else center.overwrites.stamp)
+        conversation.send_stamp(NOT_FILLED if center is None else center.overwrites.stamp)
 
     def _talk(self, host: int, conversation: Conversation) -> None:
         began = time.process_time()
         try:
             conversation.talk()
         except BrokenStreamError as exc:
-            self._hang_up(host, str(exc))
+            self._disconnect(host, str(exc))
             return
         number = None if conversation.sending or not self._filled else conversation.asked
         if self._center is not None and number is not None and self._made(self._center) >= number:
@@ -217,7 +217,7 @@ class Courier:
             self.give_center(conversation)
         self._background.was_busy(time.process_time() - began)
 
-    def _hang_up(self, host: int, why: str) -> None:
+    def _disconnect(self, host: int, why: str) -> None:
         conversation = self._conversations.pop(host, None)
         if conversation is not None:
             log.info("the link to host %d was closed: %s", host, why)
@@ -240,9 +240,9 @@ class Courier:
 
     def _now_filled(self) -> None:
         self._filled = True
-        self._tell(between.Filled())
+        self._report(between.Filled())
         for conversation in self._conversations.values():
-            self._say_stamp(conversation)
+            self._send_stamp(conversation)
 
     # Whole centers: the initial values of all hosts, and the center for a host that is behind.
 
@@ -292,7 +292,7 @@ class Courier:
             self._now_filled()
             return True
         for conversation in self._conversations.values():
-            self._say_stamp(conversation)
+            self._send_stamp(conversation)
         return True
 
     def close(self) -> None:

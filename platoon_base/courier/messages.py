@@ -156,8 +156,8 @@ class LeftOut(msgspec.Struct, frozen=True, tag="left-out"):
 
 Order = Union[Begin, Peers, Made, Lost, Gather, Combine]
 News = Union[Listening, Filled, Exchanged, Gathered, LeftOut]
-_orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
-_news: msgspec.json.Decoder[News] = msgspec.json.Decoder(News)
+_order_decoder: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
+_new_decoder: msgspec.json.Decoder[News] = msgspec.json.Decoder(News)
 
 
 def encode(message: Order | News) -> bytes:
@@ -167,9 +167,9 @@ def encode(message: Order | News) -> bytes:
 
 def decode_order(line: bytes) -> Order:
     """Return the launcher's message in a line; raises `msgspec.MsgspecError`."""
-    return _orders.decode(line)
+    return _order_decoder.decode(line)
 
 
 def decode_news(line: bytes) -> News:
     """Return the courier's message in a line; raises `msgspec.MsgspecError`."""
-    return _news.decode(line)
+    return _new_decoder.decode(line)

@@ -36,7 +36,7 @@ class Overwriting:
             latest = max([self._overwrites.stamp, *(each.stamp or 0 for each in conversations.values())])
             self._overwrites.stamp = Overwrites.later(latest, self._host)
             for conversation in conversations.values():
-                conversation.say_stamp(self._overwrites.stamp)
+                conversation.send_stamp(self._overwrites.stamp)
         stamp = self._overwrites.stamp
         stamps = {host: each.stamp for host, each in conversations.items()}
         # Who has no values yet gets those of host 0, and is found here afterwards if they are older.

@@ -56,14 +56,14 @@ def _serve(orders: int, news: int) -> None:
                 if isinstance(order, between.Begin):
                     courier = stack.enter_context(contextlib.closing(_begin(order, news)))
                 elif courier is not None:
-                    courier.obey(order)
+                    courier.handle_order(order)
 
 
 def _begin(order: between.Begin, news: int) -> Courier:
     path, prefix = order.center
     layout = Layout(tuple(ParameterSpec(name, tuple(shape), dtype) for name, shape, dtype in order.specs))
 
-    def tell(message: between.News) -> None:
+    def report(message: between.News) -> None:
         os.write(news, between.encode(message))
 
     centers, rule = HostCenters(HiddenName(Path(path), prefix)), hosts_rule(order.rule)
@@ -71,4 +71,4 @@ def _begin(order: between.Begin, news: int) -> Courier:
     def open_center() -> OpenCenter:
         return centers.watch(layout, COURIER)
 
-    return Courier(order.world, open_center, layout, rule, order.every_s, order.filled, tell)
+    return Courier(order.world, open_center, layout, rule, order.every_s, order.filled, report)

@@ -13,7 +13,7 @@ from platoon_base.courier.conversation import NOT_FILLED, TOTALS, Conversation
 __all__ = ["HostsRound"]
 
 
-class GivingCourier(Protocol):
+class RoundCourier(Protocol):
     """The part of the courier that a round uses."""
 
     def give_center(self, conversation: Conversation) -> None:
@@ -35,15 +35,15 @@ class HostsRound:
         This host.
     rounds : AcrossHosts
         This host's center.
-    courier : GivingCourier
-    tell : callable
+    courier : RoundCourier
+    report : callable
         Sends a message to the launcher.
     """
 
     def __init__(
-        self, host: int, rounds: AcrossHosts, courier: GivingCourier, tell: Callable[[between.News], None]
+        self, host: int, rounds: AcrossHosts, courier: RoundCourier, report: Callable[[between.News], None]
     ) -> None:
-        self._host, self._rounds, self._courier, self._tell = host, rounds, courier, tell
+        self._host, self._rounds, self._courier, self._report = host, rounds, courier, report
         self._gather: between.Gather | None = None
         self._combine: between.Combine | None = None
         self._own = rounds.new_totals()
@@ -51,14 +51,14 @@ class HostsRound:
         self._spare: list[RoundTotals] = []
         self._sent: dict[int, Conversation] = {}  # by host, the link that carried this host's contributions to it
         self._asked: tuple[Conversation, int] | None = None  # the link that was asked for a center, and the round
-        self._told = self._ended = self._given = False
+        self._reported = self._ended = self._given = False
 
     @property
     def under_way(self) -> bool:
         """Whether a round has begun that this host has not ended."""
         return self._gather is not None and not self._ended
 
-    def obey(self, order: between.Gather | between.Combine) -> None:
+    def handle_order(self, order: between.Gather | between.Combine) -> None:
         """Begin a round, or end it."""
         if isinstance(order, between.Gather):
             if any(conversation.sending for conversation in self._sent.values()):
@@ -66,7 +66,7 @@ class HostsRound:
             self._own.number = 0
             self._spare += self._theirs.values()
             self._theirs, self._sent, self._asked = {}, {}, None
-            self._gather, self._combine, self._told, self._ended, self._given = order, None, False, False, False
+            self._gather, self._combine, self._reported, self._ended, self._given = order, None, False, False, False
         elif self._gather is not None and order.number == self._gather.number:
             self._combine = order
 
@@ -76,16 +76,16 @@ class HostsRound:
         if gather is None:
             return
         for conversation in conversations.values():
-            if conversation.room is None:
-                conversation.room = self._spare.pop() if self._spare else self._rounds.new_totals()
+            if conversation.totals_buffer is None:
+                conversation.totals_buffer = self._spare.pop() if self._spare else self._rounds.new_totals()
         for host, conversation in conversations.items():
             totals = conversation.take_totals(gather.number)
             if totals is not None:
                 self._theirs[host] = totals
         if self._has_own(gather.number):
             self._send(gather, conversations)
-            if not self._told:
-                self._tell_if_complete(gather, lost)
+            if not self._reported:
+                self._report_if_complete(gather, lost)
         if combine is not None and not self._ended:
             self._ended = self._end(gather, combine, conversations)
         if combine is not None and self._ended and not self._given and self._rounds.made >= combine.number:
@@ -110,11 +110,11 @@ class HostsRound:
                 self._sent[host] = conversation
                 conversation.post(TOTALS, self._own.buffer)
 
-    def _tell_if_complete(self, gather: between.Gather, lost: set[int]) -> None:
+    def _report_if_complete(self, gather: between.Gather, lost: set[int]) -> None:
         found = {**self._theirs, self._host: self._own}
         if all(host in found or host in lost for host in gather.hosts):
-            self._told = True
-            self._tell(between.Gathered(gather.number, {host: found[host].base for host in sorted(found)}))
+            self._reported = True
+            self._report(between.Gathered(gather.number, {host: found[host].base for host in sorted(found)}))
 
     def _end(self, gather: between.Gather, combine: between.Combine, conversations: Mapping[int, Conversation]) -> bool:
         """Let the workers make the outer step once this host has all contributions; return whether it has."""

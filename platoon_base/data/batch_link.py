@@ -40,7 +40,7 @@ class Link:
     ----------
     pid : int
         Of the process at the other end; 0 if it cannot be known here.
-    death_fd : int
+    pidfd : int
         A pidfd, readable once that process has ended, or -1. The socket may be held open by its forked children.
     dead : bool
         Whether that process had ended before the connection was made, so that only its children hold the socket.
@@ -56,13 +56,13 @@ class Link:
             sock.close()
             raise ProtocolError(f"refused a connection of user {uid}: batches are shared within one user only")
         self.pid = of_socket if pid is None else pid
-        self.death_fd, self.dead = -1, False
+        self.pidfd, self.dead = -1, False
         self._writable = select.poll()
         self._writable.register(sock, select.POLLOUT)
         if self.pid > 0 and self.pid != os.getpid():
             try:
-                self.death_fd = os.pidfd_open(self.pid)
-                self.dead = readable(self.death_fd)  # it is a zombie
+                self.pidfd = os.pidfd_open(self.pid)
+                self.dead = readable(self.pidfd)  # it is a zombie
             except ProcessLookupError:
                 self.dead = True
             except OSError:
@@ -127,9 +127,9 @@ class Link:
     def close(self) -> None:
         """Close the connection."""
         self._sock.close()
-        if self.death_fd >= 0:
-            os.close(self.death_fd)
-            self.death_fd = -1
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
 
 
 def _descriptors(messages: list[tuple[int, int, bytes]]) -> list[int]:
@@ -152,7 +152,7 @@ def listen_at(address: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         if _is_socket(address):
-            if _somebody_listens(address):
+            if _is_listening(address):
                 raise ConfigurationError(
                     f"another batch server listens at {address}: close that one first, or give this one another name"
                 )
@@ -208,7 +208,7 @@ def _is_socket(address: str) -> bool:
     return stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
 
 
-def _somebody_listens(address: str) -> bool:
+def _is_listening(address: str) -> bool:
     link = connect_link(address)
     if link is not None:
         link.close()

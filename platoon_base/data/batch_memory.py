@@ -52,7 +52,7 @@ class Slot:
         whole = max(1, -(-size_bytes // _PAGE)) * _PAGE
         free = available_memory()
         if whole > free:  # the kernel would end a process instead of refusing
-            raise _no_room(whole, free)
+            raise _out_of_memory_text(whole, free)
         fd = os.memfd_create("platoon-batch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(fd, 0, whole)
@@ -62,7 +62,7 @@ class Slot:
             os.close(fd)
             if exc.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
-            raise _no_room(whole, free) from exc
+            raise _out_of_memory_text(whole, free) from exc
 
     @classmethod
     def attach(cls, fd: int, size_bytes: int) -> Slot:
@@ -176,7 +176,7 @@ class Held:
         self._on_release()
 
 
-def _no_room(wanted: int, free: int) -> BackendUnavailableError:
+def _out_of_memory_text(wanted: int, free: int) -> BackendUnavailableError:
     return BackendUnavailableError(
         f"needs {wanted / 1e6:.0f} MB of memory for one more mini-batch, {free / 1e6:.0f} MB are free: make the "
         "batches smaller, or let fewer of them wait (ahead=2)"

@@ -63,7 +63,7 @@ class Pinning:
         return mark
 
     def is_over(self, mark: Mark) -> bool:
-        """Tell whether all copies that were begun before a mark have ended."""
+        """Return whether all copies that were begun before a mark have ended."""
         for driver, event in mark:
             with contextlib.suppress(DriverError):
                 if not driver.is_over(event):

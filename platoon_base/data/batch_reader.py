@@ -40,8 +40,8 @@ __all__ = ["AHEAD", "BatchReader"]
 
 AHEAD = 4  # one to train on, one that was just dropped, two to come
 _RETRY_S = 0.02
-_LONGEST_WAIT_S = 60.0  # of one poll, which takes no infinity
-_LOOK_S = 1e-3  # how often a waiting reader checks whether the GPU has read a batch
+_MAX_WAIT_S = 60.0  # of one poll, which takes no infinity
+_POLL_INTERVAL_S = 1e-3  # how often a waiting reader checks whether the GPU has read a batch
 
 
 class BatchReader:
@@ -134,7 +134,7 @@ class BatchReader:
         self._copied: deque[tuple[int, Mark]] = deque()  # dropped slots that a GPU may still read
         self._pid = os.getpid()
         self._poll = select.poll()
-        for fd in (link.fileno(), link.death_fd):
+        for fd in (link.fileno(), link.pidfd):
             if fd >= 0:
                 self._poll.register(fd, select.POLLIN)
         link.send(encode(Hello(PROTOCOL, rank, int(ahead))))  # if the server has ended, the first wait will raise
@@ -244,7 +244,7 @@ class BatchReader:
         """Sleep until a message arrives or the server dies; return whether it has died."""
         wait_s = max(0.0, deadline - time.monotonic())
         # The server may wait for a slot that the GPU has just read.
-        ready = dict(self._poll.poll(1e3 * min(wait_s, _LOOK_S if self._copied else _LONGEST_WAIT_S)))
+        ready = dict(self._poll.poll(1e3 * min(wait_s, _POLL_INTERVAL_S if self._copied else _MAX_WAIT_S)))
         if not ready and time.monotonic() < deadline:
             return False
         if not ready:

@@ -70,7 +70,7 @@ class Reader:
         self.count = self.taken = 0
         self.dealt: dict[int, Dealt] = {}
         self.known: set[int] = set()
-        self.said_bye = False
+        self.left_in_order = False
 
     @property
     def has_room(self) -> bool:
@@ -142,12 +142,12 @@ class Readers:
     def add(self, link: Link) -> None:
         """Accept a connection, which must send `Hello` first."""
         reader = Reader(link)
-        for fd in (link.fileno(), link.death_fd):
+        for fd in (link.fileno(), link.pidfd):
             if fd >= 0:
                 self._links[fd] = reader
                 self._poll.register(fd, select.POLLIN)
 
-    def look(self, timeout_s: float, ended: bool) -> tuple[list[Dealt], list[Reader]]:
+    def poll(self, timeout_s: float, ended: bool) -> tuple[list[Dealt], list[Reader]]:
         """Wait for messages, and read them.
 
         Parameters
@@ -168,7 +168,7 @@ class Readers:
             reader = self._links.get(fd)
             if reader is None:
                 self._accept()
-            elif id(reader) not in gone and not self._read(reader, freed, ended, fd == reader.link.death_fd):
+            elif id(reader) not in gone and not self._read(reader, freed, ended, fd == reader.link.pidfd):
                 gone[id(reader)] = reader
         return freed, list(gone.values())
 
@@ -210,7 +210,7 @@ class Readers:
             reader.taken = message.taken
             freed.append(reader.dealt.pop(message.slot))
         elif isinstance(message, Bye):
-            reader.said_bye = True
+            reader.left_in_order = True
         elif reader.rank >= 0:
             raise ProtocolError("got a second hello from one reader")
         elif message.protocol != PROTOCOL:
@@ -265,8 +265,8 @@ class Readers:
         """Drop a reader; return its batches that other readers can get, and the rest of its batches."""
         if reader.link.fileno() not in self._links:
             return [], []
-        freed = self._hear_out(reader)
-        for fd in (reader.link.fileno(), reader.link.death_fd):
+        freed = self._drain(reader)
+        for fd in (reader.link.fileno(), reader.link.pidfd):
             if self._links.pop(fd, None) is not None:
                 self._poll.unregister(fd)
         reader.link.close()
@@ -277,7 +277,7 @@ class Readers:
         self._readers.remove(reader)
         # The first batch is not reported as taken before it is freed.
         untaken = [dealt for dealt in had if dealt.any_reader and dealt.number > max(1, reader.taken)]
-        if not reader.said_bye:
+        if not reader.left_in_order:
             self._missed.add(reader.rank)
             lost = len(had) - len(untaken)
             self.lost += lost
@@ -288,7 +288,7 @@ class Readers:
         kept = {dealt.number for dealt in untaken}
         return untaken, freed + [dealt for dealt in had if dealt.number not in kept]
 
-    def _hear_out(self, reader: Reader) -> list[Dealt]:
+    def _drain(self, reader: Reader) -> list[Dealt]:
         """Read the last messages of a reader: if a batch could not be sent to it, it may have left in order before."""
         freed: list[Dealt] = []
         if reader in self._readers:
@@ -301,7 +301,7 @@ class Readers:
         """Send something to all of them; returns those that are gone."""
         return [reader for reader in self._readers if not self._send(reader, message)]
 
-    def say_failed(self, why: str) -> None:
+    def send_failure(self, why: str) -> None:
         """Send all connected readers the reason why there are no more batches."""
         for reader in self._each():
             self._send(reader, Failed(why[:_MAX_WHY]))
@@ -322,7 +322,7 @@ class Readers:
 
     def drop_quietly(self, reader: Reader) -> None:
         """Hang up on one."""
-        reader.said_bye = True
+        reader.left_in_order = True
         self.drop(reader)
 
     def _each(self) -> Iterable[Reader]:

@@ -33,7 +33,7 @@ class AllLeftError(WorkerLostError):
 
 
 DEALS = ("free", "turns", "all")
-_LOOK_S = 0.25  # how often a waiting server lets other threads in
+_POLL_INTERVAL_S = 0.25  # how often a waiting server lets other threads in
 
 
 class BatchServer:
@@ -107,7 +107,7 @@ class BatchServer:
         self._readers = readers
         self._slots = Slots()
         self._pending: list[Dealt] = []  # of workers that died before they took them
-        self._ended = self._told = self._closed = False
+        self._ended = self._sent_failure = self._closed = False
         self._lock = threading.RLock()
         self._pid = os.getpid()
 
@@ -179,7 +179,7 @@ class BatchServer:
         batches : iterable
         deal : {"free", "turns", "all"}
             To whichever worker is free; the k-th batch to rank k modulo the number of workers, which makes the batches
-            of each worker the same in each run; or every batch to all workers. Turns count on from call to call.
+            of each worker the same in each run; or every batch to all workers. CallLock count on from call to call.
         timeout_s : float
             Bound on each wait.
         """
@@ -198,7 +198,7 @@ class BatchServer:
 
     def end_epoch(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """End an epoch: each worker leaves its loop over the reader, and may begin another."""
-        self._say_end(last=False, timeout_s=timeout_s)
+        self._send_end(last=False, timeout_s=timeout_s)
 
     def end(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """End the data, for the connected workers and for those that connect later.
@@ -208,15 +208,15 @@ class BatchServer:
         CollectiveTimeoutError
             If some of the expected workers have not come at all.
         """
-        self._say_end(last=True, timeout_s=timeout_s)
+        self._send_end(last=True, timeout_s=timeout_s)
 
     def fail(self, why: str) -> None:
         """Report an error to the workers, which raise it, and close."""
         with self._lock:
             if not self._closed:
-                self._look(0)  # a reader may have connected just now
-                self._readers.say_failed(why)
-                self._told = True
+                self._poll(0)  # a reader may have connected just now
+                self._readers.send_failure(why)
+                self._sent_failure = True
         self.close()
 
     def close(self) -> None:
@@ -227,8 +227,8 @@ class BatchServer:
             self._closed = True
             if self._pid != os.getpid():
                 return  # a forked child: the socket is its parent's
-            if not (self._ended or self._told):
-                self._readers.say_failed("it was closed before the end of the data")
+            if not (self._ended or self._sent_failure):
+                self._readers.send_failure("it was closed before the end of the data")
             self._readers.close()
             self._slots.close()
             if self.address:
@@ -258,7 +258,7 @@ class BatchServer:
         deadline = time.monotonic() + timeout_s
         with self._lock:
             self._require_open()
-            self._look(0)
+            self._poll(0)
             index = self._slots.take(layout.size_bytes, self._readers.forget_slot)
         slot = self._slots[index]
         try:
@@ -280,14 +280,14 @@ class BatchServer:
             with self._lock:
                 self._require_open()
                 if wait_s >= 0:
-                    self._look(wait_s)
+                    self._poll(wait_s)
                 self._deal_pending()
                 targets = [] if self._pending else self._readers.targets(to)
                 handed = [self._hand(reader, dealt) for reader in targets]
                 if any(handed):
                     return
-                self._require_somebody(deadline, timeout_s)
-            wait_s = min(_LOOK_S, max(0.0, deadline - time.monotonic()))
+                self._require_reader(deadline, timeout_s)
+            wait_s = min(_POLL_INTERVAL_S, max(0.0, deadline - time.monotonic()))
 
     def _deal_pending(self) -> None:
         while self._pending and (targets := self._readers.targets(None)):
@@ -302,9 +302,9 @@ class BatchServer:
         self._slots.hold(dealt.message.slot)
         return True
 
-    def _look(self, timeout_s: float) -> None:
+    def _poll(self, timeout_s: float) -> None:
         """Read what readers have sent; waits for something to read, or for the end of a reader."""
-        freed, gone = self._readers.look(timeout_s, self._ended)
+        freed, gone = self._readers.poll(timeout_s, self._ended)
         for dealt in freed:
             self._slots.give_back(dealt.message.slot)
         for reader in gone:
@@ -317,9 +317,9 @@ class BatchServer:
         for dealt in rest:
             self._slots.give_back(dealt.message.slot)
 
-    def _require_somebody(self, deadline: float, timeout_s: float) -> None:
+    def _require_reader(self, deadline: float, timeout_s: float) -> None:
         if self._readers.all_left:
-            self._look(0)  # a reader may have connected again before it left
+            self._poll(0)  # a reader may have connected again before it left
         if self._readers.all_left:
             raise AllLeftError("all workers have left: no reader can get a batch; end the server")
         if time.monotonic() > deadline:
@@ -347,19 +347,19 @@ class BatchServer:
                 f"{self._readers.expected})"
             )
 
-    def _say_end(self, last: bool, timeout_s: float) -> None:
+    def _send_end(self, last: bool, timeout_s: float) -> None:
         self._require_target(None)
         deadline = time.monotonic() + timeout_s
         wait_s = 0.0
         while True:
             with self._lock:
                 self._require_open()
-                self._look(wait_s)
+                self._poll(wait_s)
                 self._deal_pending()
                 if not self._pending and self._readers.all_came:
                     self._ended = last
                     for reader in self._readers.say(End(last)):
                         self._drop(reader)
                     return
-                self._require_somebody(deadline, timeout_s)
-            wait_s = min(_LOOK_S, max(0.0, deadline - time.monotonic()))
+                self._require_reader(deadline, timeout_s)
+            wait_s = min(_POLL_INTERVAL_S, max(0.0, deadline - time.monotonic()))

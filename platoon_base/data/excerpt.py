@@ -23,7 +23,7 @@ __all__ = ["HAVE_FUSED", "copy_to", "excerpt", "part_of", "require_inside", "row
 
 HAVE_FUSED = _excerpt is not None
 _THREAD_BYTES = 1 << 20  # to copy this much takes several times as long as to start a thread
-_MOST_THREADS = 64  # as in _excerpt.c
+_MAX_THREADS = 64  # as in _excerpt.c
 _STREAM_BYTES = 1 << 24  # as in _excerpt.c
 _FIRST = np.zeros(1, np.int64)
 
@@ -86,7 +86,7 @@ def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int
         np.take(rows, numbers, axis=0, out=out, mode="wrap")
         return out
     row_bytes = rows.nbytes // len(rows) if len(rows) else 0
-    used = max(1, min(threads, _MOST_THREADS, out.nbytes // _THREAD_BYTES))
+    used = max(1, min(threads, _MAX_THREADS, out.nbytes // _THREAD_BYTES))
     wrong = _excerpt.excerpt(
         out.ctypes.data, rows.ctypes.data, numbers.ctypes.data, len(numbers), len(rows), row_bytes, used
     )

@@ -31,7 +31,7 @@ __all__ = ["LoadAhead", "load_ahead"]
 Batches = Union[Callable[[], Iterable[Any]], Iterable[Any]]
 
 _METHODS = ("fork", "spawn")
-_END_S = 5.0  # grace for a loader to end before it is killed
+_EXIT_TIMEOUT_S = 5.0  # grace for a loader to end before it is killed
 _THE_LOADER = "the process that loads ahead"
 _passes = itertools.count()  # of this process, so that each has another seed
 
@@ -185,11 +185,11 @@ class Pass:
         try:
             return next(self._reader)
         except StopIteration:
-            self._process.join(_END_S)  # the batches may have something to close
+            self._process.join(_EXIT_TIMEOUT_S)  # the batches may have something to close
             self.close()
             raise
         except WorkerLostError as exc:
-            self._process.join(_END_S)
+            self._process.join(_EXIT_TIMEOUT_S)
             code = self._process.exitcode
             self.close()
             if code is not None and code < 0:
@@ -216,7 +216,7 @@ def _end(process: Any) -> None:
     with contextlib.suppress(ValueError):  # it was closed before
         if process.is_alive():
             process.terminate()
-        process.join(_END_S)
+        process.join(_EXIT_TIMEOUT_S)
         if process.exitcode is None:
             process.kill()
             process.join()

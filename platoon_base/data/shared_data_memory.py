@@ -36,7 +36,7 @@ _MAGIC = b"PLTNDATA"
 _VERSION = 1
 _PAGE = 4096
 _HEADER = np.dtype([("magic", "S8"), ("version", "u4"), ("ready", "u4"), ("rows", "i8"), ("text", "u4")])
-_POLL_S = 0.005
+_POLL_INTERVAL_S = 0.005
 
 
 class Form(NamedTuple):
@@ -272,7 +272,7 @@ class JobMemory:
                             f"another worker has been making or changing the shared data {self.name!r} for "
                             f"{timeout_s:g} s: pass a longer timeout_s, or load the data before"
                         ) from None
-                    time.sleep(_POLL_S)
+                    time.sleep(_POLL_INTERVAL_S)
             yield
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)  # a child that C code has forked meanwhile has the file open too

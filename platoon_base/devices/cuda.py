@@ -189,7 +189,7 @@ class Driver:
         self.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
 
     def is_working(self, stream: int) -> bool:
-        """Tell whether work that was queued on a stream is still under way."""
+        """Return whether work that was queued on a stream is still under way."""
         return self.call("cuStreamQuery", ctypes.c_void_p(stream), ignore=(_NOT_READY,)) == _NOT_READY
 
     def finish(self, stream: int | None = None) -> None:
@@ -218,7 +218,7 @@ class Driver:
         self.call("cuEventSynchronize", event)
 
     def is_over(self, event: ctypes.c_void_p) -> bool:
-        """Tell whether what an event follows has ended."""
+        """Return whether what an event follows has ended."""
         return self.call("cuEventQuery", event, ignore=(_NOT_READY,)) != _NOT_READY
 
     def close_event(self, event: ctypes.c_void_p) -> None:

@@ -260,7 +260,7 @@ def require_devices(names: Sequence[str]) -> None:
 
 
 def can_share_center(devices: Sequence[str]) -> str:
-    """Tell whether workers on these devices can keep their center in the memory of one of them.
+    """Return whether workers on these devices can keep their center in the memory of one of them.
 
     Returns
     -------

@@ -20,7 +20,7 @@ __all__ = ["WorkerGpu", "brought_to_front", "keep_to"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
-_MOST_DEVICES = 64  # the driver stops at the first number that there is not
+_MAX_DEVICES = 64  # the driver stops at the first number that there is not
 
 
 def keep_to(device: str) -> None:
@@ -79,14 +79,14 @@ def brought_to_front(number: int, visible: str | None) -> str | None:
 
     None if there is no such number, because the script itself has chosen devices since.
     """
-    names = [str(i) for i in range(_MOST_DEVICES)] if visible is None else visible.split(",")
+    names = [str(i) for i in range(_MAX_DEVICES)] if visible is None else visible.split(",")
     if number >= len(names):
         return None
     return ",".join([names[number], *names[:number], *names[number + 1 :]])
 
 
 def _cuda_waits() -> bool:
-    """Tell whether there is a driver that nobody in this process has initialized: it reads the environment then."""
+    """Return whether there is a driver that nobody in this process has initialized: it reads the environment then."""
     count = ctypes.c_int()
     try:
         return bool(ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count)) == _NOT_INITIALIZED)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 __all__ = ["IS_CHECKOUT", "SETUP", "Check", "importable", "installed", "last_line"]
 
 _TIMEOUT_S = 120
-_LONGEST_REASON = 120  # characters
+_MAX_REASON = 120  # characters
 _PREPARE = "from platoon_base import compat; compat.apply(); "
 # What installs Theano: a checkout has a Makefile for it, and those who installed a wheel have pip.
 IS_CHECKOUT = (Path(__file__).parents[2] / "Makefile").exists()
@@ -129,4 +129,4 @@ def _why(errors: str) -> str:
     """Pick the error out of a traceback; Theano puts the whole C program behind it."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     named = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception"))]
-    return (named or lines or ["no message"])[-1][:_LONGEST_REASON]
+    return (named or lines or ["no message"])[-1][:_MAX_REASON]

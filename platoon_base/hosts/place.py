@@ -23,13 +23,13 @@ class Place(NamedTuple):
         How many there are.
     host : int
         Which of them this is, from 0.
-    told_by : str
+    origin : str
         The option or the variables that it was read from; empty for a job of this host only.
     """
 
     hosts: int
     host: int
-    told_by: str = ""
+    origin: str = ""
 
 
 LOCAL = Place(1, 0)
@@ -88,9 +88,9 @@ def find_place(
         If one of them is missing, if they are no numbers or contradict each other, or if several launchers were started
         on one host.
     """
-    told_by = "--nnodes"
+    origin = "--nnodes"
     if hosts is None:
-        hosts, told_by = _number(environment, "PET_NNODES"), "PET_NNODES"
+        hosts, origin = _number(environment, "PET_NNODES"), "PET_NNODES"
     if hosts == 1 and not index:
         return LOCAL
     if index is None:
@@ -114,10 +114,10 @@ def find_place(
         index = place.host if place.hosts == hosts else None
     if index is None:
         raise ConfigurationError(
-            f"got {hosts} hosts from {told_by}, and nothing says which of them this is: say --node-rank 0 on the first "
+            f"got {hosts} hosts from {origin}, and nothing says which of them this is: say --node-rank 0 on the first "
             "host, 1 on the next, and so on"
         )
-    return _checked(Place(hosts, index, told_by))
+    return _checked(Place(hosts, index, origin))
 
 
 def _of_engine(environment: Mapping[str, str]) -> Place | None:
@@ -126,14 +126,14 @@ def _of_engine(environment: Mapping[str, str]) -> Place | None:
         processes, rank = _number(environment, engine.processes), _number(environment, engine.rank)
         if processes is None or rank is None or (engine.here and engine.here not in environment):
             continue
-        told_by = f"{engine.name} ({engine.processes}={processes}, {engine.rank}={rank})"
+        origin = f"{engine.name} ({engine.processes}={processes}, {engine.rank}={rank})"
         here = _number(environment, engine.here) if engine.here else _tasks_here(environment)
         if here is not None and here > 1:
             raise ConfigurationError(
-                f"got {processes} launchers from {told_by}, {here} of them on this host: one launcher starts all "
+                f"got {processes} launchers from {origin}, {here} of them on this host: one launcher starts all "
                 f"workers, as many as -n says; {START_ONE}"
             )
-        return LOCAL if processes == 1 else _checked(Place(processes, rank, told_by))
+        return LOCAL if processes == 1 else _checked(Place(processes, rank, origin))
     return None
 
 
@@ -151,10 +151,10 @@ def _tasks_here(environment: Mapping[str, str]) -> int | None:
 
 def _checked(place: Place) -> Place:
     if place.hosts < 1:
-        raise ConfigurationError(f"got {place.hosts} hosts from {place.told_by}: there must be at least one")
+        raise ConfigurationError(f"got {place.hosts} hosts from {place.origin}: there must be at least one")
     if not 0 <= place.host < place.hosts:
         raise ConfigurationError(
-            f"got host {place.host} of {place.hosts} from {place.told_by}: it must be one of 0 to {place.hosts - 1}"
+            f"got host {place.host} of {place.hosts} from {place.origin}: it must be one of 0 to {place.hosts - 1}"
         )
     return place
 

@@ -11,7 +11,7 @@ from platoon_base.checkpoints.files import read_checkpoint
 from platoon_base.collectives.groups import Membership
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles
-from platoon_base.job.hello import HELLO_TIMEOUT_S, say_hello
+from platoon_base.job.hello import HELLO_TIMEOUT_S, send_hello
 from platoon_base.shm.job_state import CONTROLLER_LOCK, USER_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.liveness import JobLiveness
 from platoon_base.shm.segments import Segment, abandoned
@@ -51,8 +51,8 @@ def attach(
         channel = backends.connect_to(files, lambda: _controller_lives(segment))
         undo.callback(channel.close)
         job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=False)
-        undo.callback(job_state.let_go)
-        identity = say_hello(channel, rank, device, timeout_s)
+        undo.callback(job_state.detach)
+        identity = send_hello(channel, rank, device, timeout_s)
         job_state.start_row(identity.rank, identity.resume_at)
         segment.try_lock(WORKER_LOCKS + identity.rank)
         if identity.local_size < len(os.sched_getaffinity(0)):
@@ -105,7 +105,7 @@ def _connection(
     )
 
     def on_close() -> None:
-        job_state.let_go()
+        job_state.detach()
         _close_segment(files, segment)
 
     back_ends = BackEnds(

@@ -96,7 +96,9 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
         device = importlib.import_module("platoon_base.centers.device")
         runtime = _runtime_of(context) if device.DeviceCenters.takes(parameters.layout, rule) else None
         if runtime is not None:
-            found: CenterFactory = device.DeviceCenters(files.center, workers, runtime, liveness.gone, liveness.life)
+            found: CenterFactory = device.DeviceCenters(
+                files.center, workers, runtime, liveness.gone, liveness.incarnation
+            )
             return found
     return HostCenters(files.center, workers, liveness.gone, files.world.several)
 

@@ -35,11 +35,11 @@ __all__ = ["JobFiles", "Leftover", "Origin", "data_socket", "leftovers", "remove
 log = logging.getLogger(__name__)
 
 _DESCRIPTION = "job.json"
-_LONGEST_DESCRIPTION = 1 << 16
+_MAX_DESCRIPTION = 1 << 16
 _JOB = re.compile(r"[0-9a-f]{12}")
 _DATA_SOCKET = re.compile(r"data-\d+")
-_LONGEST_ADDRESS = len("ipc://") + 107  # sun_path of a Unix socket holds 108 bytes with its final zero
-_YOUNG_S = 5.0  # a job that is just starting has no lock on its first file yet
+_MAX_ADDRESS = len("ipc://") + 107  # sun_path of a Unix socket holds 108 bytes with its final zero
+_JOB_START_S = 5.0  # a job that is just starting has no lock on its first file yet
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -163,7 +163,7 @@ class JobFiles(msgspec.Struct, frozen=True):
             working_folder=working_folder(),
         )
         files = cls(job, str(folder), size, center_memory, checkpoint, origin=origin, world=world)
-        if len(os.fsencode(files.address)) > _LONGEST_ADDRESS:
+        if len(os.fsencode(files.address)) > _MAX_ADDRESS:
             folder.rmdir()
             raise ConfigurationError(
                 f"{folder} is too long a path for a Unix socket: set TMPDIR to a folder with a shorter one"
@@ -194,7 +194,7 @@ class JobFiles(msgspec.Struct, frozen=True):
         """
         try:
             with open(open_own(Path(folder, _DESCRIPTION), stat.S_IFREG), "rb") as file:
-                found = msgspec.convert(json.loads(file.read(_LONGEST_DESCRIPTION)), cls)
+                found = msgspec.convert(json.loads(file.read(_MAX_DESCRIPTION)), cls)
             if not _JOB.fullmatch(found.job):
                 raise msgspec.ValidationError(f"got job {found.job[:100]!r}, not 12 hexadecimal digits")
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as exc:
@@ -434,7 +434,7 @@ def _size_bytes(path: Path) -> int:
 
 def _old(path: Path) -> bool:
     try:
-        return time.time() - path.lstat().st_mtime > _YOUNG_S
+        return time.time() - path.lstat().st_mtime > _JOB_START_S
     except OSError:
         return False
 

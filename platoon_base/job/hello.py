@@ -11,12 +11,12 @@ from platoon_base.coordination import messages as msg
 from platoon_base.system.process import pid_namespace
 from platoon_base.worker.connection import Identity
 
-__all__ = ["HELLO_TIMEOUT_S", "say_hello"]
+__all__ = ["HELLO_TIMEOUT_S", "send_hello"]
 
 HELLO_TIMEOUT_S = 60.0
 
 
-def say_hello(channel: ClientChannel, rank: int | None, device: str, timeout_s: float = HELLO_TIMEOUT_S) -> Identity:
+def send_hello(channel: ClientChannel, rank: int | None, device: str, timeout_s: float = HELLO_TIMEOUT_S) -> Identity:
     """Introduce this process to the controller, which answers with the worker's identity."""
     hello = msg.Hello(
         protocol=msg.PROTOCOL,

@@ -75,7 +75,7 @@ class JobOptions(NamedTuple):
         its first step, which nobody would want the others to go on after; any.
     grace_s : float
         How long workers have to end after a signal to this process before they are made to.
-    by_hand : bool
+    external : bool
         Whether the user starts the workers, each with its own command, at any time. The job ends when all that came
         have ended, and all that were to come have come or one of them has failed.
     origin : Origin or None
@@ -99,7 +99,7 @@ class JobOptions(NamedTuple):
     listen: str = ""
     fail_fast: str = "never"
     grace_s: float = GRACE_S
-    by_hand: bool = False
+    external: bool = False
     origin: Origin | None = None
     hosts: OtherHosts | None = None
     story: Story | None = None
@@ -137,7 +137,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
         coordinator = (
             _resumed(about, size, world, options.story)
             if about is not None
-            else Coordinator(size, options.seed, options.by_hand, world, options.story)
+            else Coordinator(size, options.seed, options.external, world, options.story)
         )
         for rank, participant in coordinator.roster.items():
             job_state.start_row(rank, participant.resume_at)
@@ -176,7 +176,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
 
 def _require_possible(size: int, options: JobOptions) -> None:
     """Raise `ConfigurationError` unless there can be a job of this size; see `host_job`."""
-    if not (0 if options.by_hand else 1) <= size <= MAX_WORKERS:
+    if not (0 if options.external else 1) <= size <= MAX_WORKERS:
         raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
     if not 0 <= options.seed < 2**63:
         raise ConfigurationError(f"got seed {options.seed}: random generators take seeds from 0 to 2**63 - 1")
@@ -209,13 +209,13 @@ def open_job_state(files: JobFiles) -> Iterator[tuple[Segment, JobState]]:
         try:
             yield segment, job_state
         finally:
-            job_state.let_go()
+            job_state.detach()
 
 
 def _resumed(about: About, size: int, world: World, story: Story | None) -> Coordinator:
     """Make the coordinator of a job that goes on from a checkpoint."""
     coordinator = Coordinator(size, about.seed, world=world, story=story)
-    coordinator.take_up(
+    coordinator.restore_earlier_job(
         positions={rank: about.position(rank, size) for rank in range(size)},
         kept=about.kept,
         reported={name: value for name, value in about.reported.items() if value is not None},

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import backends
-from platoon_base.job.hello import HELLO_TIMEOUT_S, say_hello
+from platoon_base.job.hello import HELLO_TIMEOUT_S, send_hello
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.environment import DEVICE, JOB, RANK
 from platoon_base.worker.advisory_lock import AdvisoryLock
@@ -20,9 +20,9 @@ from platoon_base.worker.handle import Worker
 if TYPE_CHECKING:
     from platoon_base.job.files import JobFiles
 
-__all__ = ["connect", "connect_at_port", "connected", "files_of", "join", "solo"]
+__all__ = ["connect", "connect_at_port", "connected", "files_of", "join", "single_worker"]
 
-_APPEARS_S, _LOOK_S = 10.0, 0.1
+_APPEARS_S, _POLL_INTERVAL_S = 10.0, 0.1
 _current: Worker | None = None
 _current_pid = 0
 _files: weakref.WeakKeyDictionary[Worker, JobFiles] = weakref.WeakKeyDictionary()
@@ -51,7 +51,7 @@ def connect() -> Worker:
     rank = os.environ.get(RANK)
     device = os.environ.get(DEVICE, "cpu")
     if folder is None:
-        worker = solo(device=device)
+        worker = single_worker(device=device)
     else:
         worker = join(folder, rank=None if rank is None else int(rank), device=device)
     return _keep(worker)
@@ -89,7 +89,7 @@ def _find_at_port(port: int, deadline: float) -> JobFiles:
         except ConfigurationError:
             if time.monotonic() >= deadline:
                 raise
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _keep(worker: Worker) -> Worker:
@@ -106,11 +106,11 @@ def connected() -> Worker | None:
     return _current if open_here else None
 
 
-def solo(seed: int = 0, device: str = "cpu") -> Worker:
+def single_worker(seed: int = 0, device: str = "cpu") -> Worker:
     """Make the worker of a single-worker job."""
     job_state = JobState(bytearray(JobState.size_bytes(1)), rows=1, create=True)
     channel = backends.connect_here(job_state, seed)
-    identity = say_hello(channel, 0, device)
+    identity = send_hello(channel, 0, device)
     nobody_to_keep_out = AdvisoryLock(lambda: True, lambda: None)
     return Worker(Connection(identity, channel, job_state, nobody_to_keep_out))
 

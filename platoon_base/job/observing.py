@@ -22,7 +22,7 @@ from platoon_base.system.process import pid_namespace, readable
 
 __all__ = ["Observer", "kill"]
 
-_LOOK_S, _KILLED_S = 0.1, 5.0
+_POLL_INTERVAL_S, _KILLED_S = 0.1, 5.0
 
 
 class Observer:
@@ -52,7 +52,7 @@ class Observer:
     ) -> None:
         self._channel.close()
 
-    def look(self) -> Snapshot:
+    def poll(self) -> Snapshot:
         """Return the state of the job.
 
         Raises
@@ -88,7 +88,7 @@ class Observer:
         while self._files.alive:
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_INTERVAL_S)
         return True
 
 

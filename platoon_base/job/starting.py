@@ -107,7 +107,7 @@ def worker_starts(
     """
     first = world.ranks_here.start if world.several else 0
     size = world.size if world.several else len(devices)
-    command = [*python_main("platoon_base.worker_process.child"), *program.words, *args]
+    command = [*python_main("platoon_base.worker_process.child"), *program.argv, *args]
     environments = [worker_environment(device, len(devices), os.environ) for device in devices]
     if size > 1 and _ADDRESSES not in os.environ:
         address = address or framework_address()

@@ -35,14 +35,14 @@ __all__ = ["HANDSHAKE_S", "Address", "Caller", "Listener", "Opening", "open_link
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0  # that one has to prove itself in
-MOST_PENDING = 256  # who have said nothing so far; the oldest make room for others
-MOST_GREETED = 64  # who have said which rank they are, and not proven it; or as many as are expected, twice
+MAX_PENDING = 256  # who have said nothing so far; the oldest make room for others
+MAX_GREETED = 64  # who have said which rank they are, and not proven it; or as many as are expected, twice
 _BACKLOG = 256  # those that the system takes until this process looks, as couriers do every 0.05 s; they wait in turn
 _FIRST_CALL_S = 0.5  # that a listener has to answer the first call in; the next have twice the time each
 _CALLS = 4  # after which a listener has as little time again: in a flood many calls are lost, and waited for in vain
-_AGAIN_S, _LONGEST_AGAIN_S = 0.05, 0.5  # between two calls of one listener
+_RETRY_INTERVAL_S, _MAX_RETRY_INTERVAL_S = 0.05, 0.5  # between two calls of one listener
 _WRONG_PROOFS = 3  # of one rank, one after the other, that are no chance any more
-_POLL_S = 0.2  # between two questions whether it makes sense to wait
+_POLL_INTERVAL_S = 0.2  # between two questions whether it makes sense to wait
 _GREETING = struct.Struct("<8s32sII")
 _MAGIC = b"PLTNLNK1"
 _NUMBER_BYTES = _PROOF_BYTES = 32
@@ -214,7 +214,7 @@ class Opening:
     def __init__(self, listener: Listener, mine: Caller, calls: Mapping[int, Address]) -> None:
         self._listener, self._mine = listener, mine
         self._calls = dict(calls)
-        self._again = dict.fromkeys(calls, 0.0)  # when to call next; without those that are being called
+        self._retry_at = dict.fromkeys(calls, 0.0)  # when to call next; without those that are being called
         self._tries: dict[int, int] = {}  # since the last link to a rank
         self._why: dict[int, str] = {}  # the last call of a rank was in vain
         self.wrong: dict[int, int] = {}
@@ -241,11 +241,11 @@ class Opening:
     def call_again(self, rank: int) -> None:
         """Connect to a rank again whose link has broken."""
         if rank in self._calls and all(pending.called != rank for pending in self._pending.values()):
-            self._again[rank] = 0.0
+            self._retry_at[rank] = 0.0
 
     def forget(self, rank: int) -> None:
         """Stop connecting to a rank until `call` gives an address of it."""
-        for known in (self._calls, self._again, self._tries, self._why, self.wrong):
+        for known in (self._calls, self._retry_at, self._tries, self._why, self.wrong):
             known.pop(rank, None)
         for sock in [sock for sock, pending in self._pending.items() if pending.called == rank]:
             self._remove(sock).steps.close()
@@ -264,13 +264,13 @@ class Opening:
     def step(self, until: float) -> None:
         """Advance all handshakes, until something has happened or the given time has come."""
         now = time.monotonic()
-        for rank in [rank for rank, at in self._again.items() if at <= now]:
-            del self._again[rank]
+        for rank in [rank for rank, at in self._retry_at.items() if at <= now]:
+            del self._retry_at[rank]
             self._call(rank)
         if self._accepts_at and self._accepts_at <= now:
             self._accepts_at = 0.0
             self._selector.register(self._listener.sock, _READ)
-        moments = [until, *self._again.values(), *(pending.until for pending in self._pending.values())]
+        moments = [until, *self._retry_at.values(), *(pending.until for pending in self._pending.values())]
         soonest = min([*moments, self._accepts_at] if self._accepts_at else moments)
         for key, _ in self._selector.select(max(0.0, soonest - time.monotonic())):
             if key.fileobj is self._listener.sock:
@@ -295,7 +295,9 @@ class Opening:
     def _call_later(self, rank: int, why: str) -> None:
         tries = self._tries[rank] = self._tries.get(rank, 0) + 1
         self._why[rank] = why
-        self._again[rank] = time.monotonic() + min(_AGAIN_S * 2 ** min(tries - 1, 10), _LONGEST_AGAIN_S)
+        self._retry_at[rank] = time.monotonic() + min(
+            _RETRY_INTERVAL_S * 2 ** min(tries - 1, 10), _MAX_RETRY_INTERVAL_S
+        )
 
     def _accept(self) -> None:
         for _ in range(_BACKLOG):
@@ -305,7 +307,7 @@ class Opening:
                 if exc.errno in _NO_DESCRIPTOR:
                     self._accept_later(exc)
                 return
-            if len(self._silent) >= MOST_PENDING:
+            if len(self._silent) >= MAX_PENDING:
                 self._drop(next(iter(self._silent)), "too many others came")
             self._silent[sock] = None
             steps = _answer(sock, self._mine, self._listener.address.token, functools.partial(self._greet, sock))
@@ -318,12 +320,12 @@ class Opening:
         for sock in [*self._silent]:
             self._drop(sock, str(why))
         self._selector.unregister(self._listener.sock)
-        self._accepts_at = time.monotonic() + _AGAIN_S
+        self._accepts_at = time.monotonic() + _RETRY_INTERVAL_S
 
     def _greet(self, sock: socket.socket) -> None:
         """Keep a connection that claims to be of this job; of too many drop any but the oldest, most likely genuine."""
         del self._silent[sock]
-        if len(self.greeted) >= max(MOST_GREETED, 2 * len(self._mine.expected)):
+        if len(self.greeted) >= max(MAX_GREETED, 2 * len(self._mine.expected)):
             self._drop(secrets.choice(self.greeted), "too many others came")
         self.greeted.append(sock)
 
@@ -439,7 +441,7 @@ def open_links(
             if wrong:
                 raise PlatoonError(f"rank {rank} has no link to the ranks {wrong} of other hosts{opening.why(wrong)}")
             if now >= asks_at:  # not at each connection of a flood
-                asks_at = now + _POLL_S
+                asks_at = now + _POLL_INTERVAL_S
                 give_up(opening.missing)
             opening.step(min(deadline, asks_at))
         return opening.open

@@ -12,15 +12,15 @@ from typing import Protocol
 
 from platoon_base.links.cipher import TAG_BYTES, AlteredError, Cipher
 
-__all__ = ["LONGEST_PAYLOAD", "BrokenStreamError", "Receiver", "Stream", "tune"]
+__all__ = ["MAX_PAYLOAD_BYTES", "BrokenStreamError", "Receiver", "Stream", "tune"]
 
-LONGEST_PAYLOAD = 1 << 18  # bytes of a record
+MAX_PAYLOAD_BYTES = 1 << 18  # bytes of a record
 _HEADER = struct.Struct("<IIQ")
 _AT_ONCE = 1 << 16  # bytes asked for where no record has begun: many small ones may be there
 _DIRECT = 1 << 14  # bytes from which on an unencrypted payload is received where it belongs, without a copy
 _BURST = 16  # reads of what nobody takes any more
 _RTO_MAX_MS = getattr(socket, "TCP_RTO_MAX_MS", 44)
-_LONGEST_SILENCE_MS = 24 * 3600 * 1000
+_MAX_SILENCE_MS = 24 * 3600 * 1000
 
 
 class BrokenStreamError(Exception):
@@ -63,7 +63,7 @@ def tune(sock: socket.socket) -> None:
     """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    for option, value in ((getattr(socket, "TCP_USER_TIMEOUT", None), _LONGEST_SILENCE_MS), (_RTO_MAX_MS, 1000)):
+    for option, value in ((getattr(socket, "TCP_USER_TIMEOUT", None), _MAX_SILENCE_MS), (_RTO_MAX_MS, 1000)):
         if option is not None:
             try:
                 sock.setsockopt(socket.IPPROTO_TCP, option, value)
@@ -72,7 +72,7 @@ def tune(sock: socket.socket) -> None:
 
 
 class Stream:
-    """Records over one connection; a record has a tag, an offset and a payload of up to `LONGEST_PAYLOAD` bytes.
+    """Records over one connection; a record has a tag, an offset and a payload of up to `MAX_PAYLOAD_BYTES` bytes.
 
     Parameters
     ----------
@@ -97,8 +97,8 @@ class Stream:
         self._sends, self._receives = sends, receives
         self._queue: deque[tuple[bytes, memoryview | bytes]] = deque()
         self._out: list[memoryview] = []  # of the record that is being sent
-        self._sealed = memoryview(bytearray(_HEADER.size + LONGEST_PAYLOAD + TAG_BYTES if sends else 0))
-        self._in = memoryview(bytearray(2 * _HEADER.size + LONGEST_PAYLOAD + TAG_BYTES + _AT_ONCE))
+        self._sealed = memoryview(bytearray(_HEADER.size + MAX_PAYLOAD_BYTES + TAG_BYTES if sends else 0))
+        self._in = memoryview(bytearray(2 * _HEADER.size + MAX_PAYLOAD_BYTES + TAG_BYTES + _AT_ONCE))
         self._start = self._stop = 0  # of what was received and not yet taken
         self._record: tuple[int, int, int] | None = None  # tag, offset, length of the payload
         self._direct: memoryview | None = None  # the rest of a payload that is received in place
@@ -111,8 +111,8 @@ class Stream:
 
     def post(self, tag: int, offset: int, payload: memoryview | bytes) -> None:
         """Queue a record. Its memory must not change until the record is sent; see `sent`."""
-        if len(payload) > LONGEST_PAYLOAD:
-            raise ValueError(f"got a record of {len(payload)} bytes: at most {LONGEST_PAYLOAD} are allowed")
+        if len(payload) > MAX_PAYLOAD_BYTES:
+            raise ValueError(f"got a record of {len(payload)} bytes: at most {MAX_PAYLOAD_BYTES} are allowed")
         self._queue.append((_HEADER.pack(len(payload), tag, offset), payload))
         self.posted += 1
 
@@ -208,8 +208,10 @@ class Stream:
             if self._stop - self._start < _HEADER.size:
                 return False
             length, tag, offset = _HEADER.unpack_from(self._in, self._start)
-            if length > LONGEST_PAYLOAD:
-                raise BrokenStreamError(f"got a record of {length} bytes; {LONGEST_PAYLOAD} are allowed", altered=True)
+            if length > MAX_PAYLOAD_BYTES:
+                raise BrokenStreamError(
+                    f"got a record of {length} bytes; {MAX_PAYLOAD_BYTES} are allowed", altered=True
+                )
             self._record = tag, offset, length
             self._header = bytes(self._in[self._start : self._start + _HEADER.size])
             self._start += _HEADER.size

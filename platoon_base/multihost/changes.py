@@ -22,7 +22,7 @@ class _Sent:
     """The number of the latest poll and the state that one host has been sent."""
 
     number: int = 0
-    living: int = -1
+    num_live: int = -1
     state: tuple[str, int, bool] | None = None
 
 
@@ -62,9 +62,9 @@ class StateChanges:
         """The version of the state: equal to an earlier one if there is nothing new to send since."""
         return self._number, self._state, self._roster.changes
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Find all that has changed."""
-        self._look_at_state()
+        self._collect_job_state()
         ranks = list(self._roster)
         self._take(ranks)
         self._free = [rank for rank in ranks if not self._held[rank]]
@@ -75,9 +75,9 @@ class StateChanges:
             self._number += 1
             self._endings[changed], self._ended[changed] = endings[changed], self._number
 
-    def look_for_joined(self) -> None:
+    def collect_joined(self) -> None:
         """Find only changes that answers may depend on: workers that have taken their lock, and the job's state."""
-        self._look_at_state()
+        self._collect_job_state()
         if len(self._roster) != self._known:
             self._free += list(self._roster)[self._known :]
             self._known = len(self._roster)
@@ -86,7 +86,7 @@ class StateChanges:
             self._take(joined)
             self._free = [rank for rank in self._free if not self._held[rank]]
 
-    def _look_at_state(self) -> None:
+    def _collect_job_state(self) -> None:
         shared = self._job_state
         stop = shared.stop_reason or ("stop" if shared.stopping else "")
         self._state = (stop, shared.leader, shared.shared_by_several)
@@ -109,8 +109,8 @@ class StateChanges:
     def since_sent(self, host: int) -> JobState | None:
         """Return the changes that a host has not been sent, and mark them as sent; None if there are none."""
         sent = self._sent.setdefault(host, _Sent())
-        living = self._roster.living_on(host)
-        same = living == sent.living and self._state == sent.state
+        num_live = self._roster.num_live_on(host)
+        same = num_live == sent.num_live and self._state == sent.state
         if same and sent.number == self._number:
             return None
         ranks = np.flatnonzero((self._found > sent.number) & (self._host != host))
@@ -118,7 +118,7 @@ class StateChanges:
             (rank, int(self._job_state.row(rank)["lives"]), bytes(self._endings[rank]).decode(errors="replace"))
             for rank in np.flatnonzero(self._ended > sent.number).tolist()
         ]
-        sent.state, sent.living, sent.number = self._state, living, self._number
+        sent.state, sent.num_live, sent.number = self._state, num_live, self._number
         if same and not len(ranks) and not ended:
             return None
         rows = Rows(time.monotonic())
@@ -126,7 +126,7 @@ class StateChanges:
             held = self._held[ranks].astype("u1").tobytes()
             rows = Rows(rows.sent_at, ranks.tolist(), self._rows[ranks].tobytes(), held)
         stop, leader, several = self._state
-        return JobState(stop, living, leader, several, ended, rows)
+        return JobState(stop, num_live, leader, several, ended, rows)
 
     def forget(self, host: int) -> None:
         """Mark everything as unsent for a host that has restarted."""

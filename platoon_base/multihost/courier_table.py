@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 
-from platoon_base.coordination.actions import CenterMade, CenterSource, RoundMet
+from platoon_base.coordination.actions import CenterMade, CenterSource, RoundReached
 from platoon_base.coordination.roster import Roster
 from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, LeftOut, Listening, News
 from platoon_base.hosts.world import World
@@ -51,7 +51,7 @@ class CourierTable:
     ) -> None:
         self._world, self._roster, self._members, self._send = world, roster, members, send
         self._filled = filled
-        self._here = CourierKeeper(files, lambda news: self.hear(0, news))
+        self._here = CourierKeeper(files, lambda news: self.handle_news(0, news))
         self._round = RoundTable()
         self._at: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
         self._changed = False  # since the hosts were sent where they listen
@@ -68,7 +68,7 @@ class CourierTable:
         """Handle the messages of this host's courier; restart it if it has ended."""
         self._here.step()
 
-    def hear(self, host: int, news: News) -> None:
+    def handle_news(self, host: int, news: News) -> None:
         """Handle a message of a host's courier."""
         if isinstance(news, Listening):
             if host in self._at:
@@ -103,7 +103,7 @@ class CourierTable:
         self._roster.story.add("host", [source.host], "", "has the values that all centers begin with", source.why)
         self._source, self._changed = source.host, True
 
-    def round_met(self, met: RoundMet) -> None:
+    def round_met(self, met: RoundReached) -> None:
         """See `HostsCouriers.round_met`."""
         lost = {member.host for member in self._members.values() if member.lost}
         hosts = {host: workers for host, workers in met.hosts.items() if host not in lost}
@@ -132,19 +132,19 @@ class CourierTable:
             member.has_courier = False
             self._send(member, between.CenterDropped())
 
-    def lose(self, host: int) -> None:
+    def mark_lost(self, host: int) -> None:
         """Continue without a host that is lost."""
         self._at.pop(host, None)
         self._here.lost(host)
         for other in self._members.values():
             self._send(other, between.HostLost(host))
-        self._order_round(self._round.lose(host))
+        self._order_round(self._round.mark_lost(host))
 
     def flush(self) -> None:
         """Send all couriers the addresses and the numbers of workers of the others, if these have changed."""
         if self._at and self._roster.changes != self._changes:
             self._changes = self._roster.changes
-            workers = {host: self._roster.living_on(host) for host in range(self._world.hosts)}
+            workers = {host: self._roster.num_live_on(host) for host in range(self._world.hosts)}
             self._changed |= workers != self._workers
             self._workers = workers
         if not self._changed:

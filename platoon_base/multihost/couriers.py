@@ -24,8 +24,8 @@ __all__ = ["CourierKeeper", "courier_settings"]
 log = logging.getLogger(__name__)
 
 _EVERY_S = 0.2
-_AGAIN_S = 1.0  # between the end of a courier that failed and the start of the next
-_END_S = 2.0
+_RESTART_DELAY_S = 1.0  # between the end of a courier that failed and the start of the next
+_EXIT_TIMEOUT_S = 2.0
 _BLOCK = 1 << 16
 
 
@@ -55,13 +55,13 @@ class CourierKeeper:
     ----------
     files : JobFiles
         Of this host.
-    heard : callable
+    on_news : callable
         Called with each message of the courier.
     """
 
-    def __init__(self, files: JobFiles, heard: Callable[[between.News], None]) -> None:
+    def __init__(self, files: JobFiles, on_news: Callable[[between.News], None]) -> None:
         self._files = files
-        self._heard = heard
+        self._on_news = on_news
         self._begin: between.Begin | None = None
         self._made = False
         self._peers: between.Peers | None = None
@@ -97,8 +97,8 @@ class CourierKeeper:
                     start_new_session=True,
                 )
             except OSError as exc:
-                log.warning("the courier cannot be started, and is tried again in %g s: %s", _AGAIN_S, exc)
-                self._start_at = time.monotonic() + _AGAIN_S
+                log.warning("the courier cannot be started, and is tried again in %g s: %s", _RESTART_DELAY_S, exc)
+                self._start_at = time.monotonic() + _RESTART_DELAY_S
                 return
         if self._process.stdout is not None:
             os.set_blocking(self._process.stdout.fileno(), False)
@@ -166,12 +166,12 @@ class CourierKeeper:
                 continue
             if isinstance(news, between.Filled) and self._begin is not None:
                 self._begin = msgspec.structs.replace(self._begin, filled=True)
-            self._heard(news)
+            self._on_news(news)
 
     def _has_ended(self, process: subprocess.Popen[bytes]) -> None:
         self._process = None
         _close(process)
-        self._start_at = time.monotonic() + _AGAIN_S
+        self._start_at = time.monotonic() + _RESTART_DELAY_S
         log.warning("the courier of this host ended (status %s), and is started again", process.returncode)
 
     def dropped(self) -> None:
@@ -187,7 +187,7 @@ def _close(process: subprocess.Popen[bytes]) -> None:
         if process.stdin is not None:
             process.stdin.close()
     try:
-        process.wait(_END_S)
+        process.wait(_EXIT_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from platoon_base.channels.base import Received, ServerChannel
 from platoon_base.channels.host_link import LinkClient
-from platoon_base.channels.host_peer import SILENT_S
+from platoon_base.channels.host_peer import HEARTBEAT_TIMEOUT_S
 from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 _MIRROR_S = 0.1
 _STATUS_OF_LOST = 1
-_BY_THEMSELVES_S = 1.0  # grace for workers to end by themselves when host 0 is lost, before they get signals
+_EXIT_GRACE_S = 1.0  # grace for workers to end by themselves when host 0 is lost, before they get signals
 _DISMISSED = "the first host does not know this one any more"
 _FIRST_HOST_LOST = "the first host of the job is lost"
 
@@ -82,9 +82,9 @@ class Deputy:
         self._mirror = Mirror(job_state, files.job_state)
         self._sender = Sender(job_state, holds_lock)
         self._last_checkpoint = LastCheckpoint(files, job_state)
-        self._courier = CourierKeeper(files, self._hear_courier)
+        self._courier = CourierKeeper(files, self._handle_courier_news)
         self._own = list(files.world.ranks_here)
-        self._next_look = 0.0
+        self._next_poll_at = 0.0
         self._silent = False
         self._signals = 0
         self._signal: signal.Signals | None = None  # the first
@@ -120,13 +120,13 @@ class Deputy:
                 self._take_signals(signals.take())
             self._link.receive()
             while self._link.inbox and not (self._over is not None and self._over.again):
-                self._obey(between.decode_down(self._link.inbox.popleft()))
+                self._handle(between.decode_down(self._link.inbox.popleft()))
             self._courier.step()
             self.children.escalate()
             if ready.intersection(fds) or self.children.stopping or self.children.some_without_fd:
                 for ended in self.children.reap():
                     self._report(ended)
-            self._look_around()
+            self._poll()
         if self._lost_at is not None:
             self._last_checkpoint.write()
         return self._over
@@ -134,7 +134,7 @@ class Deputy:
     def _sleep_s(self) -> float:
         if self.children.stopping:
             return 0.02
-        return max(0.0, self._next_look - time.monotonic())
+        return max(0.0, self._next_poll_at - time.monotonic())
 
     def _forward(self, requests: Sequence[Received]) -> None:
         """Send requests to host 0, after the rows of workers that have just taken their lock."""
@@ -157,7 +157,7 @@ class Deputy:
                 self.children.kill()
             self._send(between.Signalled(number, self._signals))
 
-    def _obey(self, message: between.Down) -> None:
+    def _handle(self, message: between.Down) -> None:
         if isinstance(message, between.Replies):
             for each in message.replies:
                 self._unanswered.discard((each.peer, each.request_id))
@@ -189,7 +189,7 @@ class Deputy:
         elif isinstance(message, between.Refused):
             self._end(between.JobOver(_STATUS_OF_LOST, message.why))
 
-    def _hear_courier(self, news: News) -> None:
+    def _handle_courier_news(self, news: News) -> None:
         if isinstance(news, Listening):
             self._send(between.CourierListens((news.address, news.port, news.token)))
         elif isinstance(news, Filled):
@@ -209,7 +209,7 @@ class Deputy:
             job_state.note_several()
         if job_state.leader != state.leader:
             job_state.leader = state.leader
-        job_state.living = state.living
+        job_state.num_live = state.num_live
         if state.stop:
             job_state.stop(state.stop)
 
@@ -232,48 +232,48 @@ class Deputy:
         how = (ended.status, log_file, ended.why, ended.failure, ended.log_begin, ended.at)
         self._send(between.WorkerEnded(ended.rank, *how))
 
-    def _look_around(self) -> None:
+    def _poll(self) -> None:
         """Do what is due: send changed rows, and check whether host 0 is alive."""
         now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _MIRROR_S
+        if now >= self._next_poll_at:
+            self._next_poll_at = now + _MIRROR_S
             if not self._link.peer.in_flight:  # else the next poll will find all that has changed meanwhile
                 rows = self._sender.changed(self._own)
                 if rows.ranks:
                     self._send(between.Requests([], rows))
         self._link.peer.tick(now)
         if self._lost_at is not None:
-            if now > self._lost_at + _BY_THEMSELVES_S and not self.children.stopping:
+            if now > self._lost_at + _EXIT_GRACE_S and not self.children.stopping:
                 self.children.stop(self._grace_s)
         elif self._over is None:
-            self._look_for_first_host(now)
+            self._check_first_host(now)
 
-    def _look_for_first_host(self, now: float) -> None:
+    def _check_first_host(self, now: float) -> None:
         peer = self._link.peer
         silent_s = peer.silent_s(now)
         if self._link.replaced:
             self._end(between.JobOver(_STATUS_OF_LOST, f"the job {self._link.dismissed}"))
         elif self._link.dismissed:
             log.warning("the job %s: the workers of this host end", self._link.dismissed)
-            self._lose_first_host(now, f"{_DISMISSED}: the job {self._link.dismissed}")
+            self._mark_first_host_lost(now, f"{_DISMISSED}: the job {self._link.dismissed}")
         elif peer.closed(now) or silent_s > self._timeout_s:
             how = "has ended without a word" if peer.closed(now) else f"was silent for {silent_s:.1f} s"
             log.warning("host 0 is lost, it %s: the workers of this host end, as nobody leads the job any more", how)
-            self._lose_first_host(now, f"{_FIRST_HOST_LOST}: it {how}")
-        elif silent_s > SILENT_S and self._signals > 1 and self._signal is not None:
+            self._mark_first_host_lost(now, f"{_FIRST_HOST_LOST}: it {how}")
+        elif silent_s > HEARTBEAT_TIMEOUT_S and self._signals > 1 and self._signal is not None:
             log.warning("%s came twice, and host 0 is silent: this host ends without it", self._signal.name)
             self._end(between.JobOver(128 + self._signal, f"{self._signal.name}, while host 0 was silent"))
-        elif silent_s > SILENT_S and not self._silent:
+        elif silent_s > HEARTBEAT_TIMEOUT_S and not self._silent:
             self._silent = True
             log.warning(
                 "host 0 is silent since %.1f s: this host waits for it up to %g s (--host-timeout)",
                 silent_s, self._timeout_s,
             )  # fmt: skip
-        elif silent_s < SILENT_S and self._silent:
+        elif silent_s < HEARTBEAT_TIMEOUT_S and self._silent:
             self._silent = False
             log.warning("host 0 answers again")
 
-    def _lose_first_host(self, now: float, text: str) -> None:
+    def _mark_first_host_lost(self, now: float, text: str) -> None:
         self._lost_at = now
         self._over = between.JobOver(_STATUS_OF_LOST, text)
         self._job_state.stop(text)
@@ -328,7 +328,7 @@ def host_deputy(link: LinkClient, welcome: between.Welcome, origin: Origin) -> I
         segment, job_state = stack.enter_context(open_job_state(files))
         for rank in range(world.size):
             job_state.start_row(rank)
-        job_state.living = len(world.ranks_here)
+        job_state.num_live = len(world.ranks_here)
         server = backends.listen_at(files.address, None)
         stack.callback(server.close)
         stack.enter_context(default_sigchld())

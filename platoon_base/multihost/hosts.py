@@ -14,7 +14,7 @@ import msgspec
 
 from platoon_base.channels.base import Received, ServerChannel
 from platoon_base.channels.host_link import LinkServer
-from platoon_base.channels.host_peer import SILENT_S
+from platoon_base.channels.host_peer import HEARTBEAT_TIMEOUT_S
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.controller import Controller
 from platoon_base.controller.processes import WorkerProcesses
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 _MIRROR_S, _MIRROR_RANKS = 0.1, 64  # between two polls of all rows; longer in proportion to more ranks
 _TICK_S = 0.1  # between two checks for silent hosts and due heartbeats
-_LAST_WORD_S = 2.0  # timeout for hosts to acknowledge the end of the job
+_FINAL_ACK_TIMEOUT_S = 2.0  # timeout for hosts to acknowledge the end of the job
 
 
 class HostTable:
@@ -61,7 +61,7 @@ class HostTable:
         self._by_session = {member.session: member for member in members}
         self._timeout_s = timeout_s
         self._mirror_s = _MIRROR_S * max(1.0, world.size / _MIRROR_RANKS)
-        self._next_look = self._next_tick = 0.0
+        self._next_poll_at = self._next_tick = 0.0
         self._outbox = Outbox(link, self._members)
         self._job: HostsJob | None = None  # that runs
         self._story = Story()
@@ -122,7 +122,7 @@ class HostTable:
     @property
     def sleep_s(self) -> float:
         """How long to sleep at most, in seconds."""
-        return max(0.0, min(self._next_look, self._next_tick) - time.monotonic())
+        return max(0.0, min(self._next_poll_at, self._next_tick) - time.monotonic())
 
     def serve(self) -> list[Received]:
         """Handle the other hosts' messages, and send what is due; return the requests of their workers."""
@@ -136,7 +136,7 @@ class HostTable:
                 log.warning("%s", exc)
                 continue
             if member is None:
-                self._refuse_stranger(session, message)
+                self._refuse_unknown_host(session, message)
             elif member.lost:
                 self._outbox.send(member, between.Refused(f"the job goes on without this host, which {member.lost}"))
             else:
@@ -144,23 +144,23 @@ class HostTable:
         if self._job is not None:
             self._job.couriers.step()
         now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + self._mirror_s
+        if now >= self._next_poll_at:
+            self._next_poll_at = now + self._mirror_s
             if self._job is not None:
                 self._job.send_state(everything=True)
         if now >= self._next_tick:
             self._next_tick = now + _TICK_S
             for member in self._members.values():
                 if not member.lost:
-                    self._look_after(member, now)
+                    self._check_member(member, now)
             self._link.tick(now)
         return requests
 
-    def _refuse_stranger(self, session: bytes, message: between.Up) -> None:
+    def _refuse_unknown_host(self, session: bytes, message: between.Up) -> None:
         if isinstance(message, between.Arrive):
             there = self._members.get(message.host)
             if there is not None and not there.lost and self._is_absent(there):
-                self._lose(there, "was silent, and its launcher was started again")
+                self._mark_lost(there, "was silent, and its launcher was started again")
                 self._kept.append((session, between.encode(message)))  # once the controller knows the loss
                 return
             if there is not None and there.lost:
@@ -211,7 +211,7 @@ class HostTable:
                 if job is not None:
                     job.controller.ending.take_of_other_host(signal.Signals(message.number), message.count > 1)
         elif isinstance(message, between.Failed):
-            self._lose(member, f"has ended: {message.why}")
+            self._mark_lost(member, f"has ended: {message.why}")
         if job is None or not member.begun:  # of the job before
             return []
         return job.take(member, message)
@@ -229,34 +229,34 @@ class HostTable:
 
     def _is_absent(self, member: Member) -> bool:
         peer = self._link.peers[member.session]
-        return peer.gone or peer.silent_s(time.monotonic()) > SILENT_S
+        return peer.gone or peer.silent_s(time.monotonic()) > HEARTBEAT_TIMEOUT_S
 
-    def _look_after(self, member: Member, now: float) -> None:
+    def _check_member(self, member: Member, now: float) -> None:
         peer = self._link.peers[member.session]
         silent_s = peer.silent_s(now)
         if peer.closed(now):
-            self._lose(member, "has ended without a word: was its launcher killed?")
+            self._mark_lost(member, "has ended without a word: was its launcher killed?")
         elif silent_s > self._timeout_s:
-            self._lose(member, f"was silent for {silent_s:.1f} s")
-        elif silent_s > SILENT_S and not member.silent:
+            self._mark_lost(member, f"was silent for {silent_s:.1f} s")
+        elif silent_s > HEARTBEAT_TIMEOUT_S and not member.silent:
             member.silent = True
             self._story.add("host", [member.host], "", "silent", f"since {silent_s:.1f} s")
             log.warning(
                 "host %d (%s) is silent since %.1f s: the others go on, and wait for it up to %g s (--host-timeout)",
                 member.host, member.name, silent_s, self._timeout_s,
             )  # fmt: skip
-        elif silent_s < SILENT_S and member.silent:
+        elif silent_s < HEARTBEAT_TIMEOUT_S and member.silent:
             member.silent = False
             self._story.add("host", [member.host], "silent", "answers")
             log.warning("host %d (%s) answers again", member.host, member.name)
 
-    def _lose(self, member: Member, why: str) -> None:
+    def _mark_lost(self, member: Member, why: str) -> None:
         member.lost = why
         job = self._job
         ranks = list(self.world.ranks_on(member.host)) if job is None else job.ranks_on(member.host)
         log.warning("host %d (%s) is lost, with workers %s: it %s", member.host, member.name, _listed(ranks), why)
         if job is not None:
-            job.lose(member, why)
+            job.mark_lost(member, why)
 
     def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
         """Queue an answer for a worker of another host; `flush` sends it."""
@@ -306,7 +306,7 @@ class HostTable:
         )
 
     @contextlib.contextmanager
-    def told_of_failure(self) -> Iterator[None]:
+    def notifying_of_failure(self) -> Iterator[None]:
         """Notify the other hosts if an exception ends the ``with`` block, and with it the job."""
         try:
             yield
@@ -318,7 +318,7 @@ class HostTable:
         """Send the other hosts how the job ended, and wait shortly until they have acknowledged it."""
         for member in self._members.values():
             self._outbox.send(member, between.JobOver(status, text, again))
-        deadline = time.monotonic() + _LAST_WORD_S
+        deadline = time.monotonic() + _FINAL_ACK_TIMEOUT_S
         peers = [self._link.peers[member.session] for member in self._members.values() if not member.lost]
         while time.monotonic() < deadline and any(peer.in_flight and not peer.gone for peer in peers):
             self._kept += self._link.receive()

@@ -90,11 +90,11 @@ class HostsJob:
             how = (message.status, log_file, message.why, message.failure, message.log_begin, message.at)
             self._children.remote_ended(Exit(message.rank, *how))
         elif isinstance(message, between.CourierListens):
-            self.couriers.hear(member.host, Listening(*message.at))
+            self.couriers.handle_news(member.host, Listening(*message.at))
         elif isinstance(message, between.CenterFilled):
-            self.couriers.hear(member.host, Filled())
+            self.couriers.handle_news(member.host, Filled())
         elif isinstance(message, (Gathered, LeftOut)):
-            self.couriers.hear(member.host, message)
+            self.couriers.handle_news(member.host, message)
         return []
 
     def _shifted(self, member: Member, data: bytes) -> bytes:
@@ -116,18 +116,18 @@ class HostsJob:
         """Return the ranks of a host, those that joined late included."""
         return [rank for rank, participant in self.roster.items() if participant.host_index == host]
 
-    def lose(self, member: Member, why: str) -> None:
-        """Take note that a host is lost, with its workers."""
+    def mark_lost(self, member: Member, why: str) -> None:
+        """Record that a host is lost, with its workers."""
         ranks = self.ranks_on(member.host)
-        self._mirror.lose(member.host, ranks)
+        self._mirror.mark_lost(member.host, ranks)
         self.controller.decide(lambda coordinator: coordinator.host_lost(member.host, f"it {why}"))
-        self.couriers.lose(member.host)
+        self.couriers.mark_lost(member.host)
         for rank in ranks:
             text = f"host {member.host} ({member.name}) is lost: it {why}"
             self._children.remote_ended(Exit(rank, LOST_STATUS, why=text, at=time.time()))
 
     def restore(self, member: Member, ranks: Iterable[int]) -> None:
-        """Take note that a host that was lost is back, with new workers."""
+        """Record that a host that was lost is back, with new workers."""
         self._changes.forget(member.host)
         self._state_sent = None
         self.watch(member, ranks)
@@ -135,9 +135,9 @@ class HostsJob:
     def send_state(self, everything: bool) -> None:
         """Send the other hosts what has changed; without ``everything`` only what answers may rely on."""
         if everything:
-            self._changes.look()
+            self._changes.poll()
         else:
-            self._changes.look_for_joined()
+            self._changes.collect_joined()
         found: Any = self._changes.found
         if found == self._state_sent:
             return

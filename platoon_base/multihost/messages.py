@@ -221,7 +221,7 @@ class JobState(msgspec.Struct, frozen=True, tag="state"):
     ----------
     stop : str
         The reason to stop; empty while there is none.
-    living, leader : int
+    num_live, leader : int
     several : bool
     endings : list of (int, int, str)
         For each rank that ended since: the rank, the number of its processes so far, and how the latest ended.
@@ -229,7 +229,7 @@ class JobState(msgspec.Struct, frozen=True, tag="state"):
     """
 
     stop: str
-    living: int
+    num_live: int
     leader: int
     several: bool
     endings: list[tuple[int, int, str]] = []
@@ -350,8 +350,8 @@ def batches(items: Sequence[Forwarded]) -> Iterator[list[Forwarded]]:
 
 
 _encoder = msgspec.msgpack.Encoder()
-_ups: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
-_downs: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
+_up_decoder: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
+_down_decoder: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
 
 
 def encode(message: Up | Down) -> bytes:
@@ -362,7 +362,7 @@ def encode(message: Up | Down) -> bytes:
 def decode_up(data: bytes) -> Up:
     """Decode a message of a deputy; raises `ProtocolError` for anything else."""
     try:
-        return _ups.decode(data)
+        return _up_decoder.decode(data)
     except msgspec.MsgspecError as exc:
         raise ProtocolError(f"got a message of another host that is none ({exc}): {_ONE_VERSION}") from exc
 
@@ -370,7 +370,7 @@ def decode_up(data: bytes) -> Up:
 def decode_down(data: bytes) -> Down:
     """Decode a message of the first host; raises `ProtocolError` for anything else."""
     try:
-        return _downs.decode(data)
+        return _down_decoder.decode(data)
     except msgspec.MsgspecError as exc:
         raise ProtocolError(f"got a message of the first host that is none ({exc}): {_ONE_VERSION}") from exc
 

@@ -47,7 +47,7 @@ class Mirror:
         """Return what the monotonic clock of a host is behind this one's, in seconds; 0 if it is not known."""
         return self._shift_s.get(host, 0.0)
 
-    def lose(self, host: int, ranks: Iterable[int]) -> None:
+    def mark_lost(self, host: int, ranks: Iterable[int]) -> None:
         """Free the locks that are held for the workers of a lost host, and forget the offset of its clock."""
         self._shift_s.pop(host, None)
         for rank in ranks:

@@ -30,10 +30,10 @@ __all__ = ["Shares", "launch", "shares"]
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 600.0
-_POLL_S = 0.2
+_POLL_INTERVAL_S = 0.2
 _CONNECT_S = 10.0
-_ASK_AGAIN_S = 1.0
-_LAST_WORDS_S = 30.0  # grace for the other hosts to end after host 0 has ended
+_RETRY_INTERVAL_S = 1.0
+_OTHER_HOSTS_EXIT_S = 30.0  # grace for the other hosts to end after host 0 has ended
 _LOST_STATUS = 1
 _CONCURRENT = 4  # calls of one actor: one waits for output while others pass signals
 _LINES = 200  # of output in one answer
@@ -405,7 +405,7 @@ class _Job:
             for host in self._hosts:
                 if host not in pending.values() and (host.status is None or (host.lost and now > host.ask_at)):
                     pending[self._asked(host)] = host
-            done, _ = self._ray.wait(list(pending), timeout=_POLL_S)
+            done, _ = self._ray.wait(list(pending), timeout=_POLL_INTERVAL_S)
             for answer in done:
                 host = pending.pop(answer)
                 if host.lost:
@@ -415,16 +415,16 @@ class _Job:
             for number in signals.take() if signals is not None else ():
                 self._pass_on(number)
             if self._hosts[0].status is not None and deadline is None:
-                deadline = time.monotonic() + _LAST_WORDS_S
+                deadline = time.monotonic() + _OTHER_HOSTS_EXIT_S
             if deadline is not None and time.monotonic() > deadline:
                 names = ", ".join(host.name for host in self._hosts if host.status is None)
-                log.warning("%s did not end within %g s of the first host, and is killed", names, _LAST_WORDS_S)
+                log.warning("%s did not end within %g s of the first host, and is killed", names, _OTHER_HOSTS_EXIT_S)
                 break
         status = self._hosts[0].status
         return _LOST_STATUS if status is None else status if status >= 0 else 128 - status
 
     def _asked(self, host: _Host) -> Any:
-        return host.actor.where.remote() if host.lost else host.actor.poll.remote(host.seen, 10 * _POLL_S)
+        return host.actor.where.remote() if host.lost else host.actor.poll.remote(host.seen, 10 * _POLL_INTERVAL_S)
 
     def _take(self, host: _Host, answer: Any) -> None:
         """Take an answer of a host's actor."""
@@ -443,9 +443,9 @@ class _Job:
         """Start the launcher of a host again whose actor Ray has started again; the job may refuse it."""
         try:
             _, host.name, _ = self._ray.get(answer)
-            self._ray.get(self._start(host), timeout=_LAST_WORDS_S)
+            self._ray.get(self._start(host), timeout=_OTHER_HOSTS_EXIT_S)
         except self._ray.exceptions.RayError:
-            host.ask_at = time.monotonic() + _ASK_AGAIN_S
+            host.ask_at = time.monotonic() + _RETRY_INTERVAL_S
             return
         log.warning("%s (host %d) is back, says Ray", host.name, host.index)
         host.lost, host.status, host.seen = False, None, 0

@@ -45,7 +45,7 @@ class RoundTable:
         self._has[host] = news.bases
         return self._decide()
 
-    def lose(self, host: int) -> Combine | None:
+    def mark_lost(self, host: int) -> Combine | None:
         """Continue without a host; return the decision if it was the last missing one."""
         self._idle = [each for each in self._idle if each != host]
         had = self._has.pop(host, None)  # what it has sent to all others counts, where its center is does not

@@ -31,7 +31,7 @@ def AllReduceSum(src: Any, dest: Any = None, inplace: bool = False, worker: Any 
     Returns
     -------
     Theano variable
-        In a job of one, ``src``.
+        With one worker, ``src``.
 
     Raises
     ------

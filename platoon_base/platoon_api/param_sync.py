@@ -71,7 +71,7 @@ class ParamSyncRule(rules.Rule):
         return update
 
     def took_center_over(self) -> None:
-        """Take note that the parameters have the center's values now, which the states of a worker follow."""
+        """Record that the parameters have the center's values now, which the states of a worker follow."""
         for function in vars(self).get("_functions", []):
             function.restart()
 
@@ -159,7 +159,7 @@ def require_params(params: Any) -> list[Any]:
 
 
 def is_user_defined(rule: Any) -> bool:
-    """Tell whether a rule has its own `ParamSyncRule.update_params` or the like, which runs in place of a kernel."""
+    """Return whether a rule has its own `ParamSyncRule.update_params` or the like, which runs in place of a kernel."""
     if not isinstance(rule, ParamSyncRule):
         return False
     return rule.kernel is None or any(_is_overridden(rule, name) for name in _METHODS)

@@ -26,7 +26,7 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 State = tuple[Array, ...]
-_LONGEST_SETTINGS = 500
+_MAX_SETTINGS = 500
 
 
 class LocalState(NamedTuple):
@@ -288,4 +288,4 @@ def require_states(rule: Any) -> None:
 
 def settings_of(rule: Rule) -> str:
     """Return a rule with its arguments as text, such as ``EASGD(alpha=0.45)``; empty if the rule does not tell them."""
-    return repr(rule)[:_LONGEST_SETTINGS] if is_dataclass(rule) else ""
+    return repr(rule)[:_MAX_SETTINGS] if is_dataclass(rule) else ""

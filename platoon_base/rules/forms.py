@@ -25,7 +25,7 @@ COMPILED: dict[str, Form] = {}  # the forms of this package's rules, by name: th
 _SIGNS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
 _KERNELS = {"adopt", "adopt_remembering", "contribute", "overwrite", "pull", "take_over"}  # there for every rule
 # What the loops in C and CUDA name otherwise.
-_TAKEN = frozenset(
+_RESERVED = frozenset(
     re.findall(
         r"\w+",
         """
@@ -165,7 +165,7 @@ class Form:
     def _fault(self) -> str:
         """Return why this cannot be the form of a rule, and what to do; empty if it can."""
         given = [self.name, *self.arguments, *self.scalars]
-        if not self.name.isidentifier() or self.name in _KERNELS | _TAKEN:
+        if not self.name.isidentifier() or self.name in _KERNELS | _RESERVED:
             return "declare a kernel beside it, a name in C that no other rule has"
         if len(set(given)) < len(given) or len(self.scalars) > MAX_SCALARS:
             return f"no name may stand twice, and there are at most {MAX_SCALARS} scalars; choose others"
@@ -210,9 +210,9 @@ def _names_in(node: ast.expr) -> set[str]:
 
 
 def _is_name(name: str) -> bool:
-    """Tell whether a name can be one in Python, C and CUDA, and is no name that `Form.in_c` makes up."""
+    """Return whether a name can be one in Python, C and CUDA, and is no name that `Form.in_c` makes up."""
     return bool(re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII)) and not (
-        re.search(r"_\d+$|_at$|_vector$|^new_", name) or name in _TAKEN or keyword.iskeyword(name)
+        re.search(r"_\d+$|_at$|_vector$|^new_", name) or name in _RESERVED or keyword.iskeyword(name)
     )
 
 

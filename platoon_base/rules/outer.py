@@ -73,7 +73,7 @@ class OuterRule(Rule):
 
 
 def waits(rule: Any) -> bool:
-    """Tell whether the workers wait for one another at each synchronization by this rule."""
+    """Return whether the workers wait for one another at each synchronization by this rule."""
     return bool(member(rule, "waits"))
 
 

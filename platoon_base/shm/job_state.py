@@ -32,7 +32,7 @@ _HEADER = np.dtype(
         ("rows", "u4"),
         ("stop", "u4"),
         ("several", "u4"),
-        ("living", "u4"),
+        ("num_live", "u4"),
         ("leader", "u4"),
         ("reason", "S256"),
     ],
@@ -157,23 +157,23 @@ class JobState:
         # NumPy strips trailing zeros of byte strings.
         elif (self._header["magic"].item(), self._header["version"].item()) != (MAGIC.rstrip(b"\0"), VERSION):
             raise ProtocolError("the job's state is of another version of this package; install one version everywhere")
-        self._lie_on(buffer)
+        self._use_memory(buffer)
         if create:
             self.table["loss"] = np.nan
 
-    def _lie_on(self, buffer: Any) -> None:
+    def _use_memory(self, buffer: Any) -> None:
         self._header = array_on(buffer, (), _HEADER)
         self.table: Any = array_on(buffer, (int(self._header["rows"]),), ROW, self._first_row())
         # Not in the rows: one after the other, they are compared in a few cache lines, however many workers there are.
         self.stop_votes: Any = array_on(buffer, self.table.shape, "i8", self._first_row() + self.table.nbytes)
         self._stop = self._header["stop"][...]
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Switch to a private copy, so that the memory can be unmapped; threads may still read the state."""
         copy = bytearray(self.size_bytes(len(self.table)))
         last = JobState(copy, len(self.table), create=True)
         last._header[...], last.table[...], last.stop_votes[...] = self._header, self.table, self.stop_votes
-        self._lie_on(copy)
+        self._use_memory(copy)
 
     @staticmethod
     def _first_row() -> int:
@@ -210,13 +210,13 @@ class JobState:
         self._header["several"] = 1
 
     @property
-    def living(self) -> int:
+    def num_live(self) -> int:
         """The number of this host's workers that take part or are expected, without those that left or died."""
-        return max(1, int(self._header["living"]))
+        return max(1, int(self._header["num_live"]))
 
-    @living.setter
-    def living(self, count: int) -> None:
-        self._header["living"] = count
+    @num_live.setter
+    def num_live(self, count: int) -> None:
+        self._header["num_live"] = count
 
     def signs(self) -> Any:
         """Return numbers that grow when a worker makes progress: an array of shape (signs, rows)."""

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from platoon_base.shm.calls import Call
 from platoon_base.shm.job_state import JobState
-from platoon_base.shm.movement import Movement
+from platoon_base.shm.progress_watch import ProgressWatch
 
 __all__ = ["JobLiveness", "Liveness"]
 
-_CAUSE_S = 1.5  # the controller learns how a process ended shortly after its locks are free
+_CAUSE_TIMEOUT_S = 1.5  # the controller learns how a process ended shortly after its locks are free
 _STUCK_S = 1.0
 
 
@@ -31,7 +31,7 @@ class Liveness(Protocol):
         """Return whether this worker has left or died; False for a worker that has yet to join."""
         ...
 
-    def life(self, rank: int) -> int:
+    def incarnation(self, rank: int) -> int:
         """Return how many processes this rank has had: a restarted one lacks the memory of the earlier ones."""
         ...
 
@@ -43,11 +43,11 @@ class Liveness(Protocol):
         """Return the latest collective call on devices that this worker has begun."""
         ...
 
-    def call_word(self, rank: int) -> Any:
+    def call_counter(self, rank: int) -> Any:
         """Return a view of the field with that call: an array of shape (1,), int64."""
         ...
 
-    def left_word(self, rank: int) -> Any:
+    def left_flag(self, rank: int) -> Any:
         """Return a view of the flag that the worker sets when it leaves in order: an array of shape (1,), int64."""
         ...
 
@@ -80,18 +80,18 @@ class JobLiveness:
     ) -> None:
         self.locks = locks
         self._rank = rank
-        self._movement = Movement(job_state)
+        self._progress_watch = ProgressWatch(job_state)
         self._job_state = job_state
         self._alive = alive
         self._waiting: dict[int, tuple[int, float]] = {}
 
     def why_absent(self, ranks: Sequence[int]) -> str:
         """See `Liveness.why_absent`."""
-        self._movement.look()
+        self._progress_watch.poll()
         self._job_state.row(self._rank)["waited_at"] = time.monotonic()
         for rank in ranks:
             if self._job_state.row(rank)["left"] or not self._lives(rank):  # "left" is set before the lock is free
-                return self._how_it_went(rank)
+                return self._exit_reason(rank)
             if self._is_stuck(rank):
                 return (
                     f"rank {rank} waits in {self._job_state.read_text(rank, 'waiting_in')!r} instead, for this rank "
@@ -101,15 +101,15 @@ class JobLiveness:
 
     def moved(self, ranks: Sequence[int]) -> float:
         """See `Liveness.moved`."""
-        return min(map(self._movement.last, ranks))
+        return min(map(self._progress_watch.last, ranks))
 
     def gone(self, rank: int) -> bool:
         """See `Liveness.gone`."""
         row = self._job_state.row(rank)
         return bool(row["ending"]) or (bool(row["left"]) and not self._alive(rank))
 
-    def life(self, rank: int) -> int:
-        """See `Liveness.life`."""
+    def incarnation(self, rank: int) -> int:
+        """See `Liveness.incarnation`."""
         return int(self._job_state.row(rank)["lives"])
 
     def died(self, rank: int) -> bool:
@@ -118,14 +118,14 @@ class JobLiveness:
 
     def latest_call(self, rank: int) -> Call:
         """See `Liveness.latest_call`."""
-        return Call.of(int(self.call_word(rank)[0]))
+        return Call.of(int(self.call_counter(rank)[0]))
 
-    def call_word(self, rank: int) -> Any:
-        """See `Liveness.call_word`."""
+    def call_counter(self, rank: int) -> Any:
+        """See `Liveness.call_counter`."""
         return self._job_state.collectives(rank)
 
-    def left_word(self, rank: int) -> Any:
-        """See `Liveness.left_word`."""
+    def left_flag(self, rank: int) -> Any:
+        """See `Liveness.left_flag`."""
         return self._job_state.left(rank)
 
     def _lives(self, rank: int) -> bool:
@@ -144,8 +144,8 @@ class JobLiveness:
             return time.monotonic() - before[1] > _STUCK_S
         return False
 
-    def _how_it_went(self, rank: int) -> str:
-        deadline = time.monotonic() + _CAUSE_S
+    def _exit_reason(self, rank: int) -> str:
+        deadline = time.monotonic() + _CAUSE_TIMEOUT_S
         while not (cause := self._job_state.read_text(rank, "ending")) and time.monotonic() < deadline:
             time.sleep(0.01)
         verb = "has left the job" if self._job_state.row(rank)["left"] else "is lost"

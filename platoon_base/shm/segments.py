@@ -296,13 +296,13 @@ def _reserve(fd: int, start: int, size_bytes: int) -> None:
     """Reserve the pages of a range of bytes, so that no later access can fail."""
     # The kernel would take pages until there are none, and then kill processes.
     if size_bytes > _SMALL_BYTES and size_bytes > _free_bytes():
-        raise _no_room(size_bytes)
+        raise _out_of_memory_text(size_bytes)
     try:
         os.posix_fallocate(fd, start, size_bytes)
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.ENOMEM):
             raise
-        raise _no_room(size_bytes) from exc
+        raise _out_of_memory_text(size_bytes) from exc
 
 
 def _free_bytes() -> int:
@@ -311,7 +311,7 @@ def _free_bytes() -> int:
     return min(room.f_bavail * room.f_frsize, available_memory())
 
 
-def _no_room(size_bytes: int) -> BackendUnavailableError:
+def _out_of_memory_text(size_bytes: int) -> BackendUnavailableError:
     room = os.statvfs(SHM_FOLDER)
     return BackendUnavailableError(
         f"needs {size_bytes / 1e6:.0f} MB of shared memory, {SHM_FOLDER} has "

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["DATA_SERVER", "WORKER", "Patience", "end_with", "end_without", "found_out", "is_watched"]
+__all__ = ["DATA_SERVER", "WORKER", "OrphanPolicy", "end_with", "end_without", "found_out", "is_watched"]
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ _found_out = threading.Event()
 _watched_pid = 0  # the process that has a thread: a forked child has none
 
 
-class Patience(NamedTuple):
+class OrphanPolicy(NamedTuple):
     """How a process is ended whose launcher is gone.
 
     Attributes
@@ -46,18 +46,18 @@ class Patience(NamedTuple):
     grace_s: float
 
 
-WORKER = Patience(4.0, 60.0, signal.SIGINT, 10.0)
-DATA_SERVER = Patience(0.0, 0.0, signal.SIGTERM, 2.0)
+WORKER = OrphanPolicy(4.0, 60.0, signal.SIGINT, 10.0)
+DATA_SERVER = OrphanPolicy(0.0, 0.0, signal.SIGTERM, 2.0)
 
 
-def end_with(launcher: int, patience: Patience = WORKER) -> None:
+def end_with(launcher: int, patience: OrphanPolicy = WORKER) -> None:
     """End this process after a process of this host: by a thread, which waits for that.
 
     Parameters
     ----------
     launcher : int
         Process id.
-    patience : Patience
+    patience : OrphanPolicy
     """
     try:
         fd = os.pidfd_open(launcher)
@@ -77,7 +77,7 @@ def end_with(launcher: int, patience: Patience = WORKER) -> None:
     _start(has_ended, patience)
 
 
-def end_without(alive: Callable[[], bool | None], patience: Patience = WORKER) -> None:
+def end_without(alive: Callable[[], bool | None], patience: OrphanPolicy = WORKER) -> None:
     """End this process once ``alive()`` is False; None ends the watch."""
 
     def has_ended() -> bool:
@@ -98,13 +98,13 @@ def is_watched() -> bool:
     return _watched_pid == os.getpid()
 
 
-def _start(has_ended: Callable[[], bool], patience: Patience) -> None:
+def _start(has_ended: Callable[[], bool], patience: OrphanPolicy) -> None:
     global _watched_pid
     _watched_pid = os.getpid()
     threading.Thread(target=_watch, args=(has_ended, patience), name="platoon-orphan", daemon=True).start()
 
 
-def _watch(has_ended: Callable[[], bool], patience: Patience) -> None:
+def _watch(has_ended: Callable[[], bool], patience: OrphanPolicy) -> None:
     global _watched_pid
     if not has_ended():
         _watched_pid = 0

@@ -51,7 +51,7 @@ def working_folder() -> str:
 
 
 def readable(fd: int, timeout_s: float | None = 0.0) -> bool:
-    """Tell whether a file descriptor can be read, within ``timeout_s``; None waits without end.
+    """Return whether a file descriptor can be read, within ``timeout_s``; None waits without end.
 
     Its number may be above 1,023, which `select.select` refuses. A pidfd can be read from the moment the process is a
     zombie.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import platoon_base.theano_ops.inplace
 import platoon_base.theano_ops.order
-import platoon_base.theano_ops.told
+import platoon_base.theano_ops.step_report
 from platoon_base.system.lazy import lazy_names
 from platoon_base.theano_ops.reductions import (
     AllReduce,
@@ -42,7 +42,7 @@ __all__ = [
     "Synchronizer",
     "all_reduce",
     "all_reduce_float16",
-    "count_alone",
+    "count_single_worker",
     "function",
     "scatter",
     "vary_noise",
@@ -52,7 +52,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
-        "count_alone": "platoon_base.theano_ops.told",
+        "count_single_worker": "platoon_base.theano_ops.step_report",
         "Function": "platoon_base.theano_ops.function_call",
         "all_reduce_float16": "platoon_base.theano_ops.compressed",
         "function": "platoon_base.theano_ops.function_call",

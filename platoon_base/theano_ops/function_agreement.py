@@ -17,8 +17,8 @@ from platoon_base.worker.handle import Worker
 
 __all__ = [
     "Header",
+    "RowSpec",
     "Selection",
-    "Told",
     "exchange",
     "input_checksum",
     "plain",
@@ -36,7 +36,7 @@ _SAMPLED_BYTES = 2048  # of each of three rows
 _TEXT = 400  # characters of another worker's error or value within this worker's error
 
 
-class Told(NamedTuple):
+class RowSpec(NamedTuple):
     """Rows that one worker selects, in numbers for the others.
 
     Attributes
@@ -69,14 +69,14 @@ class Header(NamedTuple):
         1 if the worker has refused its arguments; the rest means nothing then.
     function, values : int
         Checksums of the function, and of the values of its inputs.
-    batch, batch_s : Told
+    batch, batch_s : RowSpec
     """
 
     refused: int
     function: int = 0
     values: int = 0
-    batch: Told = Told()
-    batch_s: Told = Told()
+    batch: RowSpec = RowSpec()
+    batch_s: RowSpec = RowSpec()
 
     def numbers(self) -> Numbers:
         """Return all the numbers, always as many."""
@@ -85,8 +85,8 @@ class Header(NamedTuple):
     @classmethod
     def of(cls, numbers: Sequence[int]) -> Header:
         """Return the header with these `numbers`."""
-        width = len(Told._fields)
-        return cls(numbers[0], numbers[1], numbers[2], Told(*numbers[3 : 3 + width]), Told(*numbers[3 + width :]))
+        width = len(RowSpec._fields)
+        return cls(numbers[0], numbers[1], numbers[2], RowSpec(*numbers[3 : 3 + width]), RowSpec(*numbers[3 + width :]))
 
 
 class Selection(NamedTuple):
@@ -95,18 +95,18 @@ class Selection(NamedTuple):
     Attributes
     ----------
     rows : slice or ndarray of int64
-    told : Told
+    spec : RowSpec
     """
 
     rows: slice | Numbers
-    told: Told
+    spec: RowSpec
 
-    def agreed(self, every: Sequence[Told], worker: Worker, timeout_s: float) -> tuple[slice | Numbers, list[int]]:
+    def agreed(self, every: Sequence[RowSpec], worker: Worker, timeout_s: float) -> tuple[slice | Numbers, list[int]]:
         """Return the rows of this call, and their number on each worker; the first worker's count, but for own ones.
 
         Parameters
         ----------
-        every : sequence of Told
+        every : sequence of RowSpec
             Of each worker. If they are the same on all workers, nothing is sent.
         worker : Worker
         timeout_s : float
@@ -116,7 +116,7 @@ class Selection(NamedTuple):
         rows : slice with both ends and no step, or ndarray of int64
         counts : list of int
         """
-        first, length = every[0], self.told.length
+        first, length = every[0], self.spec.length
         if len({told.kind == _OWN for told in every}) > 1:
             raise ConfigurationError(
                 "got batch_s for each worker on some workers, and one for all on others: pass the same kind on all"
@@ -156,14 +156,14 @@ def select(chosen: Any, length: int, *, own: bool = False) -> Selection:
     if own:
         rows = plain(chosen, length) if isinstance(chosen, slice) else row_numbers(chosen, length)
         if isinstance(rows, slice):
-            return Selection(rows, Told(length, _OWN, selected=rows.stop - rows.start))
+            return Selection(rows, RowSpec(length, _OWN, selected=rows.stop - rows.start))
         require_inside(rows, length)
-        return Selection(rows, Told(length, _OWN, selected=len(rows)))
+        return Selection(rows, RowSpec(length, _OWN, selected=len(rows)))
     if isinstance(chosen, slice):
         chosen.indices(length)  # raises if its ends or step cannot be
-        return Selection(chosen, Told(length, _SLICE, *map(_end, (chosen.start, chosen.stop, chosen.step))))
+        return Selection(chosen, RowSpec(length, _SLICE, *map(_end, (chosen.start, chosen.stop, chosen.step))))
     numbers = row_numbers(chosen, length)
-    return Selection(numbers, Told(length, _LIST, selected=len(numbers), crc=zlib.crc32(numbers.data)))
+    return Selection(numbers, RowSpec(length, _LIST, selected=len(numbers), crc=zlib.crc32(numbers.data)))
 
 
 def plain(rows: slice, length: int) -> slice | Numbers:

@@ -16,7 +16,7 @@ from platoon_base.job.joining import connect
 from platoon_base.theano_ops.base import JobBound
 from platoon_base.theano_ops.function_agreement import (
     Header,
-    Told,
+    RowSpec,
     exchange,
     input_checksum,
     refuse,
@@ -203,7 +203,7 @@ class Function(JobBound):
             f"of inputs {inputs}, {len(reductions)} outputs, {len(updated)} updates and {len(data)} data sets"
         )
         self._checksum = zlib.crc32(f"{self._described} {[getattr(v, 'type', None) for v in inputs]}".encode())
-        self._room: dict[int, Any] = {}
+        self._buffers: dict[int, Any] = {}
         self._compiled: dict[str, Any] = {}
         if not data:
             self._compiled["no data"] = self._compile([], lambda variable: variable)
@@ -265,11 +265,11 @@ class Function(JobBound):
         worker, timeout_s = self.worker, self._timeout_s
         try:
             self._require_call(values, batch, batch_s, num_slices)
-            inputs = InputRows([values[i] for i in self._scattered], batch, self._room) if self._scattered else None
+            inputs = InputRows([values[i] for i in self._scattered], batch, self._buffers) if self._scattered else None
             resident = ResidentRows(self._data, batch_s, worker) if self._data else None
             header = Header(
                 0, self._checksum, self._checksum_of(values),
-                inputs.selection.told if inputs else Told(), resident.selection.told if resident else Told(),
+                inputs.selection.spec if inputs else RowSpec(), resident.selection.spec if resident else RowSpec(),
             )  # fmt: skip
         except Exception as exc:
             refuse(worker, exc, timeout_s)

@@ -11,7 +11,7 @@ from platoon_base.data.excerpt import excerpt
 from platoon_base.data.shared_data import SharedData
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import shard_bounds
-from platoon_base.theano_ops.function_agreement import Told, select
+from platoon_base.theano_ops.function_agreement import RowSpec, select
 from platoon_base.worker.handle import Worker
 
 __all__ = ["InputRows", "ResidentRows", "split"]
@@ -48,10 +48,10 @@ class InputRows:
                 "many; name inputs that all workers get whole in broadcast=[...]"
             )
         (self._length,) = lengths
-        self._room = room
+        self._buffers = room
         self.selection = select(batch, self._length)
 
-    def agree(self, every: Sequence[Told], worker: Worker, timeout_s: float) -> None:
+    def agree(self, every: Sequence[RowSpec], worker: Worker, timeout_s: float) -> None:
         """Take this worker's part of the rows that all workers agree on."""
         self._rows, (total, *_) = self.selection.agreed(every, worker, timeout_s)
         if not total:
@@ -76,9 +76,9 @@ class InputRows:
 
     def _place(self, i: int, value: Array, rows: int) -> Array:
         """Return memory for so many rows of an input, which the next call uses again."""
-        room = self._room.get(i)
+        room = self._buffers.get(i)
         if room is None or len(room) < rows or room.shape[1:] != value.shape[1:] or room.dtype != value.dtype:
-            room = self._room[i] = np.empty((rows, *value.shape[1:]), value.dtype)
+            room = self._buffers[i] = np.empty((rows, *value.shape[1:]), value.dtype)
         return room[:rows]
 
 
@@ -114,7 +114,7 @@ class ResidentRows:
             batch_s = batch_s[worker.global_rank]
         self.selection = select(batch_s, length, own=one_each)
 
-    def agree(self, every: Sequence[Told], worker: Worker, timeout_s: float) -> None:
+    def agree(self, every: Sequence[RowSpec], worker: Worker, timeout_s: float) -> None:
         """Take the rows that all workers agree on."""
         self.rows, self.counts = self.selection.agreed(every, worker, timeout_s)
         if not sum(self.counts):

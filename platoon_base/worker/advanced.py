@@ -44,7 +44,7 @@ class Advanced:
 
     @property
     def shares(self) -> bool:
-        """Whether there is a center to synchronize with: not in a job of one, nor before parameters are shared."""
+        """Whether there is a center to synchronize with: not with one worker, nor before parameters are shared."""
         return self._sharing.current is not None and self._sharing.current.center is not None
 
     @property
@@ -116,9 +116,9 @@ class Advanced:
         """
         if self._connection.identity.size == 1 or self._connection.identity.late or not self._connection.open_here:
             return
-        told = self._data_seen.tell(data, kind_of(*data) if kind is None else kind)
-        if told is not None:
-            self.require_same(*told, SAME_DATA_REMEDY, timeout_s=timeout_s)
+        data_id = self._data_seen.register(data, kind_of(*data) if kind is None else kind)
+        if data_id is not None:
+            self.require_same(*data_id, SAME_DATA_REMEDY, timeout_s=timeout_s)
 
     # Collective calls: every worker makes them, in the same order.
 
@@ -146,7 +146,7 @@ class Advanced:
         arrays: Sequence[Any],
         pairs: Mapping[str, tuple[float, float]] | None = None,
         *,
-        late_pass: bool = False,
+        skips_late: bool = False,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Summed:
         """Add small arrays over all workers that still take part, such as the states of metrics.
@@ -162,7 +162,7 @@ class Advanced:
             Of real dtypes; the same number and shapes on every worker.
         pairs : mapping of str to (sum, weight), optional
             Added in the same round trip; see `sum_pairs`.
-        late_pass : bool
+        skips_late : bool
             Let a worker that came later and has not met the others yet pass: it gets its own values back.
         timeout_s : float
             Bound on the wait for the others, and on that for each further 512 KiB.
@@ -180,7 +180,7 @@ class Advanced:
         CollectiveTimeoutError
             If some workers did not call it in time; the message names them.
         """
-        return sum_arrays(self._connection.client, name, arrays, pairs, timeout_s, late_pass=late_pass)
+        return sum_arrays(self._connection.client, name, arrays, pairs, timeout_s, skips_late=skips_late)
 
     def reduce_scatter(
         self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S

@@ -18,7 +18,7 @@ class AdvisoryLock:
     Parameters
     ----------
     try_acquire : callable
-        Takes the lock, unless another worker has it, and tells whether this worker has it now.
+        Takes the lock, unless another worker has it, and returns whether this worker has it now.
     release : callable
         Frees it.
     """

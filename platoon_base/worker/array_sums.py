@@ -48,7 +48,7 @@ def sum_arrays(
     pairs: Mapping[str, tuple[float, float]] | None,
     timeout_s: float,
     *,
-    late_pass: bool = False,
+    skips_late: bool = False,
 ) -> Summed:
     """Add arrays and pairs over all workers that still take part; see `Advanced.sum_arrays`.
 
@@ -59,7 +59,7 @@ def sum_arrays(
 
     def add(title: str, pairs: Pairs, part: Array) -> Sums:
         call = Sum(
-            name=title, pairs=pairs, vector=part.tobytes(), shapes=shapes, late_pass=late_pass, timeout_s=timeout_s
+            name=title, pairs=pairs, vector=part.tobytes(), shapes=shapes, skips_late=skips_late, timeout_s=timeout_s
         )
         return client.wait_for_all(call, Sums)
 

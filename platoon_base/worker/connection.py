@@ -41,7 +41,7 @@ class Identity(NamedTuple):
 
 
 class BackEnds(NamedTuple):
-    """How a connection makes what it needs at the first call for it; nothing in a job of one.
+    """How a connection makes what it needs at the first call for it; nothing with one worker.
 
     Attributes
     ----------
@@ -126,8 +126,8 @@ class Connection:
         self.require_controller()
         return self._arrays.nccl(ordinal, timeout_s)
 
-    def shares_alone(self) -> bool:
-        """Tell whether the job was launched with one worker and no other has shared parameters so far."""
+    def is_single_worker(self) -> bool:
+        """Return whether the job was launched with one worker and no other has shared parameters so far."""
         return self.identity.size == 1 and not self.job_state.shared_by_several
 
     @property
@@ -151,12 +151,12 @@ class Connection:
             self.require_open()  # another thread may have closed it just now
             raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
 
-    def close(self, let_go: Callable[[], None], failed: bool = False) -> None:
+    def close(self, release: Callable[[], None], failed: bool = False) -> None:
         """Leave the job; a second call does nothing.
 
         Parameters
         ----------
-        let_go : callable
+        release : callable
             Leaves the memory of the job; called when nobody is spoken to any more.
         failed : bool
             Whether to go without a goodbye.
@@ -173,6 +173,6 @@ class Connection:
             self._arrays.close()
             self._client.close(say_goodbye=not failed)
         finally:
-            let_go()
+            release()
             self.progress.close()
             self._on_close()

@@ -63,7 +63,7 @@ class DivergenceWatch:
     def __init__(self, rank: int, every_s: float = 0.0) -> None:
         self._rank = rank
         self._every_s = every_s
-        self._next_look = -math.inf
+        self._next_poll_at = -math.inf
         self._places: list[tuple[int, slice]] = []
         self._before = self._after = np.empty(0)
         self._sizes: collections.deque[float] = collections.deque()
@@ -74,12 +74,12 @@ class DivergenceWatch:
         self._grew = self._carried = False
 
     def before_sync(self, arrays: Sequence[Any], rule: Any) -> None:
-        """Take note of the values that training has led to."""
+        """Record the values that training has led to."""
         if not self._carried and waits(rule):
             self._before = self._sample(arrays)
 
     def after_sync(self, arrays: Sequence[Any], rule: Any) -> None:
-        """Take note of the values that the synchronization has led to; warn if they tell of divergence."""
+        """Record the values that the synchronization has led to; warn if they tell of divergence."""
         rounds = not self._carried and waits(rule)
         if not rounds and (self._grew or not self._is_time()):
             return
@@ -93,9 +93,9 @@ class DivergenceWatch:
         if not self._every_s:
             return True
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_poll_at:
             return False
-        self._next_look = now + self._every_s
+        self._next_poll_at = now + self._every_s
         return True
 
     def _compare_sizes(self, size: float, rule: Any) -> None:
@@ -167,15 +167,15 @@ class LossWatch:
         self._rank = rank
         self._best = math.inf
         self._in_a_row = 0
-        self._told = False
+        self._warned = False
 
     def epoch_ends(self, loss: float, rule: Any) -> None:
         """Take the loss of an epoch in; warn if it tells of divergence."""
         high = loss > _TIMES_THE_BEST * self._best > 0
         self._in_a_row = self._in_a_row + 1 if high else 0
         self._best = min(self._best, loss)
-        if self._in_a_row == _EPOCHS and not self._told:
-            self._told = True
+        if self._in_a_row == _EPOCHS and not self._warned:
+            self._warned = True
             log.warning(
                 "rank %d: the loss of training is %.4g, and has been more than twice its best, %.4g, for %d epochs: "
                 "this training may diverge. With %s, lower gain, outer_lr or momentum, synchronize more often, or "

@@ -221,7 +221,7 @@ class Worker:
     def center_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None]:
         """Within the ``with`` block the parameters have the center's values; afterwards their own again.
 
-        Without shared parameters, or in a job of one, nothing changes.
+        Without shared parameters, or with one worker, nothing changes.
         """
         self._connection.require_open()
         if self._sharing.current is None:
@@ -243,7 +243,7 @@ class Worker:
         self._connection.client.wait_for_all(msg.Barrier(name=name, timeout_s=timeout_s), msg.Met)
 
     def agree_to_stop(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-        """Tell whether to stop, with the same answer on every worker: all of them call it, once a round.
+        """Return whether to stop, with the same answer on every worker: all of them call it, once a round.
 
         `should_stop` may turn true for one worker earlier than for another, so a loop that makes collective calls must
         not be left by it. Vote with `request_stop` before.
@@ -522,9 +522,9 @@ class Worker:
         `should_stop`, `stop_reason` and `Advanced.stop_votes` keep their last values. All else that needs the job
         raises `ConfigurationError`. A call that another thread is in ends with an error.
         """
-        self._connection.close(self._let_go, failed)
+        self._connection.close(self._release_all, failed)
 
-    def _let_go(self) -> None:
+    def _release_all(self) -> None:
         self._sharing.close()
         self.advanced.stop_votes.close()
 

@@ -42,7 +42,7 @@ class Variable(Protocol):
 def copy_first_values(
     variables: Sequence[Variable],
     worker: Worker,
-    purpose: str = "",
+    settings: str = "",
     participants: Sequence[int] | None = None,
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -54,7 +54,7 @@ def copy_first_values(
     variables : sequence of Variable
         Counters too; the same number, order, names, shapes and dtypes on every worker.
     worker : Worker
-    purpose : str
+    settings : str
         What else must be the same on all workers.
     participants : sequence of int, optional
         Ranks that take part: those that are left of the workers launched. The default is all of them.
@@ -66,20 +66,20 @@ def copy_first_values(
     ConfigurationError
         If values have a dtype that workers do not exchange.
     LayoutMismatchError
-        On every worker, before anything is changed, if the variables of one are others, or its purpose is.
+        On every worker, before anything is changed, if the variables of one are others, or its settings are.
     WorkerLostError, CollectiveTimeoutError
         If a participant does not come.
     """
     values = [variable.get_value(borrow=True) for variable in variables]
     layout = Layout.of(values, [variable.name or "" for variable in variables])
     if participants is None or len(participants) == worker.global_size:
-        require_same_layout(layout, worker, purpose, timeout_s=timeout_s)
+        require_same_layout(layout, worker, settings, timeout_s=timeout_s)
         copy_values(variables, worker, timeout_s=timeout_s)
         return
     # Broadcasts need all workers that were launched. Those that are left take a sum, to which the first adds values
     # and the others zeros.
     mine = worker.global_rank == participants[0]
-    name = f"first values {hashlib.sha256(layout.fingerprint + to_bytes(purpose)).hexdigest()[:16]}"
+    name = f"first values {hashlib.sha256(layout.fingerprint + to_bytes(settings)).hexdigest()[:16]}"
     terms = [value if mine else np.zeros_like(value) for value in values]
     for variable, value, total in zip(
         variables, values, worker.advanced.sum_arrays(name, terms, timeout_s=timeout_s).arrays
@@ -113,17 +113,17 @@ def copy_values(
         variable.set_value(array)
 
 
-def start_together(params: Iterable[Any], worker: Worker, purpose: str = "") -> Layout:
+def start_together(params: Iterable[Any], worker: Worker, settings: str = "") -> Layout:
     """Give the values of the first worker's parameters to all others, bit by bit.
 
-    All workers call it, at the same point of their scripts; in a job of one nothing happens.
+    All workers call it, at the same point of their scripts; with one worker nothing happens.
 
     Parameters
     ----------
     params : list of Theano shared variable, GpuArray or ndarray
         Of float dtypes; the same number, order, names, shapes and dtypes on every worker.
     worker : Worker
-    purpose : str
+    settings : str
         What else must be the same on all workers, such as the rule and its options.
 
     Returns
@@ -136,13 +136,13 @@ def start_together(params: Iterable[Any], worker: Worker, purpose: str = "") -> 
     ConfigurationError
         If something in the arguments cannot work.
     LayoutMismatchError
-        On every worker, before anything is changed, if the parameters of one are others, or its purpose is.
+        On every worker, before anything is changed, if the parameters of one are others, or its settings are.
     WorkerLostError, CollectiveTimeoutError
         If a worker does not come.
     """
     parameters = Parameters(params)
     if worker.global_size > 1:
-        require_same_layout(parameters.layout, worker, purpose)
+        require_same_layout(parameters.layout, worker, settings)
         values = parameters.borrow()
         worker.broadcast(values)
         parameters.give_back(values)
@@ -151,20 +151,20 @@ def start_together(params: Iterable[Any], worker: Worker, purpose: str = "") -> 
 
 
 def require_same_layout(
-    layout: Layout, worker: Worker, purpose: str = "", *, timeout_s: float = DEFAULT_TIMEOUT_S
+    layout: Layout, worker: Worker, settings: str = "", *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> None:
     """Raise `LayoutMismatchError` on every worker unless all have the same layout and purpose; all workers call it.
 
     As long as they agree, it costs one collective call on 32 bytes.
     """
-    fingerprint = hashlib.sha256(layout.fingerprint + to_bytes(purpose)).digest()
+    fingerprint = hashlib.sha256(layout.fingerprint + to_bytes(settings)).digest()
     prints = worker.all_gather(np.frombuffer(fingerprint, np.uint8), timeout_s=timeout_s)
     if (prints == prints[0]).all():
         return
-    for rank, (other, wanted) in enumerate(_exchange(layout, purpose, worker)):
+    for rank, (other, wanted) in enumerate(_exchange(layout, settings, worker)):
         layout.require_same(other, whose=f"worker {rank}'s")
-        if purpose != wanted:
-            own, others = _around_the_difference(purpose, wanted)
+        if settings != wanted:
+            own, others = _around_the_difference(settings, wanted)
             raise LayoutMismatchError(
                 f"got {own}, worker {rank} has {others}: what they compute would not go together; call "
                 "it with the same arguments on every worker"
@@ -192,9 +192,9 @@ def _common_length(a: str, b: str) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
-def _exchange(layout: Layout, purpose: str, worker: Worker) -> Iterator[tuple[Layout, str]]:
+def _exchange(layout: Layout, settings: str, worker: Worker) -> Iterator[tuple[Layout, str]]:
     """Exchange the layouts and purposes behind the fingerprints, so that the error can name the difference."""
-    text = np.frombuffer(json.dumps([purpose, layout.specs]).encode(), np.uint8)
+    text = np.frombuffer(json.dumps([settings, layout.specs]).encode(), np.uint8)
     lengths = worker.all_gather(np.array([text.size]))[:, 0]
     padded = np.zeros(lengths.max(), np.uint8)
     padded[: text.size] = text

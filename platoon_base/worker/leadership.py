@@ -9,7 +9,7 @@ from platoon_base.worker.connection import Connection
 __all__ = ["Leadership"]
 
 _UNDECIDED_S = 5.0  # for the process of a leader that has left to end: only then is known whether it failed
-_POLL_S = 0.01
+_POLL_INTERVAL_S = 0.01
 
 
 class Leadership:
@@ -39,6 +39,6 @@ class Leadership:
     def _await_end(self, leader: int) -> None:
         deadline = time.monotonic() + _UNDECIDED_S
         while not self._job_state.row(leader)["ending"] and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        time.sleep(_POLL_S)  # how it ended is written first, and who leads then
+            time.sleep(_POLL_INTERVAL_S)
+        time.sleep(_POLL_INTERVAL_S)  # how it ended is written first, and who leads then
         self._waited_for = leader

@@ -30,11 +30,11 @@ class ProgressRow:
     def __init__(self, job_state: JobState, rank: int) -> None:
         self._job_state = job_state
         self.row: Any = job_state.row(rank)
-        self._script_tells_epochs = self._script_counts = self._epoch_steps_told = False
+        self._script_reports_epochs = self._script_counts = self._epoch_steps_known = False
         self._counted_for_it = 0
 
     def add(self, steps: int, epoch: int | None, loss: float | None) -> None:
-        """Take note of steps that were made; see `Worker.progress`."""
+        """Record steps that were made; see `Worker.progress`."""
         if not steps and epoch is None and loss is None:
             if self.row["started"]:
                 self.row["updated"] = time.monotonic()
@@ -44,7 +44,7 @@ class ProgressRow:
             row["steps"] -= min(steps, self._counted_for_it)
             self._counted_for_it = 0
         if epoch is not None:
-            self._script_tells_epochs = True
+            self._script_reports_epochs = True
             self._begin_epoch(epoch)
         if steps:
             row["steps"] += steps
@@ -62,10 +62,10 @@ class ProgressRow:
             row["loss"] = loss
 
     def announce(self, epoch: int | None, limit: str | None, numbers: Mapping[str, int | None]) -> None:
-        """Take note of limits; see `Advanced.announce`."""
-        if epoch is not None and not self._script_tells_epochs:
+        """Record limits; see `Advanced.announce`."""
+        if epoch is not None and not self._script_reports_epochs:
             self._begin_epoch(epoch)
-        self._epoch_steps_told = self._epoch_steps_told or numbers["epoch_steps"] is not None
+        self._epoch_steps_known = self._epoch_steps_known or numbers["epoch_steps"] is not None
         for name, number in numbers.items():
             if number is not None:
                 self.row[name] = number
@@ -84,7 +84,7 @@ class ProgressRow:
         if epoch == row["epoch"]:
             return
         made = row["steps"] - row["steps_before_epoch"]
-        if epoch == row["epoch"] + 1 and made and not self._epoch_steps_told:
+        if epoch == row["epoch"] + 1 and made and not self._epoch_steps_known:
             row["epoch_steps"] = made  # the next one will have as many
         row["epoch"], row["steps_before_epoch"] = epoch, row["steps"]
 
@@ -114,7 +114,7 @@ class ProgressRow:
         self.row["copies"] += 1
 
     def mark_all_synced(self) -> None:
-        """Take note that the center has this worker's values: all workers go on from its position."""
+        """Record that the center has this worker's values: all workers go on from its position."""
         self._job_state.mark_all_synced(self.row)
 
     def mark_left(self) -> None:

@@ -16,7 +16,7 @@ from platoon_base.rules.outer import OuterRule
 
 __all__ = ["make_round", "require_part"]
 
-_LEAST_S = 3.0  # to take the center over, once the others have been met at the last moment
+_MIN_S = 3.0  # to take the center over, once the others have been met at the last moment
 
 
 def make_round(
@@ -51,8 +51,8 @@ def make_round(
     """
     deadline = time.monotonic() + timeout_s
     refused = center.contribute(arrays, part, timeout_s)
-    met = client.wait_for_all(msg.Round(timeout_s=max(deadline - time.monotonic(), 0.0)), msg.RoundMet)
-    left_s = max(deadline - time.monotonic(), min(_LEAST_S, timeout_s))
+    met = client.wait_for_all(msg.Round(timeout_s=max(deadline - time.monotonic(), 0.0)), msg.RoundReached)
+    left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
     # Whoever makes the step on a stripe, or on a host, knows the same number of workers.
     stepped = center.take_over(rule_for(len(met.ranks)), arrays, met.number, left_s)
     return refused if stepped is None else stepped

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from platoon_base.fingerprint import fingerprint
 from platoon_base.sharding import START, Position
 
-__all__ = ["SAME_DATA_REMEDY", "DataSeen", "Told", "kind_of"]
+__all__ = ["SAME_DATA_REMEDY", "DataId", "DataSeen", "kind_of"]
 
 SAME_DATA_REMEDY = (
     "What is divided has to be the same rows in the same order on all workers: otherwise rows that one trains on are "
@@ -19,7 +19,7 @@ SAME_DATA_REMEDY = (
 )
 
 
-class Told(NamedTuple):
+class DataId(NamedTuple):
     """The name of a data set, the same on all workers, and its fingerprint.
 
     Attributes
@@ -48,7 +48,7 @@ class DataSeen:
         position = f" from epoch {resumed_at.epoch}, mini-batch {resumed_at.epoch_steps} on"
         self._position = "" if resumed_at == START else position
 
-    def tell(self, data: tuple[Any, ...], kind: str) -> Told | None:
+    def register(self, data: tuple[Any, ...], kind: str) -> DataId | None:
         """Return name and fingerprint of data; None if they came before, or draw random numbers at each reading.
 
         Parameters
@@ -65,7 +65,7 @@ class DataSeen:
         if mark in seen or mark != fingerprint(*data):
             return None
         seen.add(mark)
-        return Told(f"data set {len(seen)} of {kind}{self._position}", mark)
+        return DataId(f"data set {len(seen)} of {kind}{self._position}", mark)
 
 
 def kind_of(*data: Any) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.base import Center, CenterFactory, NonFiniteElement
+from platoon_base.channels.call_lock import CallLock
 from platoon_base.channels.client import GRACE_S
-from platoon_base.channels.turns import Turns
 from platoon_base.checkpoints.files import Checkpoint, require_alike
 from platoon_base.coordination import messages as msg
 from platoon_base.device_arrays import is_device_array
@@ -25,7 +25,7 @@ from platoon_base.rules.outer import step_form_of, waits
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
 from platoon_base.worker.rounds import make_round
-from platoon_base.worker.standstill import Standstill
+from platoon_base.worker.unchanged_watch import UnchangedWatch
 
 __all__ = ["ON_NONFINITE", "SharedParameters", "require_finite", "require_on_nonfinite", "share"]
 
@@ -35,18 +35,18 @@ Array = np.ndarray[Any, Any]
 
 ON_NONFINITE = ("raise", "skip", "restore")
 # Worker and center would all but change places at each synchronization if the last of several counted as one.
-_FEWEST = 2
-_LEAST_S = 3.0  # to come to the mean in, once the others have been met at the last moment
-_DEVICE_LOOK_S = 1.0  # from one look at the values on a device to the next: each waits for what is queued
+_MIN_WORKERS = 2
+_MIN_S = 3.0  # to come to the mean in, once the others have been met at the last moment
+_DEVICE_POLL_INTERVAL_S = 1.0  # from one look at the values on a device to the next: each waits for what is queued
 
 
 class SharedParameters:
-    """Parameters, the rule that they follow, and the center; in a job of one there is no center, and nothing to do.
+    """Parameters, the rule that they follow, and the center; with one worker there is no center, and nothing to do.
 
     Parameters
     ----------
     connection : Connection
-        While `Connection.shares_alone`, the center follows the parameters, and no rule acts.
+        While `Connection.is_single_worker`, the center follows the parameters, and no rule acts.
     parameters : Parameters
     rule : Rule
         Its defaults are filled in for the number of workers that live, at each synchronization.
@@ -58,15 +58,15 @@ class SharedParameters:
         require_on_nonfinite(on_nonfinite)
         self.parameters = parameters
         self.center: Center | None = None
-        self._given, self._workers = rule, max(_FEWEST, connection.identity.size)
+        self._given, self._workers = rule, max(_MIN_WORKERS, connection.identity.size)
         self._rule, self._adopting = rule.resolved(self._workers), Adopt(rule)
         self._on_nonfinite = on_nonfinite
         self._connection = connection
         self._rank = connection.identity.rank
         self._progress = connection.progress
-        self._alone = connection.shares_alone
-        self._turns = Turns()
-        self._standstill = Standstill([spec.name for spec in parameters.layout.specs], self._rank)
+        self._alone = connection.is_single_worker
+        self._call_lock = CallLock()
+        self._unchanged_watch = UnchangedWatch([spec.name for spec in parameters.layout.specs], self._rank)
         self._watch = DivergenceWatch(self._rank)
         self._unlink: Callable[[], None] | None = None
 
@@ -83,7 +83,7 @@ class SharedParameters:
         try:
             states = self._resume(checkpoint()) if role.resume and checkpoint is not None else []
             self.center = (centers.create if create else centers.attach)(layout, rule, self._rank)
-            self._watch = DivergenceWatch(self._rank, _DEVICE_LOOK_S if self.center.on_device else 0.0)
+            self._watch = DivergenceWatch(self._rank, _DEVICE_POLL_INTERVAL_S if self.center.on_device else 0.0)
             if create:
                 self.center.fill(self._borrow_as_shared(), states)
                 ready = client.ask(msg.CenterReady(), (msg.Done, msg.CenterRole), timeout_s)
@@ -108,7 +108,7 @@ class SharedParameters:
         return checkpoint.states
 
     def _take_over(self, center: Center, timeout_s: float) -> None:
-        with self._turns.take("copy_to_local", timeout_s) as left_s:
+        with self._call_lock.take("copy_to_local", timeout_s) as left_s:
             arrays = self._borrow_as_shared()
             center.read(arrays, True, left_s, begin=True)
             self.parameters.give_back(arrays)
@@ -117,20 +117,20 @@ class SharedParameters:
         """Apply the rule to the parameters; see `Worker.sync_params`."""
         if self.center is None:
             return
-        with self._turns.take("sync_params", timeout_s) as left_s:
+        with self._call_lock.take("sync_params", timeout_s) as left_s:
             arrays = self._borrow()
-            self._standstill.before_sync(arrays)
+            self._unchanged_watch.before_sync(arrays)
             try:
                 self._sync(self.center, arrays, synchronous, part, left_s)
             finally:
                 self.parameters.give_back(arrays)
-            self._standstill.after_sync(arrays)
+            self._unchanged_watch.after_sync(arrays)
 
     def sync_arrays(self, arrays: Sequence[Any], synchronous: bool, part: float, timeout_s: float) -> None:
         """Apply the rule to ``arrays``; see `Advanced.sync_arrays`."""
         if self.center is None:
             return
-        with self._turns.take("sync_arrays", timeout_s) as left_s:
+        with self._call_lock.take("sync_arrays", timeout_s) as left_s:
             self._sync(self.center, arrays, synchronous, part, left_s)
 
     def _sync(self, center: Center, arrays: Sequence[Any], synchronous: bool, part: float, timeout_s: float) -> None:
@@ -138,7 +138,7 @@ class SharedParameters:
         began = time.perf_counter()
         taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
         alone = self._alone()
-        rule: Any = self._adopting if alone else self._rule_for(self._connection.job_state.living)
+        rule: Any = self._adopting if alone else self._rule_for(self._connection.job_state.num_live)
         rounds: Any = center
         if not alone:
             self._watch.before_sync(taken, rule)
@@ -161,7 +161,7 @@ class SharedParameters:
         """Return the center's memory; see `Worker.center_arrays`."""
         values = getattr(self.center, "values", None)
         if values is None:
-            where = "there is none in a job of one" if self.center is None else "it is on devices; use --center host"
+            where = "there is none with one worker" if self.center is None else "it is on devices; use --center host"
             raise ConfigurationError(f"the center has no memory on the host to look at: {where}")
         return list(values)
 
@@ -176,7 +176,7 @@ class SharedParameters:
                 "all hosts alike: change the parameters and call copy_to_global, or take a rule that does not wait"
             )
         moved_by_others = across_hosts is not None
-        with self._turns.take("update_center", timeout_s) as left_s:
+        with self._call_lock.take("update_center", timeout_s) as left_s:
             began = time.perf_counter()
             if synchronous:
                 lock.acquire(left_s)
@@ -202,11 +202,11 @@ class SharedParameters:
                     lock.release()
             self._progress.count_sync(began, True)
 
-    def _rule_for(self, living: int) -> Any:
+    def _rule_for(self, num_live: int) -> Any:
         """Return the rule for so many workers."""
-        living = max(_FEWEST, living)
-        if living != self._workers:
-            self._workers, self._rule = living, self._given.resolved(living)
+        num_live = max(_MIN_WORKERS, num_live)
+        if num_live != self._workers:
+            self._workers, self._rule = num_live, self._given.resolved(num_live)
         return self._rule
 
     def copy_to_local(self, timeout_s: float) -> None:
@@ -221,7 +221,7 @@ class SharedParameters:
         """Center := parameters."""
         if self.center is not None:
             require_finite(self.parameters.layout, self.parameters.borrow())
-            with self._turns.take("copy_to_global", timeout_s) as left_s:
+            with self._call_lock.take("copy_to_global", timeout_s) as left_s:
                 self.center.write(self._borrow_as_shared(), True, left_s)
             self._progress.count_copy()
 
@@ -231,8 +231,8 @@ class SharedParameters:
         if across_hosts is None or across_hosts.workers_wait:  # those that wait in rounds keep all centers alike
             return
         deadline = time.monotonic() + timeout_s
-        met = self._connection.client.wait_for_all(msg.Round(timeout_s=timeout_s), msg.RoundMet)
-        across_hosts.wait(met.number, max(deadline - time.monotonic(), min(_LEAST_S, timeout_s)))
+        met = self._connection.client.wait_for_all(msg.Round(timeout_s=timeout_s), msg.RoundReached)
+        across_hosts.wait(met.number, max(deadline - time.monotonic(), min(_MIN_S, timeout_s)))
 
     @contextlib.contextmanager
     def center_values(self, timeout_s: float) -> Iterator[None]:
@@ -240,10 +240,10 @@ class SharedParameters:
         if self.center is None or self._alone():
             yield
             return
-        with self._turns.take("center_params", timeout_s):
+        with self._call_lock.take("center_params", timeout_s):
             own = [array.copy() for array in self._borrow()]
         try:
-            with self._turns.take("center_params", timeout_s) as left_s:
+            with self._call_lock.take("center_params", timeout_s) as left_s:
                 arrays = self._borrow()
                 self.center.read(arrays, True, left_s)
                 self.parameters.give_back(arrays)
@@ -251,7 +251,7 @@ class SharedParameters:
             self._progress.count_copy()
             yield
         finally:
-            with self._turns.take("center_params", timeout_s):
+            with self._call_lock.take("center_params", timeout_s):
                 arrays = self._borrow()
                 for array, value in zip(arrays, own):
                     assign(array, value)
@@ -275,7 +275,7 @@ class SharedParameters:
             self._unlink()
 
     def close(self) -> None:
-        """Let go of the center; a second call does nothing."""
+        """Release the center; a second call does nothing."""
         if self.center is not None:
             self.center.close()
 

@@ -12,7 +12,7 @@ __all__ = ["StopSignal"]
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.5
+_POLL_INTERVAL_S = 0.5
 
 
 class StopSignal:
@@ -31,17 +31,17 @@ class StopSignal:
         self._job_state = job_state
         self._rank = rank
         self._controller_alive = controller_alive
-        self._next_look = 0.0
+        self._next_poll_at = 0.0
         self._closed = False
 
     def is_set(self) -> bool:
-        """Tell whether the job is to stop; see `Worker.should_stop`."""
+        """Return whether the job is to stop; see `Worker.should_stop`."""
         if self._job_state.stopping:
             return True
         now = time.monotonic()
-        if now < self._next_look:
+        if now < self._next_poll_at:
             return False
-        self._next_look = now + _LOOK_S
+        self._next_poll_at = now + _POLL_INTERVAL_S
         if self._controller_alive() or self._closed:  # in this order: it is closed before the memory is
             return False
         log.warning("rank %d: the controller of this job is gone; stopping", self._rank)

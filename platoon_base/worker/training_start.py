@@ -20,7 +20,7 @@ def start_training(
     loop: str,
     *,
     values: Sequence[Variable] = (),
-    purpose: str = "",
+    settings: str = "",
     rule: Rule | None = None,
     parameters: Sequence[Any] = (),
     on_nonfinite: str = "raise",
@@ -49,7 +49,7 @@ def start_training(
     values : sequence of Variable
         What must be the same on all workers at the begin. Parameters that are shared but not among them take over
         the values of whichever worker shares them first.
-    purpose : str
+    settings : str
         What else must be the same on all workers, such as the rule and its options; compared where there are values.
     rule : Rule or None
         None for averaged gradients.
@@ -72,7 +72,7 @@ def start_training(
     ConfigurationError
         If this worker joined late, or something in the arguments cannot work.
     LayoutMismatchError
-        On every worker, before anything is changed, if the values of one are others, or its purpose is.
+        On every worker, before anything is changed, if the values of one are others, or its settings are.
     WorkerLostError, CollectiveTimeoutError
         If a worker does not come.
     """
@@ -86,7 +86,7 @@ def start_training(
     if once_met is not None:
         once_met(participants)
     if values:
-        copy_first_values(values, worker, purpose, participants, timeout_s=timeout_s)
+        copy_first_values(values, worker, settings, participants, timeout_s=timeout_s)
     if rule is not None:
         worker.init_shared_params(parameters, rule, on_nonfinite=on_nonfinite, timeout_s=timeout_s)
     worker.barrier(f"the first batch of {name}", timeout_s=timeout_s)

@@ -16,15 +16,15 @@ from typing import Any
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import ERROR_FILE, JOB, RANK, TERMINAL
 
-__all__ = ["hook_breakpoints", "lend_terminal", "wish_file"]
+__all__ = ["hook_breakpoints", "lend_terminal", "terminal_request_file"]
 
-_ANSWER_S, _LOOK_S = 5.0, 0.02
-_WISH = "rank0.terminal"
+_ANSWER_TIMEOUT_S, _POLL_INTERVAL_S = 5.0, 0.02
+_TERMINAL_REQUEST = "rank0.terminal"
 
 
-def wish_file(log_folder: Path) -> Path:
+def terminal_request_file(log_folder: Path) -> Path:
     """Return the path of the file by which rank 0 asks for the terminal."""
-    return log_folder / _WISH
+    return log_folder / _TERMINAL_REQUEST
 
 
 def lend_terminal(workers: int) -> None:
@@ -50,7 +50,7 @@ def hook_breakpoints() -> None:
     if not name or not errors:
         sys.breakpointhook = _refuse
         return
-    wish = wish_file(Path(errors).parent)
+    wish = terminal_request_file(Path(errors).parent)
 
     def stop_here(*args: Any, **kwargs: Any) -> None:
         import pdb  # here, for it takes 4 ms, and few workers stop
@@ -58,9 +58,9 @@ def hook_breakpoints() -> None:
         # A launcher that has lent its terminal looks for the wish five times a second.
         with contextlib.suppress(FileExistsError):
             wish.touch(exist_ok=False)  # this follows no link
-        deadline = time.monotonic() + _ANSWER_S
+        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         while wish.exists() and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_INTERVAL_S)
         wish.unlink(missing_ok=True)  # of a launcher that does not look, and shall not later
         stream = os.fdopen(os.open(name, os.O_RDWR | os.O_NOCTTY), "r+b", buffering=0)
         terminal = _Terminal(stream)

@@ -61,7 +61,7 @@ class ForkServer:
         spec = {
             "parent": os.getpid(),
             "timeout_s": TIMEOUT_S,
-            "program": [*program.words, *args],
+            "program": [*program.argv, *args],
             "preload": list(preload),
             "workers": [_spec_of(start, common) for start in starts],
         }

@@ -44,7 +44,7 @@ class Program(NamedTuple):
         return cls(words[0]), list(words[1:])
 
     @property
-    def words(self) -> list[str]:
+    def argv(self) -> list[str]:
         """The words that follow ``python`` on a command line."""
         if self.is_typed:
             return ["-", self.name]
@@ -109,7 +109,7 @@ class Program(NamedTuple):
         end of the process may need it.
         """
         self.put_first_on_path()
-        sys.argv = [*self.words[:1], *args]
+        sys.argv = [*self.argv[:1], *args]
         module, code = self._load_module() if self.is_module else self._load_script()
         module.__dict__.update(__builtins__=builtins, __annotations__={})
         name = "-" if self.is_typed else self.name

@@ -94,18 +94,18 @@ class BroadcastStream(AbstractDataStream):
                 self._batches = self.stream.get_epoch_iterator()
             body, description_bytes = _packed(self.sources, next(self._batches))
         except StopIteration:
-            self._tell(_Kind.END)
+            self._announce(_Kind.END)
             return None
         except Exception as exc:
             # Raise the cause even if the others cannot be told.
             with contextlib.suppress(PlatoonError):
                 text = f"{type(exc).__name__}: {exc}".encode(errors="replace")
-                self._tell(_Kind.FAILED, np.frombuffer(text, np.uint8).copy())
+                self._announce(_Kind.FAILED, np.frombuffer(text, np.uint8).copy())
             raise
-        self._tell(_Kind.BATCH, body, description_bytes)
+        self._announce(_Kind.BATCH, body, description_bytes)
         return _unpacked(body, description_bytes)
 
-    def _tell(self, kind: _Kind, body: Array | None = None, description_bytes: int = 0) -> None:
+    def _announce(self, kind: _Kind, body: Array | None = None, description_bytes: int = 0) -> None:
         size_bytes = 0 if body is None else len(body)
         self._worker.broadcast([np.array([kind, description_bytes, size_bytes], np.int64)])
         if body is not None:

@@ -87,7 +87,7 @@ def shard_stream(
     Returns
     -------
     AbstractDataStream
-        In a job of one, the stream itself.
+        With one worker, the stream itself.
 
     Raises
     ------
@@ -206,7 +206,7 @@ def _copied(stream: Any, change: Callable[[Any], None], rank: int) -> Any:
 
 
 def _names_rows(scheme: Any) -> bool:
-    """Tell whether a scheme's requests say which rows they are."""
+    """Return whether a scheme's requests say which rows they are."""
     return scheme is not None and not any(isinstance(part, BatchSizeScheme) for part in all_schemes(scheme))
 
 

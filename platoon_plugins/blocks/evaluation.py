@@ -16,7 +16,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.aggregation import Accumulators, RecordedQuantities
 from platoon_plugins.blocks.data import with_scheme
-from platoon_plugins.blocks.extensions import DistributedExtension, tell_records
+from platoon_plugins.blocks.extensions import DistributedExtension, report_records
 from platoon_plugins.blocks.same_data import require_same_stream
 from platoon_plugins.blocks.schemes import Shard, ShardedScheme
 from platoon_plugins.blocks.shares import Share, gather_shares
@@ -182,7 +182,7 @@ class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type
     averaged gradients. If a worker dies on the way, the others evaluate its part. Stopping extensions that stand behind
     this one decide alike on all workers.
 
-    In a job of one it is `DataStreamMonitoring`.
+    With one worker it is `DataStreamMonitoring`.
 
     Parameters
     ----------
@@ -232,7 +232,7 @@ class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type
         """Write records to the log, and tell the launcher the numbers among them."""
         records = dict(record_tuples)
         super().add_records(log, records.items())
-        tell_records(self.main_loop, {self._record_name(name): value for name, value in records.items()})
+        report_records(self.main_loop, {self._record_name(name): value for name, value in records.items()})
 
 
 class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring):  # type: ignore[misc]
@@ -241,7 +241,7 @@ class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring
     All workers wait for one another when it writes records, so all must be triggered alike. A value that does not
     depend on data is that of the last worker with a batch.
 
-    In a job of one it is `TrainingDataMonitoring`.
+    With one worker it is `TrainingDataMonitoring`.
 
     Parameters
     ----------

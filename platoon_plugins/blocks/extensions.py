@@ -28,10 +28,10 @@ __all__ = [
     "center_of",
     "find",
     "is_leader",
-    "tell_batch",
-    "tell_cost",
-    "tell_limits",
-    "tell_records",
+    "report_batch",
+    "report_cost",
+    "report_limits",
+    "report_records",
     "training_of",
 ]
 
@@ -40,9 +40,9 @@ LEADER_ONLY = (Printing, ProgressBar, Checkpoint)
 _OF_THE_CENTER = (Checkpoint, DataStreamMonitoring)
 
 _LIMITS = {"after_n_epochs": "last_epoch", "after_n_batches": "last_step"}
-_MOST_TOLD = 100  # numbers of one monitoring: the controller keeps a bounded table
+_MAX_REPORTED_NUMBERS = 100  # numbers of one monitoring: the controller keeps a bounded table
 
-# The latest training of each main loop; None in a job of one.
+# The latest training of each main loop; None with one worker.
 _trainings: weakref.WeakKeyDictionary[Any, Training | None] = weakref.WeakKeyDictionary()
 
 
@@ -63,7 +63,7 @@ class Cost:
             self._latest = theano.shared(np.array(np.nan, cost.dtype), name="platoon_cost")
             algorithm.add_updates([(self._latest, cost)])
 
-    def tell(self, worker: Worker, now: bool = False) -> None:
+    def report(self, worker: Worker, now: bool = False) -> None:
         """Tell the launcher the cost, if it is time, or ``now``."""
         if self._latest is not None and (now or time.monotonic() >= self._next_s):
             self._next_s = time.monotonic() + 1.0
@@ -91,7 +91,7 @@ class DistributedExtension(TrainingExtension):  # type: ignore[misc]
 
     @property
     def training(self) -> Training | None:
-        """The training that the main loop takes part in; None in a job of one."""
+        """The training that the main loop takes part in; None with one worker."""
         return training_of(self.main_loop)
 
     def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
@@ -106,7 +106,7 @@ class DistributedExtension(TrainingExtension):  # type: ignore[misc]
 
 
 def training_of(main_loop: Any) -> Training | None:
-    """Return the current or latest training of a main loop, or else a new one; None in a job of one."""
+    """Return the current or latest training of a main loop, or else a new one; None with one worker."""
     return _trainings[main_loop] if main_loop in _trainings else _new_training(main_loop)
 
 
@@ -129,14 +129,14 @@ def _entered(main_loop: Any, callback: str) -> Training | None:
     return training
 
 
-def tell_cost(main_loop: Any, cost: Cost, now: bool = False) -> None:
+def report_cost(main_loop: Any, cost: Cost, now: bool = False) -> None:
     """Tell the launcher the cost of the latest batch, if it is time, or ``now``."""
     worker = _worker_of(main_loop)
     if worker.advanced.launched and not worker.closed:
-        cost.tell(worker, now)
+        cost.report(worker, now)
 
 
-def tell_batch(main_loop: Any) -> None:
+def report_batch(main_loop: Any) -> None:
     """Tell the launcher of a job of one about a batch, and end with the job."""
     worker = _worker_of(main_loop)
     if worker.advanced.launched and not worker.closed:
@@ -145,7 +145,7 @@ def tell_batch(main_loop: Any) -> None:
             main_loop.log.current_row["training_finish_requested"] = True
 
 
-def tell_limits(main_loop: Any) -> None:
+def report_limits(main_loop: Any) -> None:
     """Tell the launcher after how many epochs or batches the main loop ends, if `FinishAfter` says so."""
     worker = _worker_of(main_loop)
     if not worker.advanced.launched:
@@ -158,7 +158,7 @@ def tell_limits(main_loop: Any) -> None:
                     worker.advanced.announce(**{name: int(predicate.num)})
 
 
-def tell_records(main_loop: Any, records: Mapping[str, Any]) -> None:
+def report_records(main_loop: Any, records: Mapping[str, Any]) -> None:
     """Report the numbers that the leader has written to the log."""
     training = training_of(main_loop)
     worker = _worker_of(main_loop) if training is None else training.worker
@@ -167,7 +167,7 @@ def tell_records(main_loop: Any, records: Mapping[str, Any]) -> None:
     arrays = {name: np.asarray(value) for name, value in records.items()}
     numbers = {name: float(value) for name, value in arrays.items() if value.ndim == 0 and value.dtype.kind in "fiu"}
     if numbers:
-        worker.report(dict(islice(numbers.items(), _MOST_TOLD)))
+        worker.report(dict(islice(numbers.items(), _MAX_REPORTED_NUMBERS)))
 
 
 def _settings_of(main_loop: Any) -> Settings:

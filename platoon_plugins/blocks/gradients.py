@@ -34,7 +34,7 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
     begins. Without it they are copied when `GradientDescent` is made, so they must be in place by then. Dropout then
     draws the same on all workers, and no error tells if their models become different.
 
-    In a job of one, the gradients stay as they are.
+    With one worker, the gradients stay as they are.
 
     Parameters
     ----------
@@ -83,14 +83,14 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
 
 
 def averages_gradients(algorithm: Any) -> bool:
-    """Tell whether an algorithm's function has an all-reduce, so that workers process each batch together."""
+    """Return whether an algorithm's function has an all-reduce, so that workers process each batch together."""
     values = [value for _, value in updates_of(algorithm)]
     nodes = (variable.owner for variable in ancestors(values) if variable.owner is not None)
     return any(isinstance(node.op, AllReduce) for node in nodes)
 
 
 def has_averaging_rule(algorithm: Any) -> bool:
-    """Tell whether an algorithm has the step rule `AllReduceGradients`, which does nothing if made in a job of one."""
+    """Tell whether an algorithm has the step rule `AllReduceGradients`, which does nothing if made with one worker."""
     rules = [getattr(algorithm, "step_rule", None)]
     while rules:
         rule = rules.pop()

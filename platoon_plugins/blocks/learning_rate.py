@@ -41,7 +41,7 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
     Returns
     -------
     float
-        For a step rule. In a job of one as it was.
+        For a step rule. With one worker as it was.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def scale_schedule(schedule: Callable[[int], float], *, worker: Worker | None = 
     Returns
     -------
     callable
-        In a job of one, the schedule itself. A pickled one keeps the number of workers that it was made for.
+        With one worker, the schedule itself. A pickled one keeps the number of workers that it was made for.
 
     Examples
     --------
@@ -127,7 +127,7 @@ class LearningRateWarmup(SimpleExtension):  # type: ignore[misc]
 
     Each trigger sets the shared variable by the equation of `platoon_base.learning_rate.Warmup`, until that has the
     value which it had at first. From then on the extension leaves it alone, so that a `SharedVariableModifier` may
-    change it. In a job of one the value stays.
+    change it. With one worker the value stays.
 
     Epochs are counted by the main loop. So a main loop that `Checkpoint` pickled goes on in the midst of the warm-up.
 

@@ -89,7 +89,7 @@ def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: floa
 
 
 def _what_is_read(stream: Any) -> str:
-    """Tell whether a stream gives a part of the rows, all of them, or what cannot be seen; and of which rows."""
+    """Return whether a stream gives a part of the rows, all of them, or what cannot be seen; and of which rows."""
     if is_broadcast(stream):
         return _BROADCAST
     links = list(all_streams(stream))

@@ -33,7 +33,7 @@ class Statistics:
         self._warned = False
 
     def start(self, main_loop: Any) -> None:
-        """Take note that training begins, with the same statistics on all workers."""
+        """Record that training begins, with the same statistics on all workers."""
         self._averaged_at = main_loop.status["iterations_done"]
 
     def average(self, main_loop: Any) -> None:

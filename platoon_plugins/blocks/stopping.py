@@ -8,7 +8,7 @@ import numpy as np
 
 from platoon_base.schedule import require_policy, votes_suffice
 from platoon_plugins.blocks.extensions import DistributedExtension
-from platoon_plugins.blocks.meetings import Vote
+from platoon_plugins.blocks.sync_points import Vote
 from platoon_plugins.blocks.training import Training
 
 __all__ = ["StopTogether"]
@@ -26,7 +26,7 @@ class StopTogether(DistributedExtension):
     With averaged gradients all workers end after the same batch. With a rule they wait for one another at the end of
     each epoch, and a stop in the middle of one reaches the others at their next batch.
 
-    In a job of one this extension does nothing.
+    With one worker this extension does nothing.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class StopTogether(DistributedExtension):
         """Vote, and end after this batch or go on."""
         training = self.training
         if training is not None and not training.finished:
-            self._take_up_request("batch_interrupt_received")
+            self._apply_stop_request("batch_interrupt_received")
             stop = self._decide_together(training) if training.lockstep else self._decide_alone(training)
             self._end_or_go_on(training, stop, "batch_interrupt_received")
 
@@ -64,14 +64,14 @@ class StopTogether(DistributedExtension):
         """Vote, and end after this epoch or go on."""
         training = self.training
         if training is not None and not training.finished:
-            self._take_up_request(*_INTERRUPTS)
+            self._apply_stop_request(*_INTERRUPTS)
             ends = self._interrupted or training.worker.should_stop
             meeting = training.meet("the end of an epoch", Vote.END if ends else Vote(self._votes))
             if meeting is not None:
                 decided = votes_suffice(self.policy, meeting.voters, meeting.ranks)
                 self._end_or_go_on(training, meeting.ends or decided, *_INTERRUPTS)
 
-    def _take_up_request(self, *interrupts: str) -> None:
+    def _apply_stop_request(self, *interrupts: str) -> None:
         row, status = self.main_loop.log.current_row, self.main_loop.status
         self._votes = self._votes or bool(row.get("training_finish_requested", False))
         self._interrupted = self._interrupted or any(status[name] for name in interrupts)

@@ -54,12 +54,12 @@ def is_sharded(stream: AbstractDataStream) -> bool:
 
 
 def is_broadcast(stream: Any) -> bool:
-    """Tell whether the first worker reads a stream for all, so that each batch is a collective call."""
+    """Return whether the first worker reads a stream for all, so that each batch is a collective call."""
     return any(isinstance(link, BroadcastStream) for link in all_streams(stream))
 
 
 def maps_one_to_one(stream: Any) -> bool:
-    """Tell whether a stream is a transformer that gives one batch, or example, for each that it reads."""
+    """Return whether a stream is a transformer that gives one batch, or example, for each that it reads."""
     kind = type(stream)
     return (
         isinstance(stream, Transformer)

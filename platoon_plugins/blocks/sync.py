@@ -18,9 +18,9 @@ from platoon_plugins.blocks.extensions import (
     Cost,
     DistributedExtension,
     find,
-    tell_batch,
-    tell_cost,
-    tell_limits,
+    report_batch,
+    report_cost,
+    report_limits,
 )
 from platoon_plugins.blocks.model import require_loaded_model
 from platoon_plugins.blocks.stopping import StopTogether
@@ -58,7 +58,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
 
     A main loop that `Checkpoint` pickled joins again when it is resumed, with any number of workers: all of them load
     the same file. (A main loop that averages gradients must have been made by several workers: made alone, its
-    compiled function averages nothing.) In a job of one this extension does nothing.
+    compiled function averages nothing.) With one worker this extension does nothing.
 
     Parameters
     ----------
@@ -127,14 +127,14 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         if callback == "before_training":
             self._cost.watch(self.main_loop.algorithm)
         elif callback == "before_epoch":
-            tell_limits(self.main_loop)
+            report_limits(self.main_loop)
         elif callback in ("after_batch", "after_epoch"):
-            tell_cost(self.main_loop, self._cost, now=callback == "after_epoch")
+            report_cost(self.main_loop, self._cost, now=callback == "after_epoch")
         super().dispatch(callback_invoked, *from_main_loop)
         training = None if callback == "on_error" else self.training
         if training is None:
             if callback == "after_batch":
-                tell_batch(self.main_loop)
+                report_batch(self.main_loop)
             return
         if callback in ("before_training", "on_resumption"):
             self._stop_together(training)

@@ -15,11 +15,11 @@ from platoon_base.rules import Rule, at_period, default_rule, waits
 from platoon_base.theano_ops import vary_noise
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values, start_training
 from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule
-from platoon_plugins.blocks.meetings import END, Meeting, Meetings, Vote
 from platoon_plugins.blocks.model import hyperparameters, step_rule_state, trained_parameters
 from platoon_plugins.blocks.same_data import require_dealt_out
 from platoon_plugins.blocks.statistics import Statistics
 from platoon_plugins.blocks.streams import all_streams, draw_by_rank, is_broadcast
+from platoon_plugins.blocks.sync_points import END, SyncPoint, SyncPoints, Vote
 
 __all__ = ["Settings", "Training", "refuse_on_nonfinite"]
 
@@ -103,7 +103,7 @@ class Training:
         # Weak, so that a main loop that nobody else refers to is freed.
         self._main_loop_ref = weakref.ref(main_loop)
         self._name = f"main loop {next(_numbers)}"
-        self._meetings = Meetings(worker, self._name, stops_together or self.lockstep, self.timeout_s)
+        self._sync_points = SyncPoints(worker, self._name, stops_together or self.lockstep, self.timeout_s)
         self._statistics = Statistics(worker, self._name, self.timeout_s)
         self._rule = self._chosen_rule(main_loop.algorithm)
         self._synchronized_at = self._evaluated_at = 0
@@ -116,7 +116,7 @@ class Training:
     @property
     def ranks(self) -> list[int]:
         """The ranks at the latest meeting."""
-        return self._meetings.ranks
+        return self._sync_points.ranks
 
     @property
     def leads(self) -> bool:
@@ -139,7 +139,7 @@ class Training:
             return None
         if rule in ("auto", None) and has_averaging_rule(algorithm):
             raise ConfigurationError(
-                "got a main loop that was made in a job of one, where there is nothing to average, and pickled: make "
+                "got a main loop that was made with one worker, where there is nothing to average, and pickled: make "
                 "it anew, and bring the values by Load(path)"
             )
         if rule is None:
@@ -160,7 +160,7 @@ class Training:
             self._name,
             "main loop",
             values=self._kept_the_same() if self.averages else (),
-            purpose="averaged gradients",
+            settings="averaged gradients",
             rule=self._rule,
             parameters=() if self.averages else self._parameters(),
             on_nonfinite=self.settings.on_nonfinite,
@@ -252,7 +252,7 @@ class Training:
         self._evaluated_at = self._main_loop.status["iterations_done"]
 
     def _never_synchronized(self) -> bool:
-        """Tell whether a period in batches was not over once since the last evaluation, though batches were made."""
+        """Return whether a period in batches was not over once since the last evaluation, though batches were made."""
         if self.finished or not self.settings.period or self._rule is None or not self.worker.advanced.shares:
             return False
         return self._synchronized_at <= self._evaluated_at < self._main_loop.status["iterations_done"]
@@ -313,10 +313,10 @@ class Training:
                 ", ".join(map(str, sorted(missing))),
             )
 
-    def meet(self, point: str, vote: Vote = Vote.NO) -> Meeting | None:
-        """Wait until the main loops of all workers have come to a point; see `Meetings.attend`."""
+    def meet(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
+        """Wait until the main loops of all workers have come to a point; see `SyncPoints.attend`."""
         led = self.leads
-        meeting = self._meetings.attend(point, vote)
+        meeting = self._sync_points.attend(point, vote)
         if self.leads and not led:
             self.keeps_evaluated = True
             log.warning(
@@ -351,7 +351,7 @@ class Training:
             self._leave(self.timeout_s)
 
     def _end_together(self) -> bool:
-        """Wait for the others' ends, and take the center's values; tells whether they end too."""
+        """Wait for the others' ends, and take the center's values; returns whether they end too."""
         stays = self._validated_at == self._main_loop.status["iterations_done"] and not self._in_rounds
         if not stays:  # what the last record of a monitoring is about
             self.synchronize()  # the center takes in the latest steps

@@ -46,14 +46,14 @@ class Asynchronous(Mode):
         self._participants: list[int] = []
         self._model: Any = None
         self._swapped: contextlib.ExitStack | None = None
-        self._put_in: list[int] = []
+        self._entered_checksums: list[int] = []
 
-    def purpose(self, model: Any) -> str:
+    def describe(self, model: Any) -> str:
         """Return what must be the same on all workers."""
         return f"rule={self.rule!r}"
 
     def start(self, model: Any, participants: list[int]) -> None:
-        """Take note of the model, whose weights are shared by now."""
+        """Record the model, whose weights are shared by now."""
         self._model, self._participants = model, participants
 
     def batches_done(self, count: int) -> None:
@@ -89,7 +89,7 @@ class Asynchronous(Mode):
         self._period = EveryN(self._period.n)
 
     def set_participants(self, ranks: list[int]) -> None:
-        """Take note of who takes part."""
+        """Record who takes part."""
         self._participants = ranks
 
     def enter_center(self) -> None:
@@ -101,7 +101,7 @@ class Asynchronous(Mode):
         self._worker.average_hosts()
         self._swapped = contextlib.ExitStack()
         self._swapped.enter_context(self._worker.center_params())
-        self._put_in = self._checksums()
+        self._entered_checksums = self._checksums()
 
     def take_loss(self, loss: float) -> None:
         """Warn if the losses tell of divergence; one worker does, since they are the same on all."""
@@ -110,7 +110,7 @@ class Asynchronous(Mode):
 
     def report(self) -> dict[str, float]:
         """Report whether a callback has changed what was put in."""
-        return {"changed": float(self._swapped is not None and self._checksums() != self._put_in)}
+        return {"changed": float(self._swapped is not None and self._checksums() != self._entered_checksums)}
 
     def take_reports(self, reports: Mapping[int, Mapping[str, float]]) -> None:
         """Give what callbacks have changed to the center: all have read it by now, and none trains on before."""
@@ -123,7 +123,7 @@ class Asynchronous(Mode):
         """Take the worker's own weights back, unless a callback has changed what was put in: that stays, everywhere."""
         if self._swapped is None:
             return
-        changed = self._checksums() != self._put_in
+        changed = self._checksums() != self._entered_checksums
         now = _copies(self._backend.weights(self._model)) if changed else []
         self.leave_for_good()
         if changed:
@@ -159,7 +159,7 @@ class Asynchronous(Mode):
         """Take the worker's own weights back, whatever callbacks have changed."""
         if self._swapped is not None:
             self._swapped.close()
-        self._swapped, self._put_in = None, []
+        self._swapped, self._entered_checksums = None, []
         _entered.pop(self._worker, None)
 
     def _sync(self, part: float) -> None:

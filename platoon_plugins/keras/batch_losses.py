@@ -53,7 +53,7 @@ class BatchLosses:
         self._batches = {}
 
     def add(self, loss: Any, weight: Any, rows: Any, training: bool | None = None) -> None:
-        """Take note of a batch, of weight 0 if all of it is masked; ``weight`` None says that its loss is a sum.
+        """Record a batch, of weight 0 if all of it is masked; ``weight`` None says that its loss is a sum.
 
         Values may be scalars on a device: they are fetched later, many at a time, as each step would wait for them.
         """

@@ -42,7 +42,7 @@ def watch_fits() -> None:
             _refuse_trained(callback_list.model, "fit", "pass callbacks=distribute([...]) to it")
         begin(callback_list, logs)
         if alone:  # by now the script's own callbacks may have shared the weights
-            _warn_if_alone(callback_list.model)
+            _warn_if_unsynchronized(callback_list.model)
 
     @functools.wraps(step)
     def train_on_batch(model: Any, *args: Any, **options: Any) -> Any:
@@ -72,7 +72,7 @@ _LOOP = "compile with DistributedOptimizer and call broadcast_variables(model) b
 
 def _refuse_trained(model: Any, call: str, remedy: str) -> None:
     """Raise if a model that several workers have trained would be trained further by this one alone."""
-    worker = _trains_alone(model, refuses=True)
+    worker = _unsynchronized_worker(model, refuses=True)
     if worker is not None and model in trained.models:
         raise ConfigurationError(
             f"got a {call} without distribute(...) of a model that a fit with it has trained: each of the "
@@ -81,8 +81,8 @@ def _refuse_trained(model: Any, call: str, remedy: str) -> None:
         )
 
 
-def _warn_if_alone(model: Any) -> None:
-    worker = _trains_alone(model)
+def _warn_if_unsynchronized(model: Any) -> None:
+    worker = _unsynchronized_worker(model)
     if worker is not None:
         warn_once(
             f"got a fit without distribute(...) in a job of {worker.global_size} workers: this worker trains a model "
@@ -91,7 +91,7 @@ def _warn_if_alone(model: Any) -> None:
         )
 
 
-def _trains_alone(model: Any, refuses: bool = False) -> Worker | None:
+def _unsynchronized_worker(model: Any, refuses: bool = False) -> Worker | None:
     """Return the worker of a job of several if nothing keeps the model together with those of the others.
 
     With ``refuses`` raise if it averages gradients and is not prepared for it, before a compiled step would.

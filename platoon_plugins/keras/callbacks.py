@@ -12,11 +12,11 @@ import keras
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.base import Backend
-from platoon_plugins.keras.leading import Standby, take_over
 from platoon_plugins.keras.learning_rate import warn_of_schedules
 from platoon_plugins.keras.optimizers import average_of_model
 from platoon_plugins.keras.resuming import agree_to_resume, given_initial_epoch, warn_if_anew
-from platoon_plugins.keras.training import Settings, Training, tell_epoch_begins, tell_logs
+from platoon_plugins.keras.standby import Standby, take_over
+from platoon_plugins.keras.training import Settings, Training, report_epoch_begin, report_logs
 
 __all__ = [
     "Fits",
@@ -25,7 +25,7 @@ __all__ = [
     "in_center",
     "make_first",
     "make_last",
-    "make_told",
+    "make_progress_reporter",
     "saves_in_mid_epoch",
 ]
 
@@ -194,7 +194,7 @@ class _LastAtBatches(_Last):
         self._fits.training.callbacks_end_batch()
 
 
-class _Told(keras.callbacks.Callback):  # type: ignore[misc]
+class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
     """Tells the launcher of a job of one how far the fit is, and stops with the job; changes nothing else."""
 
     def __init__(self, worker: Worker) -> None:
@@ -203,9 +203,9 @@ class _Told(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner: Any = None
         self._counted = self._last = 0
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Told:
+    def __deepcopy__(self, memo: dict[int, Any]) -> _ProgressReporter:
         """Return what another list needs: the worker's connection has no copy."""
-        return _Told(self._worker)
+        return _ProgressReporter(self._worker)
 
     def set_model(self, model: Any) -> None:
         """Take the model."""
@@ -218,7 +218,7 @@ class _Told(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._counted = self._last = 0
-        tell_epoch_begins(self._worker, epoch, self.params or {})
+        report_epoch_begin(self._worker, epoch, self.params or {})
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._count_to(batch)
@@ -231,7 +231,7 @@ class _Told(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._count_to(self._last)
-        tell_logs(self._worker, logs)
+        report_logs(self._worker, logs)
         if self._worker.should_stop:
             self._owner.stop_training = True
 
@@ -241,9 +241,9 @@ class _Told(keras.callbacks.Callback):  # type: ignore[misc]
             self._counted = batches
 
 
-def make_told(worker: Worker) -> keras.callbacks.Callback:
+def make_progress_reporter(worker: Worker) -> keras.callbacks.Callback:
     """Make the callback that tells the launcher of a job of one how far the fit is."""
-    return _Told(worker)
+    return _ProgressReporter(worker)
 
 
 def make_first(fits: Fits, at_batches: bool) -> keras.callbacks.Callback:

@@ -281,13 +281,13 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
 
     def on_epoch_begin(self) -> None:
         """Tell the whole."""
-        self._tell("on_epoch_begin")
+        self._call_hook("on_epoch_begin")
 
     def on_epoch_end(self) -> None:
         """Tell the whole."""
-        self._tell("on_epoch_end")
+        self._call_hook("on_epoch_end")
 
-    def _tell(self, name: str) -> None:
+    def _call_hook(self, name: str) -> None:
         """Call a hook of the whole, if it has one, with random numbers that are the same on all workers."""
         hook = getattr(self._whole, name, None)
         if hook is None or getattr(hook, "__func__", None) is getattr(_SequenceBase, name, hook):
@@ -299,7 +299,7 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
 
     def _compare(self, when: str) -> None:
         if self._check is not None:
-            self._check.look(when, self._first_batch)
+            self._check.check(when, self._first_batch)
 
     def _first_batch(self) -> Any:
         with seeds.common([self._seed, self._calls]):

@@ -28,14 +28,14 @@ class _Epoch:
         Counted from 0.
     train, test : dict of str to number or array
         The values over the data of all workers, by the names that Keras logs without ``val_``.
-    someone_evaluates, all_evaluate : bool
+    any_rank_evaluates, all_evaluate : bool
         Whether some worker evaluates after this epoch, and whether all do.
     """
 
     number: int
     train: dict[str, Any] = field(default_factory=dict)
     test: dict[str, Any] = field(default_factory=dict)
-    someone_evaluates: bool = False
+    any_rank_evaluates: bool = False
     all_evaluate: bool = False
 
 
@@ -71,13 +71,13 @@ class Evaluation:
     # Training.
 
     def epoch_begins(self, number: int) -> None:
-        """Take note of a new epoch, with all metrics just reset."""
+        """Record a new epoch, with all metrics just reset."""
         self._metrics.epoch_begins()
         self._losses.begin("train")
         self._epoch = _Epoch(number)
 
     def batch_ends(self, logs: Mapping[str, Any]) -> None:
-        """Take note of a batch; called on back ends that need it."""
+        """Record a batch; called on back ends that need it."""
         self._metrics.train_batch(logs)
 
     def add_up_training(self, evaluates: bool, changed: Array, mode: Mode) -> Array:
@@ -90,7 +90,7 @@ class Evaluation:
         changed : ndarray
             Added up in the same round trip, see `Statistics.changed`.
         mode : Mode
-            Is told who takes part, and tells whether the fit is to end.
+            Is told who takes part, and returns whether the fit is to end.
 
         Returns
         -------
@@ -108,7 +108,7 @@ class Evaluation:
         mode.set_participants(summed.ranks)
         self.ranks = summed.ranks
         evaluating = summed.pairs["evaluate"][0]
-        self._epoch.someone_evaluates = evaluating > 0
+        self._epoch.any_rank_evaluates = evaluating > 0
         self._epoch.all_evaluate = evaluating == len(summed.ranks)
         if 0 < evaluating < len(summed.ranks):
             self._require_stop(evaluates, mode)
@@ -131,12 +131,12 @@ class Evaluation:
     # Evaluation.
 
     def test_begins(self) -> None:
-        """Take note of an evaluation."""
+        """Record an evaluation."""
         self._metrics.test_begins()
         self._losses.begin("test")
 
     def test_batch_ends(self, logs: Mapping[str, Any]) -> None:
-        """Take note of a batch of an evaluation; called on back ends that need it."""
+        """Record a batch of an evaluation; called on back ends that need it."""
         self._metrics.test_batch(logs)
 
     def test_ends(self, logs: dict[str, Any]) -> None:
@@ -183,7 +183,7 @@ class Evaluation:
                 logs[name] = epoch.train[name]
             elif plain in epoch.test:
                 logs[name] = epoch.test[plain]
-        if epoch.someone_evaluates and not epoch.all_evaluate:
+        if epoch.any_rank_evaluates and not epoch.all_evaluate:
             # A worker that stopped in the middle of its batches does not evaluate: all of them go without.
             for name in [name for name in logs if name.startswith("val_")]:
                 del logs[name]

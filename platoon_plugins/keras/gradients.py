@@ -20,7 +20,7 @@ from platoon_plugins.keras.marks import mark, unmark
 
 __all__ = [
     "DONE",
-    "LEAST_WEIGHT",
+    "MIN_WEIGHT",
     "NOT_ATTACHED",
     "VOTE",
     "Batch",
@@ -42,7 +42,7 @@ NOT_ATTACHED = (
 )
 # What travels with the gradients, one number for each rank: 0, or one of these.
 VOTE, DONE = 1.0, 2.0
-LEAST_WEIGHT = 1e-8  # the weight of a batch in which everything is masked
+MIN_WEIGHT = 1e-8  # the weight of a batch in which everything is masked
 
 
 def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any:  # noqa: N802 - Horovod's name
@@ -74,7 +74,7 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
     Returns
     -------
     keras.optimizers.Optimizer
-        The same object; in a job of one it is unchanged.
+        The same object; with one worker it is unchanged.
 
     Raises
     ------
@@ -223,7 +223,7 @@ class GradientAverage:
         return votes_suffice(self._policy, voters, participants)
 
     def expect(self, variables: Sequence[Any], like: Sequence[Array]) -> None:
-        """Take note of whose gradients come next, and of zeros in their place: a step may train some weights only."""
+        """Record whose gradients come next, and of zeros in their place: a step may train some weights only."""
         if [(zeros.shape, zeros.dtype) for zeros in like] != [(zeros.shape, zeros.dtype) for zeros in self.like]:
             self._expect(like)
         self.variables = list(variables)
@@ -268,10 +268,10 @@ class GradientAverage:
         """Take up what has come with all calls so far, at a point where all workers have made as many."""
 
     def count(self, steps: int) -> None:
-        """Take note of steps made in a compiled function; others are counted as they are made."""
+        """Record steps made in a compiled function; others are counted as they are made."""
 
     def program_started(self) -> None:
-        """Take note that the compiled program of a batch has been started."""
+        """Record that the compiled program of a batch has been started."""
 
     def _step(self, batch: Batch, outs: Sequence[Array]) -> None:
         """Put the averages of arrays into other ones, or the same."""
@@ -280,7 +280,7 @@ class GradientAverage:
         if len(ins) != len(self.like):
             self._expect([np.zeros_like(array) for array in ins])
         # Where all weights are gone, losses of layers are left: they have no weights, and must not be lost.
-        weight = 1.0 if batch.weight is None else max(float(batch.weight), LEAST_WEIGHT)
+        weight = 1.0 if batch.weight is None else max(float(batch.weight), MIN_WEIGHT)
         self._mine.used[:] = batch.used
         self._mine.weights[self.worker.global_rank] = weight
         usual = self._usual_weight
@@ -300,7 +300,7 @@ class GradientAverage:
         self._usual_weight = self._all.usual_weight(self._usual_weight)
 
     def _expect(self, like: Sequence[Array]) -> None:
-        """Take note of the gradients to come."""
+        """Record the gradients to come."""
         flag = self._mine.flags[self.worker.global_rank]
         self.like, self.variables = like, []
         self._mine, self._all = (GradientHeader(self.worker.global_size, len(like), self._lists) for _ in range(2))
@@ -337,7 +337,7 @@ class GradientHeader:
         It is the same on all workers, in all calls: so batches of the usual size need not be multiplied.
         """
         largest = float(self.weights.max())
-        return largest if largest > 2 * LEAST_WEIGHT else before  # else the factor would not fit into a float16
+        return largest if largest > 2 * MIN_WEIGHT else before  # else the factor would not fit into a float16
 
     def require_used_alike(self, like: Sequence[Array]) -> None:
         """Raise on all workers if some have a gradient that others have not: these would not change that weight."""

@@ -33,7 +33,7 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
     Returns
     -------
     float
-        For an optimizer. In a job of one as it was.
+        For an optimizer. With one worker as it was.
     """
     if callable(learning_rate):
         raise ConfigurationError(f"got {learning_rate!r}: pass a number, such as the schedule's initial learning rate")
@@ -60,7 +60,7 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
     Returns
     -------
     LearningRateSchedule
-        A copy; in a job of one, the schedule itself. A model is saved with the plain schedule, and so loads without
+        A copy; with one worker, the schedule itself. A model is saved with the plain schedule, and so loads without
         this package. To train it on by N workers, compile it anew with a scaled one.
 
     Examples

@@ -10,7 +10,7 @@ import keras
 from platoon_base import connect
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["is_marked", "mark", "refuse_lone_copies", "unmark"]
+__all__ = ["is_marked", "mark", "refuse_unwrapped_copies", "unmark"]
 
 _MARK = "distributed_"
 
@@ -32,7 +32,7 @@ def is_marked(optimizer: Any) -> bool:
     return str(getattr(optimizer, "name", "")).startswith(_MARK)
 
 
-def refuse_lone_copies() -> None:
+def refuse_unwrapped_copies() -> None:
     """Let no optimizer of Keras 3 train on a worker alone if it is a copy of one that averages gradients.
 
     Such a copy is an object of Keras's own class, so it is there that its steps can be refused.

@@ -27,7 +27,7 @@ class Mode(Protocol):
         """Whether the votes known so far, in the middle of an epoch, suffice to end the fit."""
         ...
 
-    def purpose(self, model: Any) -> str:
+    def describe(self, model: Any) -> str:
         """Return what must be the same on all workers."""
         ...
 
@@ -36,7 +36,7 @@ class Mode(Protocol):
         ...
 
     def batches_done(self, count: int) -> None:
-        """Take note of training batches; synchronize, if it is time."""
+        """Record training batches; synchronize, if it is time."""
         ...
 
     def vote(self) -> None:
@@ -48,13 +48,13 @@ class Mode(Protocol):
         ...
 
     def set_participants(self, ranks: list[int]) -> None:
-        """Take note of who takes part."""
+        """Record who takes part."""
 
     def enter_center(self) -> None:
         """Put the common weights into the model, for evaluation and checkpoints."""
 
     def take_loss(self, loss: float) -> None:
-        """Take note of the loss of training in an epoch, over the data of all workers."""
+        """Record the loss of training in an epoch, over the data of all workers."""
 
     def leave_center(self) -> None:
         """Take the worker's own weights back."""

@@ -85,7 +85,7 @@ class ModelAverages:
             member.require_sound()
 
     def count(self, steps: int) -> None:
-        """Take note of batches."""
+        """Record batches."""
         self._batches += steps
         for member in self.members:
             member.count(steps)

@@ -20,7 +20,7 @@ __all__ = ["broadcast_variables", "first_values", "state_checksum", "state_of"]
 def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
     """Give the weights, statistics and optimizer of rank 0 to all workers, before a loop over ``train_on_batch``.
 
-    All workers call it; ``fit`` with `distribute` does it by itself. In a job of one nothing happens.
+    All workers call it; ``fit`` with `distribute` does it by itself. With one worker nothing happens.
 
     Parameters
     ----------

@@ -62,7 +62,7 @@ class SameBatches:
         self._failure: PlatoonError | None = None
         self._varies = False
 
-    def look(self, when: str, read: Callable[[], Any]) -> None:
+    def check(self, when: str, read: Callable[[], Any]) -> None:
         """Compare the batch, in which the labels tell the rows. Inputs may be varied at random.
 
         Labels that are varied too, such as masks that are turned with their images, tell nothing.

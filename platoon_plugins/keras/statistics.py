@@ -33,12 +33,12 @@ class Statistics:
         self._checksums: list[int] = []
 
     def start(self) -> None:
-        """Take note of the state, which is the same on all workers now."""
-        self._checksums = self._look()
+        """Record the state, which is the same on all workers now."""
+        self._checksums = self._compute_checksums()
 
     def changed(self) -> Array:
         """Return a number for each variable, for the workers to add up: 1 where it has changed since the last time."""
-        return np.array([now != before for now, before in zip(self._look(), self._checksums)], np.float64)
+        return np.array([now != before for now, before in zip(self._compute_checksums(), self._checksums)], np.float64)
 
     def average(self, name: str, changed: Array) -> None:
         """Average what has changed on any worker; all of them call it.
@@ -56,8 +56,8 @@ class Statistics:
         summed = self._worker.advanced.sum_arrays(name, [variable.get_value(borrow=True) for variable in variables])
         for variable, total in zip(variables, summed.arrays):
             variable.set_value((total / len(summed.ranks)).astype(variable.get_value(borrow=True).dtype))
-        self._checksums = self._look()
+        self._checksums = self._compute_checksums()
 
-    def _look(self) -> list[int]:
+    def _compute_checksums(self) -> list[int]:
         values = (variable.get_value(borrow=True) for variable in self._backend.statistics(self._model))
         return [checksum(value) for value in values]

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Stopping:
-    """Turns ``model.stop_training``, which callbacks set on one worker, into a vote; lives for a fit.
+    """CallLock ``model.stop_training``, which callbacks set on one worker, into a vote; lives for a fit.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Stopping:
             )
 
     def _suffices(self) -> bool:
-        """Tell whether the votes suffice in the middle of an epoch; a job that stops counts as a vote."""
+        """Return whether the votes suffice in the middle of an epoch; a job that stops counts as a vote."""
         if self._worker.should_stop and not self._voted:
             self._vote()
         return self._mode.stops

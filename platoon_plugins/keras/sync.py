@@ -22,10 +22,10 @@ from platoon_plugins.keras.callbacks import (
     in_center,
     make_first,
     make_last,
-    make_told,
+    make_progress_reporter,
     saves_in_mid_epoch,
 )
-from platoon_plugins.keras.leading import Standby, quieten, stand_by
+from platoon_plugins.keras.standby import Standby, quieten, stand_by
 from platoon_plugins.keras.training import Settings
 
 __all__ = ["LEADER_ONLY", "distribute", "is_distributed", "take_in"]
@@ -124,7 +124,9 @@ def distribute(
     backend = backends.current()
     worker = connect() if worker is None else worker
     if worker.global_size == 1:
-        return [*callbacks, make_told(worker)] if worker.advanced.launched and not worker.late else callbacks
+        return (
+            [*callbacks, make_progress_reporter(worker)] if worker.advanced.launched and not worker.late else callbacks
+        )
     fits = Fits(worker, backend, Settings(rule, every_n_batches, policy, on_nonfinite), leader_only)
     if worker.global_rank:
         backend.seed_early(shard_seed(worker.seed + seeds.fits(), worker.global_rank))

@@ -45,7 +45,7 @@ class Synchronous(Mode):
         self._batches = 0
         self._found = self._plain_steps = 0
 
-    def purpose(self, model: Any) -> str:
+    def describe(self, model: Any) -> str:
         """Return what must be the same on all workers: optimizer and loss too, which use the averages."""
         optimizers = ", ".join(map(_described, optimizers_of(model)))
         return f"rule=None, optimizer={optimizers}, loss={described(model.loss)}"

@@ -9,7 +9,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import epoch_indices
 
-__all__ = ["draws_from_all", "is_loader", "shard_loader", "tell_epoch"]
+__all__ = ["draws_from_all", "is_loader", "set_sampler_epoch", "shard_loader"]
 
 _COPIED = (
     "num_workers",
@@ -75,7 +75,7 @@ def draws_from_all(loader: Any) -> bool:
     )
 
 
-def tell_epoch(data: Any, epoch: int) -> None:
+def set_sampler_epoch(data: Any, epoch: int) -> None:
     """Tell the sampler of a DataLoader which epoch begins, as torch's DistributedSampler wants it too."""
     for sampler in (data.sampler, data.batch_sampler) if is_loader(data) else ():
         if callable(getattr(sampler, "set_epoch", None)):

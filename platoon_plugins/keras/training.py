@@ -28,9 +28,9 @@ from platoon_plugins.keras.same_data import data_of_fit, described, warn_if_not_
 from platoon_plugins.keras.statistics import Statistics
 from platoon_plugins.keras.stopping import Stopping
 from platoon_plugins.keras.synchronous import Synchronous
-from platoon_plugins.keras.torch_loaders import tell_epoch
+from platoon_plugins.keras.torch_loaders import set_sampler_epoch
 
-__all__ = ["Settings", "Training", "tell_epoch_begins", "tell_logs"]
+__all__ = ["Settings", "Training", "report_epoch_begin", "report_logs"]
 
 
 class Settings(NamedTuple):
@@ -129,7 +129,7 @@ class Training:
         """Begin the fit, after the user's callbacks have: one of them may have restored a checkpoint."""
         worker, backend, model, settings = self._worker, self._backend, self._model, self._settings
         alike = described({"epochs": epochs, **backend.compiled_with(model)})
-        how = f"{self._mode.purpose(model)}, {alike}, every_n_batches={settings.every_n_batches}"
+        how = f"{self._mode.describe(model)}, {alike}, every_n_batches={settings.every_n_batches}"
         self._shares_next = False
         self._epochs = epochs or 0
         try:
@@ -138,11 +138,11 @@ class Training:
                 "keras fit",
                 "fit",
                 values=first_values(model, backend),
-                purpose=f"distribute({how}, policy={settings.policy!r}){_precision(model)}",
+                settings=f"distribute({how}, policy={settings.policy!r}){_precision(model)}",
                 rule=self._mode.rule,
                 parameters=backend.weights(model),
                 on_nonfinite=settings.on_nonfinite,
-                once_met=self._once_met,
+                once_met=self._after_rendezvous,
             )
         finally:
             if self._shares_next and worker.advanced.shares:  # also if the wait for the others was interrupted
@@ -178,10 +178,12 @@ class Training:
             self._backend.resume_at(self._model, self._restored_epoch)
             self._resumption = None
 
-    def _once_met(self, participants: list[int]) -> None:
+    def _after_rendezvous(self, participants: list[int]) -> None:
         _release_earlier(self._worker, shares_next=self._mode.rule is not None)
         trained.models.add(self._model)
-        if self._backend.begins_where_told:  # also without a center: other workers may have one, which is refused next
+        if (
+            self._backend.honors_initial_epoch
+        ):  # also without a center: other workers may have one, which is refused next
             self._resumption = agree_to_resume(self._worker, self._mode.rule is not None)
         if self._mode.rule is not None:
             self._shares_next = True
@@ -192,16 +194,16 @@ class Training:
     # Training.
 
     def epoch_begins(self, epoch: int, params: Mapping[str, Any]) -> None:
-        """Take note of a new epoch, with all metrics just reset; ``params`` are those that Keras gives callbacks."""
+        """Record a new epoch, with all metrics just reset; ``params`` are those that Keras gives callbacks."""
         self._begun_at_its_epoch()
         # Not before: callbacks that came to the list behind the last of ours, such as a tuner's, see the center too.
         self._mode.leave_center()
         self._evaluation.epoch_begins(epoch)
         if self._data is not None:
-            tell_epoch(self._data[0], epoch)
+            set_sampler_epoch(self._data[0], epoch)
         self._reshuffling.epoch_begins(epoch)
         self._epoch, self._batches = epoch, _Batches()
-        tell_epoch_begins(self._worker, epoch, params)
+        report_epoch_begin(self._worker, epoch, params)
 
     def batch_begins(self, batch: int) -> None:
         """Do what is due between two batches."""
@@ -210,7 +212,7 @@ class Training:
         self._stopping.batch_begins()
 
     def batch_ends(self, logs: Mapping[str, Any]) -> None:
-        """Take note of a batch; called on back ends that need it."""
+        """Record a batch; called on back ends that need it."""
         self._evaluation.batch_ends(logs)
 
     def callbacks_end_batch(self) -> None:
@@ -227,14 +229,14 @@ class Training:
     # Evaluation; that of a fit evaluates the common weights.
 
     def test_begins(self) -> None:
-        """Take note of an evaluation."""
+        """Record an evaluation."""
         self._close_batches(evaluates=True)
         if self._evaluation.all_evaluate:
             self._lost_rows.before_validation(self._epoch, self.participants)
         self._evaluation.test_begins()
 
     def test_batch_ends(self, logs: Mapping[str, Any]) -> None:
-        """Take note of a batch of an evaluation; called on back ends that need it."""
+        """Record a batch of an evaluation; called on back ends that need it."""
         self._evaluation.test_batch_ends(logs)
 
     def test_ends(self, logs: dict[str, Any]) -> None:
@@ -248,7 +250,7 @@ class Training:
         self._close_batches(evaluates=False)
         self._evaluation.fill(logs)
         self._mode.take_loss(float(logs.get("loss", float("nan"))))
-        tell_logs(self._worker, logs, self.leads)
+        report_logs(self._worker, logs, self.leads)
         if self.leads:
             evaluation = self._evaluation
             self._lost_rows.report(self._epoch, self.participants, evaluation.ranks, evaluation.all_evaluate)
@@ -258,7 +260,7 @@ class Training:
         led = self.leads
         self.participants = self._stopping.epoch_ends(self._epoch)
         if self.leads and not led:  # the leader may not have come to it
-            tell_logs(self._worker, logs, True)
+            report_logs(self._worker, logs, True)
         if self._mode.rule is not None:
             keep_epochs(self._worker, self._epoch + 1, self._epochs if self._stopping.voted_to_end else 0)
 
@@ -295,12 +297,12 @@ class Training:
         return self._mode.center() if self.begun else contextlib.nullcontext()
 
 
-def tell_epoch_begins(worker: Worker, epoch: int, params: Mapping[str, Any]) -> None:
+def report_epoch_begin(worker: Worker, epoch: int, params: Mapping[str, Any]) -> None:
     """Tell the launcher which epoch begins, and how many there will be."""
     worker.advanced.announce(epoch=epoch + 1, last_epoch=params.get("epochs"), epoch_steps=params.get("steps"))
 
 
-def tell_logs(worker: Worker, logs: Mapping[str, Any] | None, leads: bool = True) -> None:
+def report_logs(worker: Worker, logs: Mapping[str, Any] | None, leads: bool = True) -> None:
     """Report the loss of an epoch, and on the leader all values of it."""
     values = {} if logs is None else logs
     worker.progress(loss=float(values.get("loss", float("nan"))))

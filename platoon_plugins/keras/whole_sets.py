@@ -39,7 +39,7 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
     *data
         The whole x, y and sample_weight, or one data set, as `shard` takes them; by these names too, as in Keras.
     worker : Worker, optional
-        The default is ``connect()``. In a job of one this is ``model.evaluate``.
+        The default is ``connect()``. With one worker this is ``model.evaluate``.
     **options
         Of ``model.evaluate``, such as ``batch_size`` and ``return_dict``. Only rank 0 prints.
 
@@ -129,7 +129,7 @@ def predict(model: Any, x: Any, *, worker: Worker | None = None, **options: Any)
     x : array, or list, tuple or dict of arrays
         The whole, the same on every worker. Each takes a block of rows.
     worker : Worker, optional
-        The default is ``connect()``. In a job of one this is ``model.predict``.
+        The default is ``connect()``. With one worker this is ``model.predict``.
     **options
         Of ``model.predict``, such as ``batch_size``. Only rank 0 prints.
 

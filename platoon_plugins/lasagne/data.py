@@ -106,7 +106,7 @@ def iterate_minibatches(
         epoch = _next_epoch(worker) if options["shuffle"] else 0
     rows = worker.shard(count, shuffle=options["shuffle"], epoch=epoch, uneven=uneven)
     if told:
-        _tell(worker, epoch, skip, -(-len(rows) // rows_in_batch))
+        _report_epoch(worker, epoch, skip, -(-len(rows) // rows_in_batch))
     return _batches(data, rows, rows_in_batch, skip)
 
 
@@ -116,10 +116,10 @@ def _next_epoch(worker: Worker) -> int:
     return epoch
 
 
-def _tell(worker: Worker, epoch: int, skip: int, batches: int) -> None:
+def _report_epoch(worker: Worker, epoch: int, skip: int, batches: int) -> None:
     """Tell those who watch which epoch begins; other loops over the same epoch, such as validations, tell nothing."""
     start = worker.resume_at
-    begins_anew = worker not in _told_epochs and (epoch, skip) < (start.epoch, start.epoch_steps)
+    begins_anew = worker not in _reported_epochs and (epoch, skip) < (start.epoch, start.epoch_steps)
     if begins_anew and (worker.late or not worker.global_rank):
         log.warning(
             "rank %d: this training had come to epoch %d, mini-batch %d, and its loop begins again at epoch %d, "
@@ -131,13 +131,13 @@ def _tell(worker: Worker, epoch: int, skip: int, batches: int) -> None:
             epoch,
             skip,
         )
-    if _told_epochs.get(worker) != epoch:
-        _told_epochs[worker] = epoch
+    if _reported_epochs.get(worker) != epoch:
+        _reported_epochs[worker] = epoch
         worker.advanced.announce(epoch=epoch, epoch_steps=batches)
 
 
 # The epochs that were begun latest.
-_told_epochs: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
+_reported_epochs: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
 # The epochs that calls without a number begin next.
 _next_epochs: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
 

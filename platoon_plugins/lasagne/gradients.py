@@ -9,7 +9,7 @@ import theano
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.theano_ops import all_reduce, all_reduce_float16, count_alone, vary_noise_once
+from platoon_base.theano_ops import all_reduce, all_reduce_float16, count_single_worker, vary_noise_once
 from platoon_base.worker import start_together
 from platoon_plugins.lasagne.graph import find_statistics, shared_variables
 from platoon_plugins.lasagne.training import Training
@@ -69,7 +69,7 @@ def all_reduce_grads(
     Returns
     -------
     list of Theano expression
-        One for each parameter. In a job of one, the gradients as they were.
+        One for each parameter. With one worker, the gradients as they were.
 
     Raises
     ------
@@ -103,7 +103,7 @@ def all_reduce_grads(
     training.averaged.update(params)
     if worker.global_size == 1:
         if worker.advanced.launched:
-            count_alone(params, worker)
+            count_single_worker(params, worker)
         return grads
     training.add(statistics)
     training.compare_later(params)

@@ -38,7 +38,7 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
     Returns
     -------
     float
-        For a function of `lasagne.updates`, or a shared variable of dtype floatX. In a job of one as it was.
+        For a function of `lasagne.updates`, or a shared variable of dtype floatX. With one worker as it was.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def scale_schedule(schedule: Callable[[Any], Any], *, worker: Worker | None = No
     Returns
     -------
     callable
-        In a job of one, the schedule itself.
+        With one worker, the schedule itself.
 
     Examples
     --------
@@ -103,7 +103,7 @@ class LearningRateWarmup:
     """Raise the learning rate from that of one worker to that of N, batch by batch, in the first epochs.
 
     Call it before each mini-batch. It sets the shared variable by the equation of `platoon_base.learning_rate.Warmup`,
-    until that has the value which it had at first, and from then on leaves it alone. In a job of one the value stays.
+    until that has the value which it had at first, and from then on leaves it alone. With one worker the value stays.
     A late joiner makes a warm-up of its own.
 
     Parameters

@@ -88,10 +88,10 @@ class StopOnPatience:
             self.reason = f"no improvement in {self._patience.patience} evaluations"
         elif summed.stop:
             self.reason = summed.stop
-        self._tell(value, first=summed.ranks[0] == self._worker.global_rank)
+        self._print_value(value, first=summed.ranks[0] == self._worker.global_rank)
         return bool(self.reason)
 
-    def _tell(self, value: float, first: bool) -> None:
+    def _print_value(self, value: float, first: bool) -> None:
         """Show the value, which all workers have, and how far the patience is."""
         self._worker.advanced.announce(limit=f"patience {self._patience.waited}/{self._patience.patience}")
         if first and self._worker.advanced.launched:

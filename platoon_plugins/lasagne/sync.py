@@ -66,7 +66,7 @@ def sync_updates(
     Returns
     -------
     OrderedDict of shared variable to new value
-        For ``theano.function(..., updates=...)``. In a job of one, or without a rule, the updates as they were.
+        For ``theano.function(..., updates=...)``. With one worker, or without a rule, the updates as they were.
 
     Raises
     ------

@@ -86,7 +86,7 @@ class Training:
         mine = values if first else [np.zeros_like(value) for value in values]
         pairs = {"first": (float(first), 1.0)}
         summed = worker.advanced.sum_arrays(
-            "the first values of statistics", mine, pairs, late_pass=True, timeout_s=timeout_s
+            "the first values of statistics", mine, pairs, skips_late=True, timeout_s=timeout_s
         )
         if summed.pairs["first"][0]:
             _set(statistics, summed.arrays)

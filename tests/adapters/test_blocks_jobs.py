@@ -100,7 +100,7 @@ def test_dropout_differs_between_workers(run_blocks):
 
 
 def test_alone_a_script_is_unchanged(run_blocks):
-    """With everything of this package in a job of one, and without any of it: the same bits, records and output."""
+    """With everything of this package with one worker, and without any of it: the same bits, records and output."""
     run_blocks(
         script_path("blocks_jobs_alone_a_script_is_unchanged"),
         workers=1,

@@ -127,7 +127,7 @@ def test_weights_of_jax_have_their_dtypes_when_they_are_borrowed(dtype):
     for shape in [(), (0, 3), (2, 3)]:
         variable = keras.Variable(np.ones(shape), dtype=dtype)
         weight = current().variable(variable)
-        weight.given_away = True
+        weight.donated = True
         array = weight.borrow()
         assert (str(array.dtype), array.shape) == (dtype, shape)
         array[...] = 3

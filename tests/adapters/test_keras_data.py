@@ -25,8 +25,8 @@ from platoon_plugins.keras import (
     seeds,
     shard,
 )
-from platoon_plugins.keras.leading import Standby
 from platoon_plugins.keras.learning_rate import warn_of_schedules
+from platoon_plugins.keras.standby import Standby
 from platoon_plugins.keras.statistics import Statistics
 
 pytestmark = pytest.mark.keras

@@ -15,7 +15,7 @@ from lasagne_rules import RULES, WITH_GRADIENTS
 from saved_arrays import load
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.job import solo
+from platoon_base.job import single_worker
 from platoon_base.theano_ops import all_reduce_float16
 from platoon_plugins.lasagne import all_reduce_grads, iterate_minibatches
 
@@ -155,7 +155,7 @@ def test_all_workers_can_have_as_many_mini_batches(worker, monkeypatch, uneven, 
 
 @pytest.fixture
 def worker():
-    with solo() as worker:
+    with single_worker() as worker:
         yield worker
 
 

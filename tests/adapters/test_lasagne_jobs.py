@@ -11,7 +11,7 @@ theano = pytest.importorskip("theano", reason="needs Theano: `make setup` instal
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.job import solo
+from platoon_base.job import single_worker
 from platoon_base.sharding import Position, epoch_indices
 from platoon_plugins.lasagne import StopOnPatience, evaluate, iterate_minibatches, shard
 
@@ -209,13 +209,13 @@ def test_a_loop_that_begins_anew_in_a_resumed_job_is_told(solo_worker, monkeypat
         list(iterate_minibatches(x, 2, epoch=epoch, worker=solo_worker))
     assert caplog.text.count("had come to epoch 3, mini-batch 2, and its loop begins again at epoch 0") == 1
     caplog.clear()
-    without_skip = solo()
+    without_skip = single_worker()
     monkeypatch.setattr(without_skip, "resume_at", Position(3, 2, 32))
     list(iterate_minibatches(x, 2, epoch=3, worker=without_skip))
     without_skip.close()
     assert "begins again at epoch 3, mini-batch 0" in caplog.text
     caplog.clear()
-    going_on = solo()
+    going_on = single_worker()
     monkeypatch.setattr(going_on, "resume_at", Position(3, 2, 32))
     for epoch in (3, 4):
         list(iterate_minibatches(x, 2, epoch=epoch, skip=going_on.resume_at.done_in(epoch), worker=going_on))

@@ -387,7 +387,7 @@ def test_both_forms_split_an_all_reduce_from_the_same_size_on(more):
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_call_goes_on_after_every_wait_in_vain(make, size, monkeypatch):
     monkeypatch.setattr(host, "PATIENCE_S", 0.0)
-    monkeypatch.setattr(host, "LONGEST_PATIENCE_S", 0.0)
+    monkeypatch.setattr(host, "MAX_PATIENCE_S", 0.0)
     monkeypatch.setattr(host, "FusedExchange", functools.partial(FusedExchange, roomy_spins=0, crowded_spins=0))
     arrays = [values(rank, (30_001,), "float32") for rank in range(size)]
 

@@ -86,12 +86,12 @@ def test_all_hosts_start_from_the_values_of_the_first(key):
 def test_a_host_does_not_start_before_it_has_the_values_of_the_first():
     with Hosts([1.0, 2.0]) as group:
         group.introduce()
-        group.hosts[1].courier.obey(between.Made())
+        group.hosts[1].courier.handle_order(between.Made())
         for _ in range(20):
             for host in group.hosts:
                 host.courier.step([])
         assert not [n for n in group.hosts[1].news if isinstance(n, between.Filled)]
-        group.hosts[0].courier.obey(between.Made())
+        group.hosts[0].courier.handle_order(between.Made())
         group.until(lambda: any(isinstance(n, between.Filled) for n in group.hosts[1].news))
 
 
@@ -163,7 +163,7 @@ def test_a_host_that_is_lost_is_left_out_and_one_that_returns_takes_part():
         lost = group.hosts[2]
         lost.courier.close()
         for host in group.hosts[:2]:
-            host.courier.obey(between.Lost(2))
+            host.courier.handle_order(between.Lost(2))
         two = group.hosts[:2]
         group.until_exchanged(two)
         for host, start in zip(two, (10.0, 20.0)):
@@ -240,7 +240,7 @@ def test_a_host_without_living_workers_follows_and_does_not_count():
         group.made()
         group.until_exchanged()
         for host in group.hosts:
-            host.courier.obey(between.Peers(listening_of(group.hosts), {0: 1, 1: 0}))
+            host.courier.handle_order(between.Peers(listening_of(group.hosts), {0: 1, 1: 0}))
         group.until_exchanged()
         group.hosts[0].center.fill(model(10.0), [])
         group.until(lambda: abs(group.hosts[1].values()[0] - 10.0).max() < 1e-3)
@@ -338,10 +338,10 @@ def test_a_host_that_comes_late_gets_what_was_overwritten():
     with Hosts([0.0, 1.0, 2.0]) as group:
         group.introduce()
         for host in group.hosts[:2]:
-            host.courier.obey(between.Made())
+            host.courier.handle_order(between.Made())
         group.until_exchanged(group.hosts[:2])
         overwrite(group, 1, 5.0)
-        group.hosts[2].courier.obey(between.Made())
+        group.hosts[2].courier.handle_order(between.Made())
         group.until_exchanged()
         for host in group.hosts:
             require_equal(host.values(), model(5.0))
@@ -361,7 +361,7 @@ def test_the_others_get_what_was_overwritten_by_a_new_courier():
             time.sleep(0.001)
         host.restart()
         group.introduce()
-        host.courier.obey(between.Made())
+        host.courier.handle_order(between.Made())
         group.until(lambda: not writing.is_alive())
         require_equal(group.hosts[1].values(), model(5.0))
 
@@ -379,8 +379,8 @@ def test_another_key_opens_no_link():
             group.introduce()
             group.made()
             (listening,) = [news for news in group.hosts[0].news if isinstance(news, between.Listening)]
-            stranger.courier.obey(between.Peers({0: (listening.address, listening.port, listening.token)}))
-            stranger.courier.obey(between.Made())
+            stranger.courier.handle_order(between.Peers({0: (listening.address, listening.port, listening.token)}))
+            stranger.courier.handle_order(between.Made())
             group.until_exchanged()
             deadline = time.monotonic() + 1
             while time.monotonic() < deadline:

@@ -55,16 +55,16 @@ class Host:
             self.filled, self.news.append,
         )  # fmt: skip
 
-    def tell(self, order):
+    def handle_order(self, order):
         self.orders.append(order)
-        self.courier.obey(order)
+        self.courier.handle_order(order)
 
     def restart(self):
         """Kill the courier and start another one, which is told what the first was told."""
         self.courier.close()
         self.start()
         for order in self.orders:
-            self.courier.obey(order)
+            self.courier.handle_order(order)
 
     @property
     def has_center(self):
@@ -101,11 +101,11 @@ class Group:
                 (listening,) = [news for news in host.news if isinstance(news, between.Listening)]
                 peers[number] = (listening.address, listening.port, listening.token)
         for number in peers:
-            self.hosts[number].tell(between.Peers(peers))
+            self.hosts[number].handle_order(between.Peers(peers))
 
     def made(self, *hosts):
         for number in hosts or range(len(self.hosts)):
-            self.hosts[number].tell(between.Made())
+            self.hosts[number].handle_order(between.Made())
 
     def until(self, done, *hosts):
         deadline = time.monotonic() + 20
@@ -128,24 +128,24 @@ class Group:
     def begin(self, number, hosts, idle=(), workers=None):
         order = self.table.begin(number, dict(zip(hosts, workers or [1] * len(hosts))), idle)
         for host in order.hosts:
-            self.hosts[host].tell(order)
+            self.hosts[host].handle_order(order)
 
     def lose(self, number):
         self.lost.add(number)
         self.hosts[number].courier.close()
         for host, each in enumerate(self.hosts):
             if host not in self.lost:
-                each.tell(between.Lost(number))
-        self.pass_on(self.table.lose(number))
+                each.handle_order(between.Lost(number))
+        self.pass_on(self.table.mark_lost(number))
 
     def pass_on(self, order):
         if order is not None:
             for host in self.table.hosts:
                 if host not in self.lost:
-                    self.hosts[host].tell(order)
+                    self.hosts[host].handle_order(order)
 
     def report(self):
-        """Pass on what couriers say about the round; tells whether there is a decision."""
+        """Pass on what couriers say about the round; returns whether there is a decision."""
         for number, host in enumerate(self.hosts):
             for news in host.news:
                 if isinstance(news, between.Gathered):

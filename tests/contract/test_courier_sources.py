@@ -54,9 +54,9 @@ def test_when_the_source_is_lost_all_start_from_the_next():
         group.hosts[1].courier.close()
         rest = [group.hosts[0], *group.hosts[2:]]
         for host in rest:
-            host.courier.obey(between.Lost(1))
+            host.courier.handle_order(between.Lost(1))
         for host in rest:
-            host.courier.obey(between.Peers(listening_of(rest), source=2))
+            host.courier.handle_order(between.Peers(listening_of(rest), source=2))
         group.until(lambda: all(abs(host.values()[0] - 3.0).max() < 1e-6 for host in rest[1:]), rest)
         group.until_exchanged(rest[1:])
         for host in rest[1:]:

@@ -22,7 +22,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from platoon_base.channels import keys as keys_module
-from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys, new_keys
+from platoon_base.channels.keys import Keys, ServerKeys, ZapHandler, new_keys
 from platoon_base.channels.zmq import ZmqClient, ZmqServer
 from platoon_base.errors import (
     BackendUnavailableError,
@@ -280,7 +280,7 @@ def test_all_workers_of_a_large_job_connect_at_once(job):
 def test_without_its_doorkeeper_a_server_lets_nobody_in(strangers):
     server_keys, keys = new_keys()
     with closing(ZmqServer("tcp://127.0.0.1:*", server_keys)) as server:
-        server.doorkeeper.close()
+        server.zap_handler.close()
         assert not admitted(strangers.knock(server.address, curve(keys)))
 
 
@@ -290,13 +290,13 @@ def test_without_its_doorkeeper_a_server_lets_nobody_in(strangers):
 def test_the_doorkeeper_refuses_what_libzmq_should_not_ask(mechanism, copies):
     server_keys, keys = new_keys()
     credentials = [z85.decode(keys.client_public)] * copies
-    with zmq.Context() as context, closing(Doorkeeper(context, server_keys.clients)) as doorkeeper:
+    with zmq.Context() as context, closing(ZapHandler(context, server_keys.clients)) as zap_handler:
         asking = context.socket(zmq.REQ)
         with closing(asking):
             asking.linger = 0
             asking.connect("inproc://zeromq.zap.01")
             asking.send_multipart([b"1.0", b"7", b"platoon", b"127.0.0.1", b"", mechanism, *credentials])
-            doorkeeper.answer()
+            zap_handler.answer()
             assert asking.poll(TIMEOUT_S * 1000)
             assert asking.recv_multipart()[:3] == [b"1.0", b"7", b"400"]
 
@@ -362,10 +362,10 @@ def test_a_closed_server_leaves_no_port_and_may_be_closed_again():
     server_keys, keys = new_keys()
     with closing(ZmqServer("tcp://127.0.0.1:*", server_keys)) as server:
         host_port = ("127.0.0.1", int(server.address.rpartition(":")[2]))
-        # Both are in the middle of their handshakes: one waits for the doorkeeper, one is waited for.
+        # Both are in the middle of their handshakes: one waits for the zap_handler, one is waited for.
         worker = ZmqClient(server.address, lambda: True, keys)
         with closing(worker), socket.create_connection(host_port, TIMEOUT_S) as stranger:
-            assert server.doorkeeper.socket.poll(TIMEOUT_S * 1000)
+            assert server.zap_handler.socket.poll(TIMEOUT_S * 1000)
             server.close()
             require_closed(stranger)
     with closing(ZmqServer(server.address, server_keys)) as again:

@@ -16,7 +16,7 @@ from platoon_base.hosts.world import World
 from platoon_base.job.files import Origin
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.deputy import host_deputy
-from platoon_base.multihost.meeting import Here, MeetingInterruptedError, arrive
+from platoon_base.multihost.rendezvous import Introduction, RendezvousInterruptedError, arrive
 from platoon_base.multihost.secret import read_or_make_key
 from platoon_base.worker_process.program import Program
 
@@ -60,7 +60,7 @@ def first(tmp_path, monkeypatch):
 @contextlib.contextmanager
 def arrived(first):
     """Connect a host with one worker; gives its link, what waits for a welcome, and its signals."""
-    here = Here(Place(2, 1, "a test"), ["cpu"], "program")
+    here = Introduction(Place(2, 1, "a test"), ["cpu"], "program")
     with StopSignals() as signals:
         endpoint = first.link.address.removeprefix("tcp://")
         with arrive(lambda: endpoint, here, signals, lambda text: None, timeout_s=20) as (link, welcome):
@@ -101,7 +101,7 @@ def test_a_welcome_that_comes_with_the_end_of_the_job_before_is_not_lost(first, 
 
 def test_a_signal_between_two_jobs_reaches_the_first_host(first):
     with contextlib.ExitStack() as stack:
-        stack.enter_context(pytest.raises(MeetingInterruptedError))
+        stack.enter_context(pytest.raises(RendezvousInterruptedError))
         _, welcome, _ = stack.enter_context(arrived(first))
         os.kill(os.getpid(), signal.SIGTERM)
         welcome()

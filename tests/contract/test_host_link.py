@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from platoon_base.channels.host_link import MAX_STRANGERS, LinkClient, LinkServer
-from platoon_base.channels.host_peer import MAX_MESSAGE_BYTES, SILENT_S
+from platoon_base.channels.host_link import MAX_UNIDENTIFIED, LinkClient, LinkServer
+from platoon_base.channels.host_peer import HEARTBEAT_TIMEOUT_S, MAX_MESSAGE_BYTES
 from platoon_base.channels.keys import HANDSHAKE_S, keys_of_secret
 from platoon_base.errors import ConfigurationError
 from tests.helpers.breakable import Breakable
@@ -96,7 +96,7 @@ def test_what_was_under_way_on_a_broken_connection_arrives_once(pair):
 def test_a_cut_is_silence_and_loses_nothing(pair):
     pair.until(lambda: not pair.client.peer.in_flight)
     pair.way.passing.clear()
-    seconds = pair.until(lambda: pair.peer.silent_s(time.monotonic()) > SILENT_S)
+    seconds = pair.until(lambda: pair.peer.silent_s(time.monotonic()) > HEARTBEAT_TIMEOUT_S)
     assert seconds < 5
     pair.client.peer.send(b"meanwhile")
     pair.peer.send(b"meanwhile")
@@ -161,7 +161,7 @@ def test_a_process_that_stood_still_has_heard_nothing_wrong(pair):
     peer, now = pair.peer, time.monotonic()
     peer.tick(now)
     peer.tick(now + 60)  # as after SIGCONT
-    assert peer.silent_s(now + 60) < SILENT_S
+    assert peer.silent_s(now + 60) < HEARTBEAT_TIMEOUT_S
 
 
 def serve_new(pair):
@@ -244,7 +244,7 @@ def test_a_large_message_gets_through_a_slow_link_and_nobody_is_silent(pair):
         pair.step()
         now = time.monotonic()
         silent_s = max(silent_s, pair.client.peer.silent_s(now), pair.peer.silent_s(now))
-        assert silent_s < SILENT_S
+        assert silent_s < HEARTBEAT_TIMEOUT_S
     assert pair.at_client == [large]
 
 
@@ -272,7 +272,7 @@ def test_a_flood_of_strangers_takes_no_descriptors_and_keeps_nobody_out(pair):
     late = LinkClient(pair.server.address, keys)
     strangers = []
     try:
-        for number in range(5 * MAX_STRANGERS):
+        for number in range(5 * MAX_UNIDENTIFIED):
             strangers.append(socket.create_connection((host, int(port)), timeout=10))
             if number % 20 == 0:
                 pair.step()
@@ -284,7 +284,7 @@ def test_a_flood_of_strangers_takes_no_descriptors_and_keeps_nobody_out(pair):
             late.peer.tick(time.monotonic())
             pair.step()
         descriptors = len(os.listdir("/proc/self/fd")) - before - len(strangers)
-        assert descriptors < MAX_STRANGERS + 50
+        assert descriptors < MAX_UNIDENTIFIED + 50
         assert not pair.client.dismissed
         assert not pair.peer_of(pair.client).gone
     finally:

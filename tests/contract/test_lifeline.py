@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from platoon_base.channels.host_peer import NOBODY, Frame, Peer
-from platoon_base.channels.lifeline import MAX_STRANGERS, Lifeline, Lifelines
+from platoon_base.channels.host_peer import NO_PEER, Frame, Peer
+from platoon_base.channels.lifeline import MAX_UNIDENTIFIED, Lifeline, Lifelines
 
 pytestmark = pytest.mark.base
 
@@ -18,7 +18,7 @@ HERE = "127.0.0.1"
 
 
 def new_peer():
-    return Peer(SESSION, NOBODY, lambda data: None)
+    return Peer(SESSION, NO_PEER, lambda data: None)
 
 
 class Ends:
@@ -95,7 +95,7 @@ def test_who_is_heard_of_later_has_not_ended(ends):
     peer.has_lifeline = True
     peer.ended(time.monotonic() - 0.9)
     assert not peer.closed(time.monotonic())
-    peer.take(Frame(SESSION, NOBODY, 0, 0))
+    peer.take(Frame(SESSION, NO_PEER, 0, 0))
     assert not peer.closed(time.monotonic() + 60)
 
 
@@ -146,14 +146,14 @@ def test_a_port_that_refuses_is_tried_again(ends):
 
 def test_strangers_are_dropped_and_end_nothing(ends):
     connected(ends)
-    strangers = [socket.create_connection((HERE, ends.server.port)) for _ in range(MAX_STRANGERS + 20)]
+    strangers = [socket.create_connection((HERE, ends.server.port)) for _ in range(MAX_UNIDENTIFIED + 20)]
     try:
         for index, stranger in enumerate(strangers):
             stranger.sendall(os.urandom(16) if index % 2 else SESSION[:7])
             ends.step()
         for _ in range(50):
             ends.step()
-        assert ends.known <= 1 + MAX_STRANGERS
+        assert ends.known <= 1 + MAX_UNIDENTIFIED
     finally:
         for stranger in strangers:
             stranger.close()

@@ -24,13 +24,13 @@ from platoon_base.errors import BackendUnavailableError, PlatoonError
 from platoon_base.links import handshake
 from platoon_base.links.cipher import TAG_BYTES, AlteredError, Cipher, derive_keys
 from platoon_base.links.handshake import Address, Caller, Listener, Opening, open_links
-from platoon_base.links.stream import LONGEST_PAYLOAD, BrokenStreamError, Stream
+from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
 
 pytestmark = pytest.mark.base
 
 KEY = bytes(range(32))
 PATIENCE_S = 20  # never reached by a test that passes
-SIZES = [0, 1, 15, 16, 1000, (1 << 14) - 1, 1 << 14, 70_000, LONGEST_PAYLOAD]
+SIZES = [0, 1, 15, 16, 1000, (1 << 14) - 1, 1 << 14, 70_000, MAX_PAYLOAD_BYTES]
 
 
 def call(listener, key, rank=1, called=0, seconds=PATIENCE_S, address=None):
@@ -121,7 +121,7 @@ def test_records_of_all_sizes_come_as_they_were_sent(pair):
 
 
 def test_sends_in_both_directions_at_once_do_not_wait_for_each_other(pair):
-    payload = secrets.token_bytes(LONGEST_PAYLOAD)
+    payload = secrets.token_bytes(MAX_PAYLOAD_BYTES)
     for stream in pair:
         for i in range(90):  # more than sockets hold
             stream.post(i, 0, payload)
@@ -167,7 +167,7 @@ def test_the_end_of_a_connection_is_seen_after_all_that_came(pair):
 def test_a_record_that_is_too_long_is_refused(pair):
     sender, _ = pair
     with pytest.raises(ValueError, match="at most"):
-        sender.post(0, 0, bytes(LONGEST_PAYLOAD + 1))
+        sender.post(0, 0, bytes(MAX_PAYLOAD_BYTES + 1))
 
 
 def two_ciphers(sock_a, sock_b):
@@ -204,7 +204,7 @@ def test_what_is_changed_between_hosts_is_refused(change):
         elif change == "reorder":
             records[1:] = records[:0:-1]
         elif change == "length":
-            records[1][:4] = (LONGEST_PAYLOAD + 1).to_bytes(4, "little")
+            records[1][:4] = (MAX_PAYLOAD_BYTES + 1).to_bytes(4, "little")
         keeping = Keeping()
         if change == "reflect":
             between_a.sendall(records[0])
@@ -388,7 +388,7 @@ def test_a_flood_of_connections_ends_nothing(listener, threads):
     flooding = [threads.submit(flood) for _ in range(2)]
     try:
         waiting = threads.submit(answer, listener, KEY)
-        for _ in range(2 * handshake.MOST_PENDING):
+        for _ in range(2 * handshake.MAX_PENDING):
             assert came.acquire(timeout=PATIENCE_S)
         caller = call(listener, KEY)
         answered = waiting.result()[1]
@@ -448,10 +448,10 @@ def test_who_says_which_rank_it_is_does_not_make_room_for_strangers(listener, op
     step_until(opening, lambda: opening.greeted)
     before = descriptors()
     for _ in range(3):
-        strangers = connect(STRANGERS[what], handshake.MOST_PENDING)
+        strangers = connect(STRANGERS[what], handshake.MAX_PENDING)
         opening.step(time.monotonic())
         opening.step(time.monotonic())
-        assert descriptors() <= before + len(strangers) + handshake.MOST_PENDING
+        assert descriptors() <= before + len(strangers) + handshake.MAX_PENDING
         for each in strangers:
             each.close()
     answer = caller.recv(64, socket.MSG_WAITALL)
@@ -465,7 +465,7 @@ def test_many_that_say_they_are_of_the_job_are_bounded(listener, opening, connec
         strangers = connect(greeting(), 100)
         for _ in range(3):
             opening.step(time.monotonic())
-        assert descriptors() <= before + len(strangers) + handshake.MOST_GREETED
+        assert descriptors() <= before + len(strangers) + handshake.MAX_GREETED
         for each in strangers:
             each.close()
     calling = threads.submit(call, listener, KEY)

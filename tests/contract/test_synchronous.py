@@ -7,7 +7,7 @@ from scripts_here import script_path
 from synchronous_by_hand import FORMS, by_hand
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.job import solo
+from platoon_base.job import single_worker
 from platoon_base.layout import Layout
 from platoon_base.rules.synchronous import average_sgd, downpour, easgd, sum_sgd
 from platoon_base.worker import FlatAllReduce, require_same_layout, start_together
@@ -66,7 +66,7 @@ def test_a_step_makes_one_call_for_each_dtype():
 
 
 def test_alone_the_rules_are_those_of_one_worker():
-    with solo() as worker:
+    with single_worker() as worker:
         reduce = FlatAllReduce(worker)
         x, c, u = [np.full(2, 3.0)], [np.full(2, 1.0)], [np.full(2, 5.0)]
         easgd(x, c, 0.25, reduce)
@@ -101,7 +101,7 @@ ONE, TWO = np.ones(2), np.ones(3)
 def test_what_cannot_work_is_refused_before_anything_is_changed(call, complaint):
     before = [np.ones((2, 2)).T, ONE.copy(), TWO.copy()]
     del before[0]
-    with solo() as worker, pytest.raises(ConfigurationError, match=complaint):
+    with single_worker() as worker, pytest.raises(ConfigurationError, match=complaint):
         call(FlatAllReduce(worker))
     np.testing.assert_array_equal(ONE, before[0])
     np.testing.assert_array_equal(TWO, before[1])
@@ -132,7 +132,7 @@ def test_another_model_or_purpose_is_refused_on_every_worker(run_job):
 
 
 def test_alone_every_layout_is_the_same():
-    with solo() as worker:
+    with single_worker() as worker:
         require_same_layout(Layout.of([ONE], ["a"]), worker)
 
 

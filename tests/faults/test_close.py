@@ -72,7 +72,7 @@ def test_a_job_state_is_read_and_written_on_a_last_copy():
         job_state.stop("enough")
         job_state.row(2)["steps"] = 7
         job_state.stop_votes[1] = 5
-        job_state.let_go()
+        job_state.detach()
         assert np.frombuffer(segment.buffer, np.uint8).any()
         array_on(segment.buffer, (len(segment.buffer),), np.uint8)[...] = 0
         Segment.unlink(name)

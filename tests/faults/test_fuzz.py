@@ -181,9 +181,9 @@ def test_texts_as_long_as_a_message_are_answered(controller, kind, field):
 def test_a_late_joiner_that_gives_half_a_number_is_refused(controller):
     """Its vector was taken apart before its length was looked at."""
     assert isinstance(controller.ask(7, hello()), msg.Welcome)
-    reply = controller.ask(7, total(late_pass=True, vector=b"1234567"))
+    reply = controller.ask(7, total(skips_late=True, vector=b"1234567"))
     require_failure(reply, "ProtocolError", "vector of 7 bytes")
-    assert isinstance(controller.ask(7, total(late_pass=True, vector=b"\0" * 8)), msg.Sums)
+    assert isinstance(controller.ask(7, total(skips_late=True, vector=b"\0" * 8)), msg.Sums)
     controller.require_a_sum()
 
 

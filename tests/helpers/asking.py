@@ -19,8 +19,8 @@ CREATE, ATTACH, DONE = msg.CenterRole(create=True), msg.CenterRole(create=False)
 class Job:
     """A coordinator, and the peers that ask it; a peer's name is that of the rank it has, after that of its host."""
 
-    def __init__(self, size, seed=0, by_hand=False, world=ONE_HOST):
-        self.coordinator = Coordinator(size, seed, by_hand, world)
+    def __init__(self, size, seed=0, external=False, world=ONE_HOST):
+        self.coordinator = Coordinator(size, seed, external, world)
         self._world = world
         self.now = 100.0
         self._ids = itertools.count()

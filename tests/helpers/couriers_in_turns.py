@@ -81,11 +81,11 @@ class Hosts:
             port = listening.port if wire is None else wire.to(listening.port)
             peers[number] = (listening.address, port, listening.token)
         for host in self.hosts:
-            host.courier.obey(between.Peers(peers, source=source))
+            host.courier.handle_order(between.Peers(peers, source=source))
 
     def made(self, *hosts):
         for number in hosts or range(len(self.hosts)):
-            self.hosts[number].courier.obey(between.Made())
+            self.hosts[number].courier.handle_order(between.Made())
 
     def until_filled(self, *hosts):
         each = [self.hosts[number] for number in hosts or range(len(self.hosts))]

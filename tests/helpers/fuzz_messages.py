@@ -222,7 +222,7 @@ class Job:
         elif step.event is Event.AGAIN:
             participant = self.roster.get(step.number)
             if participant is not None and participant.phase.gone:
-                self.coordinator.expect_again(step.number, Position())
+                self.coordinator.readmit(step.number, Position())
         else:
             self.server.carry_out(self.coordinator.worker_ended(step.number, step.event is Event.LOST))
 
@@ -363,7 +363,7 @@ def hello(rank: int | None = None) -> bytes:
 
 
 def total(name: str = "epoch", **fields: Any) -> bytes:
-    return request(msg.Sum, name=name, **{"vector": b"", "shapes": [], "late_pass": False, "timeout_s": 5.0, **fields})
+    return request(msg.Sum, name=name, **{"vector": b"", "shapes": [], "skips_late": False, "timeout_s": 5.0, **fields})
 
 
 def release(shares: bool = True) -> bytes:
@@ -415,7 +415,7 @@ def seeds() -> dict[str, bytes]:
         found[f"same-name-as-{kind.__name__}"] = talk((0, one), (1, total(name="a")))
     found["shapes-differ"] = talk((0, arrays), (1, total(shapes=[(2, 3), ()])))
     found["cross-wait"] = talk((0, total("a")), (1, total("b")))
-    found["late"] = talk((2, hello()), (2, total(late_pass=True, vector=b"\0" * 8)), (0, total()), (1, total()))
+    found["late"] = talk((2, hello()), (2, total(skips_late=True, vector=b"\0" * 8)), (0, total()), (1, total()))
     found["time-out"] = talk((0, total()), then=(Step(Event.TICK, 9), Step(Event.ASK, 1, total())))
     found["dies-waiting"] = talk((0, total()), then=(Step(Event.LOST, 0), Step(Event.ASK, 1, total())))
     found["comes-again"] = talk(
@@ -428,7 +428,7 @@ def seeds() -> dict[str, bytes]:
     for word in ("fail", "raise", "object", "platoon-x"):
         found[f"user-{word}"] = talk((0, request(msg.UserRequest, req=word)))
     found["crowd"] = join([Step(Event.CROWD, 0, hello(), 15), Step(Event.CROWD, 9, leave, 9)])
-    found["full"] = join([Step(Event.CROWD, 0, hello(), 255), Step(Event.CROWD, 0, total(late_pass=True), 9)])
+    found["full"] = join([Step(Event.CROWD, 0, hello(), 255), Step(Event.CROWD, 0, total(skips_late=True), 9)])
     found["unframed"] = join([*joined, Step(Event.UNFRAMED, 0, leave), Step(Event.SAME_ID, 0, leave)])
     for kind, name in HUGE:
         fields = {"policy": "any"} if kind is msg.StopVote else {}
@@ -471,7 +471,7 @@ def changed_field(body: bytes, rng: random.Random) -> bytes:
     elif what == 2:
         fields["type"] = msgspec.inspect.type_info(rng.choice(REQUESTS + REPLIES)).tag
     elif what == 3:
-        fields[rng.choice(["late_pass", "binds", "shares", "stage", "rank", "note", "unknown"])] = rng.choice(JUNK)
+        fields[rng.choice(["skips_late", "binds", "shares", "stage", "rank", "note", "unknown"])] = rng.choice(JUNK)
     elif what == 4 and isinstance(fields[name], int):
         fields[name] = max(-(2**63), min(2**64 - 1, fields[name] + rng.choice([-1, 1, 256])))
     else:

@@ -86,7 +86,7 @@ def progress(rank):
 
 
 def waits_in(name, *ranks):
-    """Tell whether all these workers are in the collective call of this name, such as ``"barrier all here"``."""
+    """Return whether all these workers are in the collective call of this name, such as ``"barrier all here"``."""
     with _job_state() as (job_state, _):
         return all(_waits_in(job_state, name, rank) for rank in ranks)
 
@@ -104,7 +104,7 @@ def ending(rank):
 
 
 def takes_part(rank):
-    """Tell whether a worker is there: its process lives, and it has not said goodbye."""
+    """Return whether a worker is there: its process lives, and it has not said goodbye."""
     with _job_state() as (job_state, segment):
         return segment.locked(WORKER_LOCKS + rank) and not job_state.row(rank)["left"]
 
@@ -112,7 +112,7 @@ def takes_part(rank):
 def living():
     """Return the number of workers that rules reckon with."""
     with _job_state() as (job_state, _):
-        return job_state.living
+        return job_state.num_live
 
 
 def controller_lives():
@@ -146,5 +146,5 @@ def exchange_pids(worker):
 
 
 def is_stopped(pid):
-    """Tell whether a process is stopped, as by SIGSTOP."""
+    """Return whether a process is stopped, as by SIGSTOP."""
     return "State:\tT" in Path(f"/proc/{pid}/status").read_text()

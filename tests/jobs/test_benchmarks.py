@@ -367,10 +367,10 @@ def test_every_method_says_its_rate_and_how_often_it_sends(learning):
 def test_jobs_side_by_side_begin_with_different_gpus(learning, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     gpus = ["cuda0", "cuda1", "cuda2"]
-    assert learning.device_words(2, 0, gpus) == ["-D", "cuda0", "cuda1"]
-    assert learning.device_words(2, 1, gpus) == ["-D", "cuda2", "cuda0"]
-    assert learning.device_words(4, 0, gpus) == ["-D", "cuda0", "cuda1", "cuda2", "cuda0"]
-    assert learning.device_words(2, 1, []) == ["-n", 2, "-D", "cpu"]
+    assert learning.device_options(2, 0, gpus) == ["-D", "cuda0", "cuda1"]
+    assert learning.device_options(2, 1, gpus) == ["-D", "cuda2", "cuda0"]
+    assert learning.device_options(4, 0, gpus) == ["-D", "cuda0", "cuda1", "cuda2", "cuda0"]
+    assert learning.device_options(2, 1, []) == ["-n", 2, "-D", "cpu"]
     assert learning.environment("keras", gpus)["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert learning.environment("keras", [])["CUDA_VISIBLE_DEVICES"] == ""
 

@@ -305,7 +305,7 @@ PATIENT = script_path("job_commands_patient")
 
 def free_when_ending(files, path):
     with Observer(files, PATIENCE_S) as observer:
-        until(lambda: observer.look().stop_reason)
+        until(lambda: observer.poll().stop_reason)
     path.touch()
 
 

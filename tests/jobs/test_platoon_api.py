@@ -15,7 +15,7 @@ import theano.tensor as T
 
 from platoon_base import platoon_api
 from platoon_base.errors import ConfigurationError, PlatoonWarning
-from platoon_base.job import solo
+from platoon_base.job import single_worker
 from platoon_base.platoon_api import global_dynamics, ops, param_sync
 from platoon_base.platoon_api.channel import Controller
 
@@ -64,7 +64,7 @@ def test_models_that_differ_are_refused_and_not_mixed(run_job):
 
 @pytest.fixture
 def worker():
-    with solo() as worker:
+    with single_worker() as worker:
         yield worker
 
 

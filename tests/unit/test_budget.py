@@ -11,7 +11,7 @@ pytestmark = pytest.mark.base
 
 def orders(budget, *looks):
     watch = BudgetWatch(budget)
-    return [watch.look(Spent(*look)).name for look in looks], watch.reason
+    return [watch.poll(Spent(*look)).name for look in looks], watch.reason
 
 
 @pytest.mark.parametrize(

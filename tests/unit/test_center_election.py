@@ -99,8 +99,8 @@ def test_only_the_creator_says_that_the_center_is_ready(when):
         job.ask(0, init())
     if when == "twice":
         job.ask(0, msg.CenterReady())
-    asker = 1 if when == "by another" else 0
-    require_failure(job.answer(asker, msg.CenterReady()), "ProtocolError", f"rank {asker} was not asked")
+    requester = 1 if when == "by another" else 0
+    require_failure(job.answer(requester, msg.CenterReady()), "ProtocolError", f"rank {requester} was not asked")
 
 
 def test_a_creator_that_failed_and_asks_again_creates():
@@ -221,7 +221,7 @@ def test_who_comes_again_for_a_center_that_was_released_makes_no_other_one():
     job.ask(0, msg.CenterReady())
     assert job.answer(1, init()) == ATTACH
     job.coordinator.worker_ended(1, lost=True)
-    job.coordinator.expect_again(1, Position(1, 5, 5))
+    job.coordinator.readmit(1, Position(1, 5, 5))
     actions = job.ask(0, release())
     # It is told before the worker is, who may then remove the center.
     assert [type(action) for action in actions] == [CenterDropped, SendReply]
@@ -236,7 +236,7 @@ def test_one_that_came_again_and_released_with_the_others_shares_the_next_center
     assert job.answer(0, init()) == CREATE
     job.ask(0, msg.CenterReady())
     job.coordinator.worker_ended(1, lost=True)
-    job.coordinator.expect_again(1, Position())
+    job.coordinator.readmit(1, Position())
     job.answer("again", hello(rank=1))
     assert job.answer("again", init()) == ATTACH
     assert job.ask("again", release()) == []
@@ -246,7 +246,7 @@ def test_one_that_came_again_and_released_with_the_others_shares_the_next_center
 
 def test_the_first_center_of_a_resumed_job_is_made_from_the_checkpoint():
     job = Job(2)
-    job.coordinator.take_up({0: Position(1, 2, 3)}, {1: {"x": b"y"}}, {"loss": 0.5}, has_center=True)
+    job.coordinator.restore_earlier_job({0: Position(1, 2, 3)}, {1: {"x": b"y"}}, {"loss": 0.5}, has_center=True)
     assert job.answer(0, hello(rank=0)).resume_at == (1, 2, 3)
     assert job.answer(1, hello(rank=1)).kept == {"x": b"y"}
     assert job.coordinator.reported == {"loss": 0.5}
@@ -374,7 +374,7 @@ def test_other_hosts_are_refused_when_no_worker_of_the_first_can_share_and_check
     if saves:
         job.coordinator.saves_center()
     else:
-        job.coordinator.take_up({}, {}, {}, has_center=True)
+        job.coordinator.restore_earlier_job({}, {}, {}, has_center=True)
     refused = replies(found_to_be_hopeless(job, how))
     assert set(refused) == {"2", "3"}
     for each in refused.values():
@@ -390,7 +390,7 @@ def test_a_worker_of_the_first_host_that_is_started_again_may_share(two_hosts):
     job.ask(1, total(timeout_s=1000.0))
     job.coordinator.worker_ended(0, lost=True)
     assert job.tick(job.now + 0.1) == []
-    job.coordinator.expect_again(0, START)
+    job.coordinator.readmit(0, START)
     for seconds in range(60):
         assert job.tick(101.0 + seconds) == []
     job.ask("0", hello(rank=0))

@@ -29,7 +29,7 @@ from platoon_base.checkpoints.files import (
     read_checkpoint,
     require_alike,
 )
-from platoon_base.checkpoints.writer import CheckpointWriter, Patience, Saving
+from platoon_base.checkpoints.writer import CheckpointWriter, Saving, StallTimer
 from platoon_base.cli.log_folder import LogFolder
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
@@ -545,7 +545,7 @@ def test_one_without_a_center_takes_no_place_of_one_that_has_it(folder, resumed)
 
 
 def test_what_gets_on_is_waited_for_however_long_it_takes():
-    patience = Patience(300)
+    patience = StallTimer(300)
     assert not any(patience.over(now=1000 + 299 * i, progress=i) for i in range(100))
     start = 1000 + 299 * 99
     assert not patience.over(start + 300, 99)

@@ -286,7 +286,7 @@ class AnyJob(RuleBasedStateMachine):
     @rule(number=number)
     def start_again(self, number):
         gone = [rank for rank, m in self.coordinator.roster.items() if m.phase.gone]
-        self.coordinator.expect_again(gone[number % len(gone)], START)
+        self.coordinator.readmit(gone[number % len(gone)], START)
 
     @rule(seconds=st.sampled_from([0.5, 2.0]))
     def time_passes(self, seconds):
@@ -297,7 +297,7 @@ class AnyJob(RuleBasedStateMachine):
     def books_agree(self):
         members = self.coordinator.roster.values()
         assert {m.rank: m.peer for m in members if m.phase.present} == self.peers
-        assert self.coordinator.roster.living == sum(not m.phase.gone for m in members)
+        assert self.coordinator.roster.num_live == sum(not m.phase.gone for m in members)
         assert len(self.creators) <= 1
         assert self.stopped == (self.coordinator.stop_reason is not None)
         waits = [request for _, request in self.waiting.values() if isinstance(request, msg.CollectiveCall)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from platoon_base.coordination.actions import RoundMet
+from platoon_base.coordination.actions import RoundReached
 from platoon_base.coordination.roster import Roster, relayed_peer
 from platoon_base.courier.messages import Gathered, LeftOut, Listening
 from platoon_base.hosts.world import World
@@ -28,7 +28,7 @@ class Table:
         self.orders = []
         self.table = CourierTable(files, WORLD, self.roster, members, self.keep, lambda host: None)
         for host in range(3):
-            self.table.hear(host, Listening("127.0.0.1", 1, "00"))
+            self.table.handle_news(host, Listening("127.0.0.1", 1, "00"))
 
     def keep(self, member, message):
         self.orders.append((member.host, message))
@@ -65,7 +65,7 @@ def test_couriers_learn_it_also_if_the_number_of_all_hosts_is_the_same(table):
     table.leaves(1)
     assert table.numbers() == [[1, 0, 1]]
     table.leaves(2)
-    table.roster.expect_again(1, START, 0)
+    table.roster.readmit(1, START, 0)
     assert table.numbers() == [[1, 1, 0]]
 
 
@@ -81,13 +81,13 @@ def changes(table):
 
 def test_the_story_has_couriers_that_are_left_out_or_started_again(table):
     assert not any("courier" in line for line in changes(table)), "they listen for the first time"
-    table.table.round_met(RoundMet(1, {0: 1, 1: 1, 2: 1}))
+    table.table.round_met(RoundReached(1, {0: 1, 1: 1, 2: 1}))
     for host in (0, 2):
-        table.table.hear(host, Gathered(1, {0: 3, 1: 2, 2: 3}))
-    table.table.hear(1, Gathered(1, {0: 3, 1: 2, 2: 3}))
-    table.table.hear(0, LeftOut(2, 3))
-    table.table.hear(0, LeftOut(2, 0))
-    table.table.hear(2, Listening("127.0.0.1", 2, "00"))
+        table.table.handle_news(host, Gathered(1, {0: 3, 1: 2, 2: 3}))
+    table.table.handle_news(1, Gathered(1, {0: 3, 1: 2, 2: 3}))
+    table.table.handle_news(0, LeftOut(2, 3))
+    table.table.handle_news(0, LeftOut(2, 0))
+    table.table.handle_news(2, Listening("127.0.0.1", 2, "00"))
     why = "round 1: not all hosts have what its workers contributed, or its center is behind"
     assert changes(table)[-4:] == [
         f"courier of host 1: left out ({why})",

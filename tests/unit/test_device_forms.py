@@ -12,7 +12,7 @@ from rule_table import ON_DEVICES
 
 from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_source import kernel_source
-from platoon_base.centers.device_tiles import ALIGNMENT, TILE_BYTES, Tiling, split_word, tile_table
+from platoon_base.centers.device_tiles import ALIGNMENT, TILE_BYTES, Tiling, split_element_code, tile_table
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules import ASGD, EASGD, CenterMomentum
 from platoon_base.rules.center import Adopt, form_of, local_sources, momenta
@@ -128,7 +128,7 @@ class Memory:
         for partition, start in zip(self.partitions, self.tiling.values_start):
             assert not partition[:start].any(), "a lock was left"
         assert bool(flag[0]) == (int(refused[0]) != 2**64 - 1)
-        return split_word(int(refused[0])) if flag[0] else None
+        return split_element_code(int(refused[0])) if flag[0] else None
 
 
 def worker_values(rng, dtype, shift):

@@ -32,10 +32,10 @@ class Words:
     def __init__(self, file, words):
         self.file, self.words = file, words
 
-    def call_word(self, rank):
+    def call_counter(self, rank):
         return self.words[rank : rank + 1]
 
-    def left_word(self, rank):
+    def left_flag(self, rank):
         return self.words[2 + rank : 3 + rank]
 
     def locks(self, ranks):

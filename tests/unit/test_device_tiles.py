@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from interrupting import at_each_instruction
 
-from platoon_base.centers.device_directory import FINAL, NOBODY, DeviceDirectory, DirectoryLayout
-from platoon_base.centers.device_tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling, split_word, tile_table
+from platoon_base.centers.device_directory import FINAL, NO_OWNER, DeviceDirectory, DirectoryLayout
+from platoon_base.centers.device_tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling, split_element_code, tile_table
 from platoon_base.centers.directory_mirror import DirectoryMirror
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout, ParameterSpec
@@ -73,8 +73,8 @@ def test_a_kernel_is_told_the_number_that_a_parameter_has_in_the_layout():
     for row in rows.tolist():
         index, size = row[1] & 0xFFFFFFFF, row[1] >> 32
         parameter = parameters[index]
-        assert split_word(row[0]) == (parameter, 0)
-        assert split_word(row[0] + 2) == (parameter, 2)  # as the kernel tells of its element 2
+        assert split_element_code(row[0]) == (parameter, 0)
+        assert split_element_code(row[0] + 2) == (parameter, 2)  # as the kernel tells of its element 2
         assert size == 3 + parameter
 
 
@@ -86,7 +86,7 @@ def test_a_kernel_is_told_where_a_tile_of_a_large_parameter_begins(center_states
     partition_at, states_at = {0: 1 << 20, 1: 1 << 30}, [1 << 50, 1 << 51][:own_states]
     rows = tile_table(tiling, [1], partition_at, states_at).tolist()
     tiles = [tile for tile in tiling.tiles if tile.parameter == 1]
-    assert [split_word(row[0]) for row in rows] == [(1, tile.start) for tile in tiles]
+    assert [split_element_code(row[0]) for row in rows] == [(1, tile.start) for tile in tiles]
     for row, t in zip(rows, tiles):
         start, step = partition_at[t.partition], tiling.buffer_bytes[t.partition]
         assert row[2] == start + t.lock
@@ -162,7 +162,7 @@ def test_owners_are_published_one_after_the_other(directories):
         first.publish(partition, owner=partition, handle=bytes([partition]) * 64)
     assert second.complete
     before = second.version
-    second.publish(1, owner=2, handle=b"x" * 64, life=5)
+    second.publish(1, owner=2, handle=b"x" * 64, incarnation=5)
     assert first.version != before
     assert first.entry(1) == (2, 2, b"x" * 64, 5)
     assert first.entry(0) == (1, 0, bytes(64), 0)
@@ -176,7 +176,7 @@ def test_a_reader_between_the_writes_of_an_owner_takes_no_torn_entry(directories
     seen = set()
 
     at_each_instruction(lambda: writer.publish(1, 7, b"b" * 64, 3), lambda: seen.add(reader.entry(1)))
-    assert {entry for entry in seen if entry.owner != NOBODY} == owners
+    assert {entry for entry in seen if entry.owner != NO_OWNER} == owners
     assert reader.entry(1) == (2, 7, b"b" * 64, 3)
 
 
@@ -185,35 +185,35 @@ def test_an_entry_whose_writer_died_is_nobodys_until_the_next_owner_writes_it(di
         pass
 
     def die():
-        if reader.entry(1).owner == NOBODY:
+        if reader.entry(1).owner == NO_OWNER:
             raise Died
 
     writer, reader = directories
     writer.publish(1, 5, b"a" * 64)
     with pytest.raises(Died):
         at_each_instruction(lambda: writer.publish(1, 7, b"b" * 64), die)
-    assert reader.entry(1)[:2] == (1, NOBODY)
+    assert reader.entry(1)[:2] == (1, NO_OWNER)
     reader.publish(1, 6, b"c" * 64)
     assert reader.entry(1) == writer.entry(1) == (2, 6, b"c" * 64, 0)
 
 
 def test_a_mirror_is_as_new_as_it_was_asked_for(directories):
-    owner, asker = directories
-    assert asker.has_mirror(asker.want_mirror())  # no partition is made yet: the first values are the center's
+    owner, requester = directories
+    assert requester.has_mirror(requester.want_mirror())  # no partition is made yet: the first values are the center's
     for partition in range(3):
         owner.publish(partition, owner=partition, handle=bytes(64))
-    number = asker.want_mirror()
+    number = requester.want_mirror()
     assert owner.wanted == number
-    assert not asker.has_mirror(number)
+    assert not requester.has_mirror(number)
     for partition in range(3):
         owner.mirrored(partition, number)
-    assert asker.has_mirror(number)
-    assert not asker.has_mirror(asker.want_mirror())
+    assert requester.has_mirror(number)
+    assert not requester.has_mirror(requester.want_mirror())
     for partition in range(3):
         owner.mirrored(partition)  # the owner has left
-    assert asker.has_mirror(FINAL)
+    assert requester.has_mirror(FINAL)
     owner.publish(1, owner=0, handle=bytes(64))
-    assert not asker.has_mirror(number)
+    assert not requester.has_mirror(number)
 
 
 def test_the_lock_of_an_entry_keeps_the_other_out(directories):

@@ -17,7 +17,7 @@ from platoon_base.cli.log_folder import tail
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.report import print_line
 from platoon_base.cli.table import duration, plain_line, table
-from platoon_base.controller.outcome import Result, Snapshot, first_failure, how_far_of, stop_cause
+from platoon_base.controller.outcome import Result, Snapshot, epochs_reached, first_failure, stop_cause
 from platoon_base.controller.processes import Exit
 from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.roster import Participant
@@ -420,10 +420,10 @@ def test_the_script_may_report_what_has_ended_its_training():
 )
 def test_the_first_failure_and_what_has_ended_the_job_are_two_things(reason, failed, ended_well, stopped_by):
     progress = [steps(9, 101.0, epoch=epoch, last_epoch=50, limit="patience 3/3") for epoch in (6, 7)]
-    assert stop_cause(reason, failed, ended_well, how_far_of(progress)) == stopped_by
+    assert stop_cause(reason, failed, ended_well, epochs_reached(progress)) == stopped_by
     result = Result(status=0, seconds=1.0, stopped_by=stopped_by, reported={}, exits=[], failed=failed)
     assert summary(result, 2)["first_failure"] == ("worker 1: killed by SIGKILL" if failed else "")
-    assert how_far_of([steps(9, 101.0, epoch=50, last_epoch=50), steps(9, 101.0)]) == ""
+    assert epochs_reached([steps(9, 101.0, epoch=50, last_epoch=50), steps(9, 101.0)]) == ""
 
 
 def test_a_worker_that_fails_since_another_is_gone_is_not_the_first_failure():

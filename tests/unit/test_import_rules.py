@@ -130,7 +130,7 @@ def test_the_readers_of_imports_see_all_forms(tmp_path, monkeypatch):
 
 
 def known(name):
-    """Tell whether a name is a module or package below platoon_base, and not, say, a function."""
+    """Return whether a name is a module or package below platoon_base, and not, say, a function."""
     path = BASE.joinpath(*name.split(".")[1:])
     return path != BASE and (path.with_suffix(".py").exists() or path.is_dir())
 

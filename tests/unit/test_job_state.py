@@ -13,7 +13,7 @@ from platoon_base.errors import ProtocolError
 from platoon_base.sharding import Position
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.mirrored_rows import MIRRORED, copied_rows, put_rows
-from platoon_base.shm.movement import Movement, standstill
+from platoon_base.shm.progress_watch import ProgressWatch, stalled_text
 
 pytestmark = pytest.mark.base
 
@@ -186,22 +186,22 @@ def test_a_new_position_is_written_beside_the_latest(job_state):
 
 
 def test_a_worker_that_goes_on_is_seen_to_move(job_state):
-    movement = Movement(job_state)
-    assert movement.last(1) == -math.inf
+    progress_watch = ProgressWatch(job_state)
+    assert progress_watch.last(1) == -math.inf
     for number, sign in enumerate(("epoch", "steps", "syncs", "copies", "collectives", "waits", "lives"), 1):
         job_state.row(1)[sign] += 1
-        movement.look(1e9 * number)
-        assert movement.last(1) == 1e9 * number, sign
-        movement.look(1e9 * number + 10)
-        assert movement.last(1) == 1e9 * number
-    assert movement.last(2) == -math.inf
+        progress_watch.poll(1e9 * number)
+        assert progress_watch.last(1) == 1e9 * number, sign
+        progress_watch.poll(1e9 * number + 10)
+        assert progress_watch.last(1) == 1e9 * number
+    assert progress_watch.last(2) == -math.inf
 
 
 def test_the_time_of_a_step_counts_before_the_first_look(job_state):
     job_state.row(1)["updated"] = time.monotonic() - 42
-    movement = Movement(job_state)
-    assert standstill(movement.last(1)) == "no progress for 42 s"
-    assert standstill(movement.last(2)) == "no progress so far"
+    progress_watch = ProgressWatch(job_state)
+    assert stalled_text(progress_watch.last(1)) == "no progress for 42 s"
+    assert stalled_text(progress_watch.last(2)) == "no progress so far"
 
 
 def filled(job_state, rank, number):

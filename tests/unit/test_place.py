@@ -58,7 +58,7 @@ def test_the_place(case):
     environment, (hosts, index) = PLACES[case]
     found = find_place(environment)
     assert found[:2] == (hosts, index)
-    assert bool(found.told_by) == (hosts > 1)
+    assert bool(found.origin) == (hosts > 1)
 
 
 def test_options_count_first():

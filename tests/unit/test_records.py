@@ -34,7 +34,7 @@ def test_the_first_fingerprint_of_a_name_holds_for_all():
     assert job.answer(0, same("90 rows 2c11", name="other data")) == DONE
     # One that joins later, or comes again, is compared too.
     job.coordinator.worker_ended(1, lost=True)
-    job.coordinator.expect_again(1, Position(1, 5, 5))
+    job.coordinator.readmit(1, Position(1, 5, 5))
     job.answer("again", hello(rank=1))
     require_failure(job.answer("again", same("100 rows 0000")), "ConfigurationError", "rank 1 has 100 rows 0000")
 

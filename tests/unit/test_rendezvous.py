@@ -300,7 +300,7 @@ def test_a_rank_that_comes_again_goes_on_and_is_late():
     job = Job(2).join(0, 1)
     job.answer(1, msg.Keep(name="best", value=b"\0"))
     job.coordinator.worker_ended(1, lost=True)
-    job.coordinator.expect_again(1, Position(3, 2, 22))
+    job.coordinator.readmit(1, Position(3, 2, 22))
     assert job.coordinator.roster.awaited == {0}
     assert job.answer("again", hello(rank=1)) == msg.Welcome(
         rank=1,
@@ -322,7 +322,7 @@ def test_a_rank_that_comes_again_goes_on_and_is_late():
 def test_one_that_came_later_and_is_elsewhere_does_not_end_the_waits_of_the_others():
     job = Job(2).join(0, 1)
     job.coordinator.worker_ended(1, lost=True)
-    job.coordinator.expect_again(1, Position())
+    job.coordinator.readmit(1, Position())
     job.answer("again", hello(rank=1))
     assert job.ask("again", total("in the loop")) == []
     assert replies(job.ask(0, total("in the loop"))).keys() == {"0", "again"}

@@ -22,7 +22,7 @@ def test_a_worker_is_started_again_as_often_as_allowed():
         restart, warning = policy.worker_failed(failed(3))
         assert (restart, policy.restarts) == (Restart.THIS_ONE, number)
         assert warning == f"rank 3 is started again, restart {number} of 2"
-    assert policy.worker_failed(failed(3)) == (Restart.NOBODY, "")
+    assert policy.worker_failed(failed(3)) == (Restart.NONE, "")
     assert policy.restarts == 2
     assert not run_again(policy)
 
@@ -31,7 +31,7 @@ def test_a_worker_is_started_again_as_often_as_allowed():
 @pytest.mark.parametrize("why_not", ["adopted", "stopping"])
 def test_a_stranger_or_a_worker_of_a_job_that_stops_is_not_started_again(why_not, bound):
     policy = RestartPolicy(2, has_checkpoints=True)
-    assert policy.worker_failed(failed(bound=bound, **{why_not: True})) == (Restart.NOBODY, "")
+    assert policy.worker_failed(failed(bound=bound, **{why_not: True})) == (Restart.NONE, "")
     assert policy.restarts == 0
     assert not run_again(policy)
 
@@ -39,7 +39,7 @@ def test_a_stranger_or_a_worker_of_a_job_that_stops_is_not_started_again(why_not
 def test_after_the_parameters_were_released_a_worker_is_not_started_again():
     policy = RestartPolicy(2, has_checkpoints=True)
     restart, warning = policy.worker_failed(failed(centers_dropped=1))
-    assert restart is Restart.NOBODY
+    assert restart is Restart.NONE
     assert "have released the parameters" in warning
     assert not run_again(policy)
 
@@ -47,7 +47,7 @@ def test_after_the_parameters_were_released_a_worker_is_not_started_again():
 def test_the_workers_of_a_lost_host_are_no_restarts():
     policy = RestartPolicy(1, has_checkpoints=True)
     for rank in (2, 3):
-        assert policy.worker_failed(failed(rank, host_lost=True, some_host_lost=True)) == (Restart.NOBODY, "")
+        assert policy.worker_failed(failed(rank, host_lost=True, some_host_lost=True)) == (Restart.NONE, "")
     restart, warning = policy.worker_failed(failed(0, some_host_lost=True))
     assert (restart, policy.restarts) == (Restart.THIS_ONE, 1)
     assert warning == "rank 0 is started again, restart 1 of 1"
@@ -57,9 +57,9 @@ def test_the_workers_of_a_lost_host_are_no_restarts():
 def test_workers_that_need_each_other_are_not_started_again_without_a_lost_host(has_checkpoints):
     policy = RestartPolicy(1, has_checkpoints)
     restart, warning = policy.worker_failed(failed(2, bound=True, host_lost=True, some_host_lost=True))
-    assert restart is Restart.NOBODY
+    assert restart is Restart.NONE
     assert "without the host that is lost: start the job again on the hosts that are left, with --resume" in warning
-    assert policy.worker_failed(failed(0, bound=True, some_host_lost=True)) == (Restart.NOBODY, "")
+    assert policy.worker_failed(failed(0, bound=True, some_host_lost=True)) == (Restart.NONE, "")
     assert policy.restarts == 0
     assert not run_again(policy)
 
@@ -72,7 +72,7 @@ def test_workers_that_need_each_other_are_started_again_at_once_from_a_checkpoin
     assert "from the checkpoint" in warning
     assert policy.restarts == 0
     # The others are stopped, which is no failure of theirs.
-    assert policy.worker_failed(failed(0, bound=True, stopping=True)) == (Restart.NOBODY, "")
+    assert policy.worker_failed(failed(0, bound=True, stopping=True)) == (Restart.NONE, "")
     assert run_again(policy, some_ended_well=some_ended_well)
 
 
@@ -80,7 +80,7 @@ def test_workers_that_need_each_other_are_started_again_at_once_from_a_checkpoin
 def test_without_checkpoints_workers_that_need_each_other_are_started_again_if_all_fail(some_ended_well):
     policy = RestartPolicy(1, has_checkpoints=False)
     restart, warning = policy.worker_failed(failed(bound=True))
-    assert restart is Restart.NOBODY
+    assert restart is Restart.NONE
     assert "--checkpoint-every" in warning
     assert run_again(policy, some_ended_well=some_ended_well) is not some_ended_well
 

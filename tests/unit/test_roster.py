@@ -28,7 +28,7 @@ def test_late_joiners_get_the_next_ranks():
 
 
 def test_workers_by_hand_take_the_launched_ranks_first_and_then_join_late():
-    job = Job(2, by_hand=True)
+    job = Job(2, external=True)
     assert job.coordinator.roster.expected == [0, 1]
     welcomes = [job.answer(name, hello()) for name in ("first", "second", "third")]
     assert [(w.rank, w.size, w.late) for w in welcomes] == [(0, 2, False), (1, 2, False), (2, 3, True)]
@@ -38,8 +38,8 @@ def test_workers_by_hand_take_the_launched_ranks_first_and_then_join_late():
 
 
 def test_workers_by_hand_of_an_unknown_number_all_join_late():
-    job = Job(0, by_hand=True)
-    assert job.coordinator.roster.living == 0
+    job = Job(0, external=True)
+    assert job.coordinator.roster.num_live == 0
     welcomes = [job.answer(name, hello()) for name in ("first", "second")]
     assert [(w.rank, w.size, w.late) for w in welcomes] == [(0, 1, True), (1, 2, True)]
     assert job.coordinator.roster.awaited == set()
@@ -99,7 +99,7 @@ def test_a_rank_that_nobody_waits_for_stays_so_when_it_joins_again():
     """A script may connect, close, and connect again before the rank has met the others."""
     job = Job(2).join(0, 1)
     job.coordinator.worker_ended(1, lost=True)
-    job.coordinator.expect_again(1, START)
+    job.coordinator.readmit(1, START)
     for peer in ("again", "once more"):
         job.answer(peer, hello(rank=1))
         assert job.coordinator.roster.awaited == {0}
@@ -135,7 +135,7 @@ def require_exact(roster):
     members = roster.values()
     assert roster.awaited == {each.rank for each in members if each.phase.awaited}
     assert roster.late == {each.rank for each in members if not each.launched}
-    assert roster.living == sum(not each.phase.gone for each in members)
+    assert roster.num_live == sum(not each.phase.gone for each in members)
     left = [each.rank for each in members if each.phase is not Phase.LOST]
     assert roster.leader == min([rank for rank in left if rank < roster.size] or left, default=0)
 
@@ -151,7 +151,7 @@ def require_place(roster, welcome):
 def test_what_is_kept_is_what_the_participants_say(seed):
     """Joins, ends, returns and meetings in any order."""
     rng = random.Random(seed)
-    roster = Roster(rng.randint(0, 6), 0, by_hand=rng.random() < 0.3)
+    roster = Roster(rng.randint(0, 6), 0, external=rng.random() < 0.3)
     for step in range(60):
         ranks = list(roster)
         rank = rng.choice(ranks) if ranks else None
@@ -166,9 +166,9 @@ def test_what_is_kept_is_what_the_participants_say(seed):
         elif act == "depart" and roster[rank].phase.present:
             roster.depart(roster[rank], lost=rng.random() < 0.5)
         elif act == "again" and roster[rank].phase.gone:
-            roster.expect_again(rank, START, 0)
+            roster.readmit(rank, START, 0)
         elif act == "in" and roster[rank].phase.present:
-            roster.fall_in([rank])
+            roster.mark_joined([rank])
         elif act == "out" and roster[rank].phase.present and roster[rank].phase.awaited:
-            roster.fall_out([rank])
+            roster.mark_absent([rank])
         require_exact(roster)

@@ -29,13 +29,13 @@ def test_what_a_lost_host_sent_to_some_only_counts_nowhere():
     table = begun([0, 1, 2])
     table.gathered(0, Gathered(7, {0: 6, 1: 6, 2: 6}))
     table.gathered(1, Gathered(7, {0: 6, 1: 6}))
-    assert table.lose(2) == Combine(7, [0, 1], 6, 0, [])
-    assert table.lose(2) is None
+    assert table.mark_lost(2) == Combine(7, [0, 1], 6, 0, [])
+    assert table.mark_lost(2) is None
 
 
 def test_what_a_lost_host_sent_to_all_counts_everywhere():
     table = begun([0, 1, 2])
-    assert table.lose(2) is None
+    assert table.mark_lost(2) is None
     table.gathered(0, Gathered(7, {0: 6, 1: 6, 2: 6}))
     assert table.gathered(1, Gathered(7, {0: 6, 1: 6, 2: 6})) == Combine(7, [0, 1, 2], 6, 0, [])
 
@@ -45,14 +45,14 @@ def test_a_host_behind_gets_the_center_of_one_that_is_not():
     bases = {0: 0, 1: 6, 2: 6}
     for host in (0, 1):
         table.gathered(host, Gathered(7, bases))
-    assert table.lose(4) is None
+    assert table.mark_lost(4) is None
     assert table.gathered(2, Gathered(7, bases)) == Combine(7, [1, 2], 6, 1, [3])
 
 
 def test_a_lost_host_that_was_ahead_of_all_others_holds_nobody_up():
     table = begun([0, 1, 2])
     bases = {0: 5, 1: 5, 2: 6}
-    table.lose(2)
+    table.mark_lost(2)
     table.gathered(0, Gathered(7, bases))
     assert table.gathered(1, Gathered(7, bases)) == Combine(7, [0, 1], 5, 0, [])
 
@@ -68,7 +68,7 @@ def test_a_host_that_is_lost_after_it_had_all_gives_no_center():
     table = begun([0, 1, 2])
     bases = {0: 6, 1: 5, 2: 5}
     assert table.gathered(0, Gathered(7, bases)) is None
-    assert table.lose(0) is None
+    assert table.mark_lost(0) is None
     assert table.gathered(1, Gathered(7, bases)) is None
     assert table.gathered(2, Gathered(7, bases)) == Combine(7, [1, 2], 5, 1, [])
-    assert table.lose(1) is None
+    assert table.mark_lost(1) is None

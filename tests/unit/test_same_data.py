@@ -14,7 +14,7 @@ X, Y = np.arange(40.0).reshape(20, 2), np.arange(20)
 
 
 def names(seen, *data):
-    return [told and told.name for told in (seen.tell(part, kind_of(*part)) for part in data)]
+    return [told and told.name for told in (seen.register(part, kind_of(*part)) for part in data)]
 
 
 def test_data_sets_of_one_kind_are_counted_when_they_come_first():

@@ -1,4 +1,4 @@
-"""Shared data in a job of one, and files that are mapped into memory."""
+"""Shared data with one worker, and files that are mapped into memory."""
 
 import gc
 from pathlib import Path

@@ -34,7 +34,7 @@ class Job:
 
     def settle(self):
         """Send everything to all hosts."""
-        self.changes.look()
+        self.changes.poll()
         for host in range(1, HOSTS):
             self.changes.since_sent(host)
 
@@ -46,7 +46,7 @@ def job():
 
 def test_hosts_get_the_rows_of_workers_elsewhere_that_have_joined(job):
     job.held |= {0, 2, 3}
-    job.changes.look()
+    job.changes.poll()
     assert job.sent(1) == [0]
     assert job.sent(2) == [0, 2, 3]
 
@@ -55,13 +55,13 @@ def test_a_change_is_sent_once_to_each_host(job):
     job.held |= set(range(6))
     job.settle()
     job.state.row(1)["steps"] = 5
-    job.changes.look()
+    job.changes.poll()
     found = job.changes.since_sent(1)
     assert found.rows.ranks == [1]
     assert found.rows.held == b"\1"
     assert np.frombuffer(found.rows.rows, MIRRORED)["row"]["steps"] == [5]
     assert job.changes.since_sent(1) is None
-    job.changes.look()
+    job.changes.poll()
     assert job.sent(2) == [1]
     assert job.sent(2) == []
 
@@ -71,11 +71,11 @@ def test_between_looks_only_those_that_join_are_found(job):
     job.settle()
     job.state.row(0)["steps"] = 5
     job.held.add(4)
-    job.changes.look_for_joined()
+    job.changes.collect_joined()
     assert job.sent(1) == [4]
-    job.changes.look_for_joined()
+    job.changes.collect_joined()
     assert job.sent(1) == []
-    job.changes.look()
+    job.changes.poll()
     assert job.sent(1) == [0]
 
 
@@ -84,7 +84,7 @@ def test_a_late_joiner_is_found_between_looks(job):
     hello = msg.Hello(protocol=msg.PROTOCOL, pid=9, host="b", device="cpu")
     welcome = job.roster.join(hello, relayed_peer(1, b"p"))
     job.held.add(welcome.rank)
-    job.changes.look_for_joined()
+    job.changes.collect_joined()
     assert job.sent(2) == [welcome.rank]
     assert job.sent(1) == []
 
@@ -93,10 +93,10 @@ def test_a_freed_lock_is_sent_and_taken_again(job):
     job.held |= {0, 2}
     job.settle()
     job.held.remove(0)
-    job.changes.look()
+    job.changes.poll()
     assert job.changes.since_sent(1).rows.held == b"\0"
     job.held.add(0)
-    job.changes.look_for_joined()
+    job.changes.collect_joined()
     assert job.changes.since_sent(1).rows.held == b"\1"
 
 
@@ -104,7 +104,7 @@ def test_endings_are_sent_once_to_all(job):
     job.settle()
     job.state.row(3)["lives"] = 2
     job.state.write_text(3, "ending", "killed by SIGKILL")
-    job.changes.look()
+    job.changes.poll()
     for host in (1, 2):
         assert job.changes.since_sent(host).endings == [(3, 2, "killed by SIGKILL")]
         assert job.changes.since_sent(host) is None
@@ -114,7 +114,7 @@ def test_a_stop_and_a_leader_are_found_between_looks(job):
     job.settle()
     job.state.stop("enough")
     job.state.leader = 2
-    job.changes.look_for_joined()
+    job.changes.collect_joined()
     found = job.changes.since_sent(1)
     assert (found.stop, found.leader) == ("enough", 2)
     assert job.changes.since_sent(1) is None
@@ -123,7 +123,7 @@ def test_a_stop_and_a_leader_are_found_between_looks(job):
 def test_the_number_of_living_workers_is_that_of_the_host(job):
     job.settle()
     job.roster.depart(job.roster[3], lost=False)
-    assert job.changes.since_sent(1).living == 1
+    assert job.changes.since_sent(1).num_live == 1
     assert job.changes.since_sent(2) is None
 
 
@@ -153,12 +153,12 @@ def test_each_host_has_the_same_rows_as_the_first_after_a_look(job, seed):
         job.state.row(rank)["steps"] += rng.randrange(2)
         job.state.stop_votes[rank] = rng.randrange(3)
         rng.choice([job.held.add, job.held.discard])(rank)
-        rng.choice([job.changes.look, job.changes.look_for_joined, lambda: None])()
+        rng.choice([job.changes.poll, job.changes.collect_joined, lambda: None])()
         for host in copies:
             if rng.random() < 0.3:
                 send(host)
     job.held |= set(range(6))
-    job.changes.look()
+    job.changes.poll()
     for host, copy in copies.items():
         send(host)
         others = [rank for rank in range(6) if job.roster[rank].host_index != host]

@@ -66,7 +66,7 @@ def test_an_unknown_policy_is_refused_and_no_vote():
 def test_the_vote_of_one_that_came_again_counts(policy):
     job = Job(2).join(0, 1)
     job.coordinator.worker_ended(0, lost=True)
-    job.coordinator.expect_again(0, Position())
+    job.coordinator.readmit(0, Position())
     job.answer("again", hello(rank=0))
     if policy == "all":
         assert stops(job.ask(1, msg.StopVote(reason="enough", policy=policy))) == ["enough"]

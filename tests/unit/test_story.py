@@ -65,7 +65,7 @@ def test_what_is_not_possible_is_recorded_and_changes_nothing(monkeypatch):
     monkeypatch.delenv(STRICT)
     roster = Roster(1, 0)
     assert isinstance(roster.join(hello(rank=0), b"a"), msg.Welcome)
-    roster.expect_again(0, START, 0)
+    roster.readmit(0, START, 0)
     assert roster[0].phase is Phase.JOINED
     assert roster.of_peer(b"a") is roster[0]
     assert changes(roster.story)[-1] == "rank 0: joined -> not possible: is to come again"
@@ -125,7 +125,7 @@ def test_an_error_shows_the_latest_of_those_concerned():
 def test_the_life_of_a_worker_that_is_started_again():
     job = Job(2).join(0, 1)
     job.coordinator.worker_ended(1, lost=True, why="killed by SIGKILL")
-    job.coordinator.expect_again(1, START, "restart 1 of 2")
+    job.coordinator.readmit(1, START, "restart 1 of 2")
     job.join(1)
     job.ask(1, total())
     job.ask(0, total())

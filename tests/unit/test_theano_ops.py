@@ -20,7 +20,7 @@ import theano.tensor as T
 import platoon_base.theano_ops
 from platoon_base.collectives.base import canonical_op
 from platoon_base.errors import ConfigurationError
-from platoon_base.job import solo
+from platoon_base.job import single_worker
 from platoon_base.rules import EASGD
 from platoon_base.schedule import EveryN
 from platoon_base.theano_ops import (
@@ -45,7 +45,7 @@ OPS = [AllReduceSum, AllReduceProd, AllReduceMax, AllReduceMin, AllReduceMean]
 @pytest.fixture
 def worker():
     """A worker of a job of one, whose collective calls return what they are given."""
-    with solo() as worker:
+    with single_worker() as worker:
         yield worker
 
 
@@ -95,12 +95,12 @@ compat.apply()
 import numpy as np
 import theano
 import theano.tensor as T
-from platoon_base.job import solo
+from platoon_base.job import single_worker
 from platoon_base.theano_ops import AllReduceMax, AllReduceSum
 from platoon_base.theano_ops.base import JobOp
 
 junk = [object() for _ in range(int(sys.argv[1]))]  # other addresses
-with solo() as worker:
+with single_worker() as worker:
     x = T.fmatrix("x")
     weights = [theano.shared(np.eye(3, dtype="float32"), name=f"w{i}") for i in range(4)]
     layers = [x]
@@ -166,7 +166,7 @@ def test_the_token_runs_through_calls_of_all_kinds(worker):
 
 def test_two_jobs_are_not_ordered_with_one_another(worker):
     x = T.fvector("x")
-    with solo() as other:
+    with single_worker() as other:
         found = nodes(theano.function([x], [AllReduceSum(worker)(x), AllReduceSum(other)(x)]))
     assert len(found) == 2
     assert not any(node.op.ordered for node in found)
@@ -253,7 +253,7 @@ def test_the_worker_is_the_one_of_the_job_unless_given(worker, monkeypatch):
 
 
 def test_ops_are_told_apart_by_worker_turn_and_places(worker):
-    with solo() as other:
+    with single_worker() as other:
         assert AllReduceSum(worker) == AllReduceSum(worker)
         assert hash(AllReduceSum(worker)) == hash(AllReduceSum(worker))
         assert AllReduceSum(worker) != AllReduceSum(other)
@@ -275,7 +275,7 @@ def test_a_pickled_all_reduce_belongs_to_the_worker_of_the_process_that_loads_it
     x = T.fvector("x")
     function = theano.function([x], AllReduceMean(worker, turn=10**6)(x * 2))
     saved = pickle.dumps(function)
-    with solo() as other:
+    with single_worker() as other:
         monkeypatch.setattr("platoon_base.theano_ops.reductions.connect", lambda: other)
         loaded = pickle.loads(saved)
         (node,) = nodes(loaded)

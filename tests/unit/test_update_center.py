@@ -71,7 +71,7 @@ def test_without_parameters_or_a_center_there_is_nothing_to_update(job_of_one, s
     with pytest.raises(ConfigurationError, match="call init_shared_params first"):
         job_of_one.update_center(print)
     solo_worker.init_shared_params([np.zeros(2)], OWN_EASGD(0.5))
-    with pytest.raises(ConfigurationError, match="there is none in a job of one"):
+    with pytest.raises(ConfigurationError, match="there is none with one worker"):
         solo_worker.update_center(print)
 
 

@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from platoon_base.cli.commands.words import SCRIPT, program_and_args
+from platoon_base.cli.commands.arguments import SCRIPT, program_and_args
 from platoon_base.cli.launcher import require_runnable, worker_environment
 from platoon_base.job.files import JobFiles
 from platoon_base.system.environment import JOB, RANK
@@ -30,5 +30,5 @@ def command(device: str, job: str, words: tuple[str, ...]) -> None:
     os.environ.update(worker_environment(device, files.size + 1, os.environ))
     os.environ[JOB] = files.folder
     os.environ.pop(RANK, None)
-    sys.argv = ["platoon-join", *program.words, *args]
+    sys.argv = ["platoon-join", *program.argv, *args]
     child.main()

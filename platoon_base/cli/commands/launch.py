@@ -11,7 +11,7 @@ import click
 
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
-from platoon_base.cli.commands.words import SCRIPT, program_and_args, require_folder_of
+from platoon_base.cli.commands.arguments import SCRIPT, program_and_args, require_folder_of
 from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.display import summary
@@ -27,7 +27,7 @@ from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
 from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.job.hosting import JobOptions
-from platoon_base.multihost.meeting import Here, fingerprint
+from platoon_base.multihost.rendezvous import Introduction, fingerprint
 from platoon_base.worker_process.breakpoints import lend_terminal
 
 __all__ = ["command"]
@@ -187,7 +187,7 @@ def command(
         signals = stack.enter_context(StopSignals())
         table = None
         if place.hosts > 1:
-            here = Here(place, chosen.devices, fingerprint(program, args))
+            here = Introduction(place, chosen.devices, fingerprint(program, args))
             table = stack.enter_context(other_hosts(console, hosts, here, signals))
         size = len(chosen.devices) if table is None else table.world.size
         lines = [report.opening(chosen, center, folder, None if table is None else table.world)]
@@ -209,7 +209,7 @@ def command(
         report.print_result(console, result, size, folder, screen.failures)
         if summary_file is not None:
             write_json(summary_file, summary(result, size))
-        report.say_what_was_lost(folder)
+        report.warn_of_lost_output(folder)
         signals.ignore_from_now_on()
     sys.exit(result.status)
 

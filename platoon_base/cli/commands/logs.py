@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from platoon_base.cli.commands.words import job_argument
+from platoon_base.cli.commands.arguments import job_argument
 from platoon_base.cli.log_view import LogView, ranks_in
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.world import World
@@ -17,7 +17,7 @@ from platoon_base.job.files import JobFiles
 
 __all__ = ["command"]
 
-_LOOK_S = 0.2
+_POLL_INTERVAL_S = 0.2
 
 
 def _elsewhere(world: World, there: Collection[int]) -> list[str]:
@@ -74,4 +74,4 @@ def command(follow: bool, rank: int | None, lines: int, job: str) -> None:
             view.show(last=ended)
             if ended:
                 return
-            view.wait(_LOOK_S)
+            view.wait(_POLL_INTERVAL_S)

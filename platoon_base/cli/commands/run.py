@@ -6,7 +6,7 @@ import sys
 
 import click
 
-from platoon_base.cli.commands.words import SCRIPT, program_and_args
+from platoon_base.cli.commands.arguments import SCRIPT, program_and_args
 from platoon_base.worker_process import child
 
 __all__ = ["command"]
@@ -20,5 +20,5 @@ def command(words: tuple[str, ...]) -> None:
     For scripts of platoon_base.platoon_api that are started by hand, and import Theano before anything of this package.
     """
     program, args = program_and_args(words)
-    sys.argv = ["platoon-run", *program.words, *args]
+    sys.argv = ["platoon-run", *program.argv, *args]
     child.main()

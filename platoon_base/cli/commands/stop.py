@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from platoon_base.cli.commands.words import job_argument
+from platoon_base.cli.commands.arguments import job_argument
 from platoon_base.cli.job_list import program_of
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.job.files import JobFiles, running
@@ -17,7 +17,7 @@ from platoon_base.system.process import working_folder
 
 __all__ = ["command"]
 
-_ANSWER_S = 5.0
+_ANSWER_TIMEOUT_S = 5.0
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, seconds: float | None) -> float | None:
@@ -59,11 +59,11 @@ def command(grace: float | None, patience_s: float, by_force: bool, job: str) ->
         kill(files)
         click.echo(f"killed {name}")
         return
-    with Observer(files, _ANSWER_S) as observer:
+    with Observer(files, _ANSWER_TIMEOUT_S) as observer:
         try:
             observer.end(grace)
         except CollectiveTimeoutError as exc:
-            text = f"the launcher of {name} does not answer within {_ANSWER_S:g} s: try again, or"
+            text = f"the launcher of {name} does not answer within {_ANSWER_TIMEOUT_S:g} s: try again, or"
             raise ConfigurationError(f"{text} end it with `platoon stop --kill {files.job}`") from exc
         except WorkerLostError:
             pass  # it has just ended

@@ -7,7 +7,7 @@ import time
 import click
 
 from platoon_base.cli import report
-from platoon_base.cli.commands.words import job_argument
+from platoon_base.cli.commands.arguments import job_argument
 from platoon_base.cli.display import Display
 from platoon_base.cli.job_list import program_of
 from platoon_base.cli.recent import Recent
@@ -45,14 +45,14 @@ def command(once: bool, every: float, job: str) -> None:
     with Observer(files) as observer:
         if once:
             recent = Recent()
-            recent.take(observer.look(), time.monotonic())
+            recent.take(observer.poll(), time.monotonic())
             for line in table(recent, console.width, 10_000):
                 report.print_line(console, line)
             return
         with StopSignals() as signals, Display(console) as display:
             while not signals.take(every):
                 try:
-                    display.show(observer.look())
+                    display.show(observer.poll())
                 except CollectiveTimeoutError as exc:
                     report.print_line(console, f"{exc} (`platoon stop --kill {files.job}` ends a job that hangs)")
                 except WorkerLostError:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from platoon_base.cli import report
-from platoon_base.cli.commands.words import SCRIPT, program_and_args, require_folder_of
+from platoon_base.cli.commands.arguments import SCRIPT, program_and_args, require_folder_of
 from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
 from platoon_base.cli.json_file import write_json
 from platoon_base.cli.launcher import CENTERS, choose_center, require_runnable
@@ -136,6 +136,6 @@ def command(
         )
         if summary_file is not None:
             write_json(summary_file, results)
-        report.say_what_was_lost(folder)
+        report.warn_of_lost_output(folder)
         signals.ignore_from_now_on()
     sys.exit(status)

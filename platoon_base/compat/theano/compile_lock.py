@@ -30,7 +30,7 @@ __all__ = ["TIMEOUT_S", "CompileLockTimeoutError", "FileLock", "install"]
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 600.0  # far above the slowest compilation of a single function
-_POLL_S = 0.005
+_POLL_INTERVAL_S = 0.005
 
 
 class CompileLockTimeoutError(TimeoutError):
@@ -109,7 +109,7 @@ class FileLock:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise CompileLockTimeoutError(self._complaint(descriptor)) from None
-                time.sleep(_POLL_S)
+                time.sleep(_POLL_INTERVAL_S)
 
     def _names(self, descriptor: int) -> bool:
         """Whether the path still is the file that was locked; somebody may have cleared the directory meanwhile."""

@@ -147,9 +147,9 @@ class Controller:
 
     def _listen(self, address: str) -> None:
         logs = "" if self._log_folder is None else str(self._log_folder.absolute())
-        words = [*self._program.words, *self._worker_args] if self._experiment else sys.argv
+        words = [*self._program.argv, *self._worker_args] if self._experiment else sys.argv
         origin = Origin(words, self._devices, logs)
-        options = JobOptions(handler=self._answer, listen=address, by_hand=not self._experiment, origin=origin)
+        options = JobOptions(handler=self._answer, listen=address, external=not self._experiment, origin=origin)
         self._job = self._open.enter_context(host_job(len(self._devices), options))
         atexit.register(self._close)
 

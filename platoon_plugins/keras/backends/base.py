@@ -80,12 +80,12 @@ class Backend(Protocol):
     ----------
     watches_batches : bool
         Whether its `Metrics` need to see the end of every batch.
-    begins_where_told : bool
+    honors_initial_epoch : bool
         Whether a callback can make a fit begin at another epoch, by `resume_at`.
     """
 
     watches_batches: bool
-    begins_where_told = True
+    honors_initial_epoch = True
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
         """Raise `ConfigurationError` if the model cannot be trained here; ``averaged`` if gradients are averaged."""
@@ -132,7 +132,7 @@ class Backend(Protocol):
         """Make sure, within an epoch, that the variables hold the present values and that writes to them count."""
 
     def steps_are_over(self) -> None:
-        """Take note that a fit has made its last step."""
+        """Record that a fit has made its last step."""
 
     def initial_epoch(self, model: Any) -> int:
         """Return the epoch at which a callback wants training to resume, 0 if none does."""

@@ -43,11 +43,11 @@ class _JaxVariable(KerasVariable):
 
     Attributes
     ----------
-    given_away : bool
+    donated : bool
         Whether each training step ends the array that is the value, so that nobody else counts on it.
     """
 
-    given_away = False
+    donated = False
     _sent: Any = None  # the array that is being copied to a device
 
     def on_host(self) -> bool:
@@ -69,7 +69,7 @@ class _JaxVariable(KerasVariable):
         Copies in and out would take 3 ms for 10 MB, more than the rule.
         """
         value = self.variable.value
-        if not self.given_away or not self.on_host() or len(value.devices()) > 1 or value.dtype.kind != "f":
+        if not self.donated or not self.on_host() or len(value.devices()) > 1 or value.dtype.kind != "f":
             return super().borrow()
         self.variable.assign(_taken_over(value))
         return writable(self.view())
@@ -107,22 +107,22 @@ class _Jax(Keras3):
 
     def __init__(self) -> None:
         self._results: Any = None  # of the latest step
-        self._given_away: weakref.WeakSet[_JaxVariable] = weakref.WeakSet()
+        self._donated: weakref.WeakSet[_JaxVariable] = weakref.WeakSet()
 
     def weights(self, model: Any) -> list[KerasVariable]:
         """See `Backend.weights`: the arrays are given away to each step that is compiled."""
         variables = super().weights(model)
         if getattr(model, "jit_compile", False) and not getattr(model, "run_eagerly", True):
             for variable in variables:
-                variable.given_away = True
-            self._given_away.update(variables)
+                variable.donated = True
+            self._donated.update(variables)
         return variables
 
     def steps_are_over(self) -> None:
         """See `Backend.steps_are_over`: no step ends what a callback has kept any more."""
-        for variable in self._given_away:
-            variable.given_away = False
-        self._given_away.clear()
+        for variable in self._donated:
+            variable.donated = False
+        self._donated.clear()
 
     def attach(self, model: Any) -> None:
         """See `Backend.attach`: the trainer takes the variables' values over before its next step."""
@@ -158,8 +158,8 @@ class _Jax(Keras3):
             model.train_function = self._guarded(model, average)
         return losses
 
-    def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
-        """See `Keras3.tell`."""
+    def call_on_host(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
+        """See `Keras3.call_on_host`."""
         scalars = map(jax.lax.stop_gradient, map(jnp.asarray, values))
         io_callback(lambda *numbers: call(*map(float, numbers)), None, *scalars, ordered=True)
 

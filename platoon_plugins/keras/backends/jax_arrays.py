@@ -16,7 +16,7 @@ from platoon_plugins.keras.backends import xla_calls
 
 __all__ = ["JaxArray", "on_cuda"]
 
-_LOOK_S = 1.0  # how often who waits for a program's call looks whether the program has failed
+_POLL_INTERVAL_S = 1.0  # how often who waits for a program's call looks whether the program has failed
 
 
 class JaxArray(CudaArray):
@@ -99,7 +99,7 @@ class _Program:
             self._work, self._failure = work, None
             try:
                 found: list[Any] = self._compiled(values)
-                while not self._called.wait(_LOOK_S):
+                while not self._called.wait(_POLL_INTERVAL_S):
                     if found[0].is_ready():  # it has failed, perhaps as one before it did
                         jax.block_until_ready(found)
                         raise PlatoonError("JAX has ended a synchronization without making it")

@@ -18,7 +18,7 @@ from platoon_plugins.keras.backends import xla_calls
 from platoon_plugins.keras.backends.jax_callbacks import CallbackAverage
 from platoon_plugins.keras.gradients import (
     DONE,
-    LEAST_WEIGHT,
+    MIN_WEIGHT,
     Batch,
     GradientAverage,
     GradientHeader,
@@ -99,7 +99,7 @@ class JaxAverage(CallbackAverage):
         is_sum = batch.weight is None
         weight = 1.0 if is_sum else batch.weight
         if self.on_device:
-            weight = jnp.maximum(jnp.asarray(weight, np.float32), LEAST_WEIGHT)
+            weight = jnp.maximum(jnp.asarray(weight, np.float32), MIN_WEIGHT)
             return self._sums_over_workers(batch._replace(weight=weight), counts=True, is_sum=is_sum)
         if jax.default_backend() != "cpu":
             return super().average_in_program(batch)
@@ -115,7 +115,7 @@ class JaxAverage(CallbackAverage):
         self.require_sound()
         rank = self.worker.global_rank
         count = 2 * self.worker.global_size + len(like)
-        words = blocks[-1].address + 4 * (blocks[-1].size - count)
+        header = blocks[-1].address + 4 * (blocks[-1].size - count)
         try:
             self.require_attached()
             if counts:
@@ -123,10 +123,10 @@ class JaxAverage(CallbackAverage):
             self.like = like  # votes stay where they are, as another thread may vote now
             flag = float(self._mine.flags[rank])
             if flag:
-                self._sums.put(words + 4 * rank, flag, stream)
+                self._sums.put(header + 4 * rank, flag, stream)
             for block in blocks:
                 self._sums.add_up(block.address, block.size, block.dtype.name, stream)
-            self._queued.add(self._sums.fetch(words, count, stream))
+            self._queued.add(self._sums.fetch(header, count, stream))
             if not self._per_batch:
                 self._queued.keep(_KEPT)
         except PlatoonError as exc:
@@ -188,15 +188,15 @@ class JaxAverage(CallbackAverage):
         """Return the averages of weighted gradients, or their sums; ``counts`` if these are those of a step."""
         gradients, weight = batch.gradients, batch.weight
         size, rank = self.worker.global_size, self.worker.global_rank
-        words = jnp.zeros(2 * size + len(gradients), np.float32)
-        words = words.at[size + rank].set(weight).at[2 * size :].set(np.asarray(batch.used, np.float32))
+        header = jnp.zeros(2 * size + len(gradients), np.float32)
+        header = header.at[size + rank].set(weight).at[2 * size :].set(np.asarray(batch.used, np.float32))
         wide = [i for i, gradient in enumerate(gradients) if gradient.dtype == _WIDE]
         narrow = [i for i, gradient in enumerate(gradients) if gradient.dtype != _WIDE]
         flats = [_flat([gradients[i] for i in wide], weight, _WIDE)] if wide else []
-        flats.append(jnp.concatenate([_flat([gradients[i] for i in narrow], weight, np.float32), words]))
+        flats.append(jnp.concatenate([_flat([gradients[i] for i in narrow], weight, np.float32), header]))
         sums = xla_calls.call_on_stream(self._call_of(gradients, counts), flats)
-        weights = sums[-1][-words.size :][size : 2 * size]
-        divisor = 1.0 if is_sum else jnp.maximum(weights.sum(), LEAST_WEIGHT)
+        weights = sums[-1][-header.size :][size : 2 * size]
+        divisor = 1.0 if is_sum else jnp.maximum(weights.sum(), MIN_WEIGHT)
         averages: list[Any] = [None] * len(gradients)
         for flat, indices in zip(sums[::-1], (narrow, wide)):
             starts = np.cumsum([0, *(gradients[i].size for i in indices)]).tolist()
@@ -261,7 +261,7 @@ class _Queued:
             self._on_way.clear()
 
     def add(self, fetched: Any) -> None:
-        """Take note of a call."""
+        """Record a call."""
         with self._changed:
             self._on_way.append(fetched)
             self.count += 1

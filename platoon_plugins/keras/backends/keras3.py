@@ -35,7 +35,7 @@ class KerasVariable:
         self._buffer: Array | None = None
 
     def on_host(self) -> bool:
-        """Tell whether the value is in the memory of the host."""
+        """Return whether the value is in the memory of the host."""
         return True
 
     def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
@@ -270,7 +270,7 @@ class Keras3(Backend):
                     loss_weight.put(None if weight.kind in ("sum", "values") else weight.weight)
             if weight.kind in ("tokens", "sum"):
                 is_sum = weight.kind == "sum"
-                self.tell(
+                self.call_on_host(
                     lambda value, divisor, count: losses.add(value, None if is_sum else divisor, count, training),
                     [loss, weight.weight, rows],
                     model,
@@ -281,7 +281,7 @@ class Keras3(Backend):
         compute_loss.average = average  # type: ignore[attr-defined]
         return compute_loss
 
-    def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
+    def call_on_host(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
         """Call a function of the host with the values of scalars, in each step."""
         raise NotImplementedError
 

@@ -74,7 +74,7 @@ def _terms() -> list[Term] | None:
 def _install() -> None:
     """Let Keras's losses tell what they compute, from now on: threads may fit, and need not put it back in order."""
     plain = keras.losses.Loss.__call__
-    if hasattr(plain, "tells_terms"):
+    if hasattr(plain, "reports_terms"):
         return
 
     @functools.wraps(plain)
@@ -100,7 +100,7 @@ def _install() -> None:
         terms.append(Term(loss, values[0], mask, sample_weight))
         return result
 
-    call.tells_terms = True  # type: ignore[attr-defined]
+    call.reports_terms = True  # type: ignore[attr-defined]
     keras.losses.Loss.__call__ = call
 
 

@@ -109,8 +109,8 @@ class _TensorFlow(Keras3):
         """See `Backend.average`."""
         return TensorFlowAverage(worker)
 
-    def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
-        """See `Keras3.tell`: XLA cannot leave its program."""
+    def call_on_host(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
+        """See `Keras3.call_on_host`: XLA cannot leave its program."""
         if not model.jit_compile:
             tf.numpy_function(lambda *numbers: call(*map(float, numbers)), list(values), [])
 

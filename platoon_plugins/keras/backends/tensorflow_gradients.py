@@ -40,8 +40,8 @@ class TensorFlowAverage(CompiledAverage):
         self._arrays = AlignedArrays()
         self._slices: tuple[int, ...] = ()  # which gradients are lists of rows, in the latest step
         self._mine_of: dict[int, tuple[Array, Array]] = {}
-        self._everyones: dict[int, tuple[Array, Array]] = {}
-        self._room: dict[str, Array] = {}
+        self._gathered: dict[int, tuple[Array, Array]] = {}
+        self._buffers: dict[str, Array] = {}
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
         """See `CompiledAverage.average_in_program`; they leave the graph by a NumPy function."""
@@ -75,7 +75,7 @@ class TensorFlowAverage(CompiledAverage):
             Which of the gradients are such lists.
         """
         remaining = (np.asarray(array, order="C") for array in batch.gradients)
-        dense, self._mine_of, self._everyones = [], {}, {}
+        dense, self._mine_of, self._gathered = [], {}, {}
         for i, is_list in enumerate(sparse):
             array = next(remaining)
             if is_list:
@@ -87,7 +87,7 @@ class TensorFlowAverage(CompiledAverage):
         results: list[Array] = []
         for i, (average, is_list) in enumerate(zip(averages, sparse)):
             nothing = average, np.zeros(0, np.int64)  # after an error, which is raised later
-            results += self._everyones.get(i, nothing) if is_list else [average]
+            results += self._gathered.get(i, nothing) if is_list else [average]
         return results
 
     def _step(self, batch: Batch, outs: Sequence[Array]) -> None:
@@ -133,13 +133,13 @@ class TensorFlowAverage(CompiledAverage):
         received = self.worker.all_gather(mine, everyones.reshape(-1, size))
         for (g, part), place in places.items():
             parts = [place.of(memory, count) for memory, count in zip(received, counts[:, g])]
-            self._everyones[g] = (*self._everyones.get(g, ())[:part], np.concatenate(parts))  # type: ignore[assignment]
+            self._gathered[g] = (*self._gathered.get(g, ())[:part], np.concatenate(parts))  # type: ignore[assignment]
 
     def _memory(self, name: str, size: int) -> Array:
         """Return bytes in memory that is kept: fresh memory costs more than the copy."""
-        if name not in self._room or len(self._room[name]) < size:
-            self._room[name] = np.empty(size, np.uint8)
-        return self._room[name][:size]
+        if name not in self._buffers or len(self._buffers[name]) < size:
+            self._buffers[name] = np.empty(size, np.uint8)
+        return self._buffers[name][:size]
 
 
 class _Place:

@@ -27,7 +27,7 @@ class _Theano(Backend):
     """See `Backend`. No callback of Keras 2 resumes: its loops ask for their first epoch, see `resuming`."""
 
     watches_batches = True
-    begins_where_told = False
+    honors_initial_epoch = False
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
         """See `Backend.require_trainable`."""
@@ -145,8 +145,8 @@ class _InGraph(GradientAverage):
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
-        self._words_in = theano.shared(self._mine.array, "flag of this rank", borrow=True)
-        self._words_out = theano.shared(self._all.array.copy(), "flags and weights of all ranks")
+        self._header_in = theano.shared(self._mine.array, "flag of this rank", borrow=True)
+        self._header_out = theano.shared(self._all.array.copy(), "flags and weights of all ranks")
         self._sums = theano.shared(np.int8(0), "whether losses are sums")
         self._ready = theano.shared(np.int8(0), "whether a fit has prepared the model")
         self._reduced: Any = None
@@ -175,11 +175,11 @@ class _InGraph(GradientAverage):
 
     def graph(self, gradients: Sequence[Any], weight: Any) -> list[Any]:
         """Return the averages of gradients, which are those of the weighted loss, as expressions."""
-        checked = theano.tensor.opt.Assert(NOT_ATTACHED)(self._words_in, theano.tensor.eq(self._ready, 1))
+        checked = theano.tensor.opt.Assert(NOT_ATTACHED)(self._header_in, theano.tensor.eq(self._ready, 1))
         size = self.worker.global_size
-        words = theano.tensor.set_subtensor(checked[size + self.worker.global_rank], weight)
-        *means, words = all_reduce(*gradients, words, op="mean", worker=self.worker)
-        self._reduced = words * np.float32(size)
+        header = theano.tensor.set_subtensor(checked[size + self.worker.global_rank], weight)
+        *means, header = all_reduce(*gradients, header, op="mean", worker=self.worker)
+        self._reduced = header * np.float32(size)
         total = self._reduced[size:].sum()
         # Theano would divide each weight's update by the denominator, if it could see that there is one.
         scale = theano.tensor.switch(theano.tensor.eq(self._sums, 1), np.float32(size), np.float32(size) / total)
@@ -187,10 +187,10 @@ class _InGraph(GradientAverage):
 
     def update(self) -> tuple[Any, Any]:
         """Return the update by which the words of all ranks get out of the function."""
-        return self._words_out, self._reduced
+        return self._header_out, self._reduced
 
     def count(self, steps: int) -> None:
-        """Take note of steps that the compiled function made."""
+        """Record steps that the compiled function made."""
         self.steps += steps
 
     def _expect(self, like: Sequence[Array]) -> None:
@@ -199,18 +199,18 @@ class _InGraph(GradientAverage):
     def send(self, flag: float) -> float:
         """See `GradientAverage.send`."""
         before = super().send(flag)
-        self._words_in.set_value(self._mine.array)
+        self._header_in.set_value(self._mine.array)
         return before
 
     def _latest(self) -> Array:
-        seen: Array = np.rint(self._words_out.get_value(borrow=True)[: self.worker.global_size])
+        seen: Array = np.rint(self._header_out.get_value(borrow=True)[: self.worker.global_size])
         return seen
 
     def _call_without_gradients(self) -> None:
         if self._idle is None:
             zeros = [theano.shared(array) for array in self.like]
-            *_, words = outputs = all_reduce(*zeros, self._words_in, op="mean", worker=self.worker)
-            update = (self._words_out, words * np.float32(self.worker.global_size))
+            *_, header = outputs = all_reduce(*zeros, self._header_in, op="mean", worker=self.worker)
+            update = (self._header_out, header * np.float32(self.worker.global_size))
             self._idle = theano.function([], [output.sum() for output in outputs], updates=[update])
         self._idle()
 

@@ -152,8 +152,8 @@ class _Torch(Keras3):
                 model.make_train_function()
                 model.train_function = watched_function(model, watched)
 
-    def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
-        """See `Keras3.tell`."""
+    def call_on_host(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
+        """See `Keras3.call_on_host`."""
         call(*(value.detach() if torch.is_tensor(value) else value for value in values))
 
 

@@ -29,7 +29,7 @@ class TorchArray(CudaArray):
         self._tensor = tensor
 
     def is_on(self, tensor: Any) -> bool:
-        """Tell whether this is the memory of a tensor, in its present form."""
+        """Return whether this is the memory of a tensor, in its present form."""
         mine = self._tensor
         return bool(
             mine.data_ptr() == tensor.data_ptr()

@@ -58,7 +58,7 @@ class EarlyAverages:
         self._calls = _InOrder()
         self._in_flight: list[Future[None]] = []
         # Weights may outlive the fit, one that raised too, and shall not keep this and its buffers.
-        tell = functools.partial(_tell, weakref.ref(self))
+        tell = functools.partial(_on_gradient, weakref.ref(self))
         self._hooks = [
             weight.register_post_accumulate_grad_hook(functools.partial(tell, i)) for i, weight in enumerate(weights)
         ]
@@ -141,7 +141,7 @@ class EarlyAverages:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     def arrived(self, index: int, weight: Tensor) -> None:
-        """Take note that a weight has its gradient; torch calls this, from a thread of its own on a device."""
+        """Record that a weight has its gradient; torch calls this, from a thread of its own on a device."""
         if not self._active:
             return
         if index in self._found:
@@ -213,7 +213,7 @@ def _make_calls(calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]
         del taken, call, future  # they keep the buffers of a fit that is over
 
 
-def _tell(early: weakref.ref[EarlyAverages], index: int, weight: Tensor) -> None:
+def _on_gradient(early: weakref.ref[EarlyAverages], index: int, weight: Tensor) -> None:
     averages = early()
     if averages is not None:
         averages.arrived(index, weight)

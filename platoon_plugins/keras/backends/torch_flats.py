@@ -81,7 +81,7 @@ class Flats:
         This rank's words.
     """
 
-    def __init__(self, like: Sequence[Array], words: int, device: Any, bucket_bytes: int | None) -> None:
+    def __init__(self, like: Sequence[Array], header: int, device: Any, bucket_bytes: int | None) -> None:
         self.like = like
         self.views: list[Tensor] = [None] * len(like)
         self.buckets: list[Bucket] = []
@@ -92,18 +92,18 @@ class Flats:
             unit = _ALIGNMENT_BYTES // np.dtype(name).itemsize
             starts = np.cumsum([0, *(-(-like[i].size // unit) * unit for i in indices)]).tolist()
             end = starts[-1]
-            flat = torch.zeros(end + words * (name == "float32"), dtype=getattr(torch, name), device=device)
+            flat = torch.zeros(end + header * (name == "float32"), dtype=getattr(torch, name), device=device)
             for i, start in zip(indices, starts):
                 self.views[i] = flat[start : start + like[i].size].view(like[i].shape)
             self._buffers.append(flat[:end])
             self._cut(flat, indices, starts, None if bucket_bytes is None else bucket_bytes // flat.itemsize)
-        self.words = self.template = flat[end:]
+        self.header = self.template = flat[end:]
         self._timing: list[Any] = []  # events before and behind the latest calls
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Let `seconds` tell how long the device takes for what is queued within the ``with`` block."""
-        if not self.words.is_cuda:
+        if not self.header.is_cuda:
             yield
             return
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -17,7 +17,7 @@ from platoon_plugins.keras.backends.torch_backward import EarlyAverages
 from platoon_plugins.keras.backends.torch_flats import Bucket, Flats
 from platoon_plugins.keras.gradients import (
     DONE,
-    LEAST_WEIGHT,
+    MIN_WEIGHT,
     Batch,
     GradientAverage,
     GradientHeader,
@@ -172,7 +172,7 @@ class TorchAverage(GradientAverage):
                 self._early.wait()
             arriving = self._exchange(flats, begun)
             size = self.worker.global_size
-            flats.scale(size if is_sum else usual / flats.words[size : 2 * size].sum())
+            flats.scale(size if is_sum else usual / flats.header[size : 2 * size].sum())
         if all(batch.used):
             return list(flats.views)
         used = arriving.header().used
@@ -228,10 +228,10 @@ class TorchAverage(GradientAverage):
         self._mine.weights[rank] = 1.0 if on_device else weight
         if not np.array_equal(self._sent, self._mine.array):
             self._sent = self._mine.array.copy()
-            flats.template = torch.from_numpy(self._sent).to(flats.words.device)
-        flats.words.copy_(flats.template)
+            flats.template = torch.from_numpy(self._sent).to(flats.header.device)
+        flats.header.copy_(flats.template)
         if on_device:
-            flats.words[self.worker.global_size + rank] = weight
+            flats.header[self.worker.global_size + rank] = weight
 
     def _exchange(self, flats: Flats, begun: int = 0) -> _Arriving:
         """Average the buckets that have not begun, and let what came with the gradients of an earlier step be seen."""
@@ -245,16 +245,16 @@ class TorchAverage(GradientAverage):
                 self._calls_made += 1
                 self._average_bucket(bucket)
         arriving = self._idle.pop() if self._idle else _Arriving(self.worker.global_size)
-        arriving.fetch(flats.words)
+        arriving.fetch(flats.header)
         self._on_way.append(arriving)
         return arriving
 
     def _take_oldest(self) -> None:
         arriving = self._on_way.popleft()
-        words = arriving.header()
+        header = arriving.header()
         self._idle.append(arriving)
         ranks = slice(0, 2 * self.worker.global_size)  # which gradients are used may be about others by now
-        self._all.array[ranks] = words.array[ranks]
+        self._all.array[ranks] = header.array[ranks]
         self._usual_weight = self._all.usual_weight(self._usual_weight)
 
     def _flats_of_like(self) -> Flats:
@@ -281,15 +281,15 @@ class _Arriving:
         self._event: Any = None
         self._header: GradientHeader | None = None
 
-    def fetch(self, words: Tensor) -> None:
+    def fetch(self, header: Tensor) -> None:
         """Begin to copy them; memory and event of an earlier copy are used again."""
-        on_cuda = words.device.type == "cuda"
-        if self._host.shape != words.shape:
-            self._host = torch.empty(words.shape, dtype=words.dtype, pin_memory=on_cuda)
-        self._host.copy_(words, non_blocking=on_cuda)
+        on_cuda = header.device.type == "cuda"
+        if self._host.shape != header.shape:
+            self._host = torch.empty(header.shape, dtype=header.dtype, pin_memory=on_cuda)
+        self._host.copy_(header, non_blocking=on_cuda)
         if on_cuda:
             self._event = self._event or torch.cuda.Event()
-            self._event.record(torch.cuda.current_stream(words.device))
+            self._event.record(torch.cuda.current_stream(header.device))
         self._header = None
 
     def header(self) -> GradientHeader:
@@ -308,8 +308,8 @@ def _bounded(weight: Any) -> Any:
     if weight is None:
         return 1.0
     if torch.is_tensor(weight):
-        return weight.detach().to(torch.float32).clamp(min=LEAST_WEIGHT)
-    return max(float(weight), LEAST_WEIGHT)
+        return weight.detach().to(torch.float32).clamp(min=MIN_WEIGHT)
+    return max(float(weight), MIN_WEIGHT)
 
 
 def _written(gradient: Any, array: Array | None, device: Any) -> Any:

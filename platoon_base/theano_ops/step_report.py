@@ -17,10 +17,10 @@ from platoon_base.theano_ops.base import JobBound, JobOp
 from platoon_base.theano_ops.sync import Sync
 from platoon_base.worker.handle import Worker
 
-__all__ = ["TellsLoss", "Told", "count_alone"]
+__all__ = ["InsertStepReports", "StepReport", "count_single_worker"]
 
 
-class Told(JobBound, Op):  # type: ignore[misc]
+class StepReport(JobBound, Op):  # type: ignore[misc]
     """Identity op: reports the step, and the loss if that is the second input; then returns its first input (a view).
 
     Parameters
@@ -62,14 +62,14 @@ class Told(JobBound, Op):  # type: ignore[misc]
         return shapes[:1]
 
     def __str__(self) -> str:
-        return f"Told{{counts={self.counts}}}"
+        return f"StepReport{{counts={self.counts}}}"
 
 
-def _load(counts: bool) -> Told:
-    return Told(connect(), counts)
+def _load(counts: bool) -> StepReport:
+    return StepReport(connect(), counts)
 
 
-class TellsLoss(Optimizer):  # type: ignore[misc]
+class InsertStepReports(Optimizer):  # type: ignore[misc]
     """Make each function that updates parameters together with other workers report its steps and its loss.
 
     The loss is the first output, if that is a scalar of a float dtype. `Sync` counts steps itself.
@@ -80,35 +80,35 @@ class TellsLoss(Optimizer):  # type: ignore[misc]
         fgraph.attach_feature(toolbox.ReplaceValidate())
 
     def apply(self, fgraph: Any) -> None:
-        """Insert one `Told` before the collective call of the function."""
+        """Insert one `StepReport` before the collective call of the function."""
         updates = getattr(fgraph, "update_mapping", None)
         callers = [node for node in fgraph.toposort() if isinstance(node.op, JobOp)]
         if not updates:
             return
         loss = _loss_of(fgraph)
         if not callers:
-            self._count_alone(fgraph, loss)
+            self._count_single_worker(fgraph, loss)
             return
         caller = next((node for node in callers if isinstance(node.op, Sync)), callers[0])
-        told = Told(caller.op.job_key(), counts=not isinstance(caller.op, Sync))
+        told = StepReport(caller.op.job_key(), counts=not isinstance(caller.op, Sync))
         if loss and _leads_to(caller, loss[0]):
             loss = []
         if loss or told.counts:
             fgraph.change_input(caller, 0, told(caller.inputs[0], *loss), reason="platoon_tells_loss")
 
-    def _count_alone(self, fgraph: Any, loss: list[Any]) -> None:
-        """Insert one `Told` after the first parameter of a single-worker job, if there is one."""
+    def _count_single_worker(self, fgraph: Any, loss: list[Any]) -> None:
+        """Insert one `StepReport` after the first parameter of a single-worker job, if there is one."""
         for output, place in fgraph.update_mapping.items():
             # An input that is updated without being shared, such as the steps of a scan, has none.
             container = getattr(fgraph.inputs[place], "container", None)
             worker = None if container is None else _alone.get(container)
             if worker is not None:
-                told = Told(worker, counts=True)(fgraph.outputs[output], *loss)
+                told = StepReport(worker, counts=True)(fgraph.outputs[output], *loss)
                 fgraph.change_input("output", output, told, reason="platoon_tells_loss")
                 return
 
 
-def count_alone(params: Iterable[Any], worker: Worker) -> None:
+def count_single_worker(params: Iterable[Any], worker: Worker) -> None:
     """Make functions that update these parameters report steps and losses, though they make no collective call.
 
     Parameters
@@ -137,4 +137,4 @@ def _leads_to(node: Apply, variable: Any) -> bool:
 
 
 # Behind the order at 49.2, which it would be in the way of, and before values may be destroyed at 49.5.
-theano.compile.optdb.register("platoon_tells_loss", TellsLoss(), 49.3, "fast_run", "fast_compile")
+theano.compile.optdb.register("platoon_tells_loss", InsertStepReports(), 49.3, "fast_run", "fast_compile")

@@ -8,12 +8,12 @@ import numpy as np
 
 from platoon_base.shm.job_state import JobState
 
-__all__ = ["Movement", "standstill"]
+__all__ = ["ProgressWatch", "stalled_text"]
 
-_LOOK_S = 0.5  # a poll takes 20 us
+_POLL_INTERVAL_S = 0.5  # a poll takes 20 us
 
 
-class Movement:
+class ProgressWatch:
     """Detects progress: compares the counters that the workers write from one poll to the next.
 
     Parameters
@@ -25,25 +25,25 @@ class Movement:
         self._job_state = job_state
         self._signs = job_state.signs()
         self._moved = np.full(self._signs.shape[1], -np.inf)
-        self._next_look = -np.inf
+        self._next_poll_at = -np.inf
 
-    def look(self, now: float | None = None) -> None:
+    def poll(self, now: float | None = None) -> None:
         """Record which workers have made progress; call it about every second."""
         now = time.monotonic() if now is None else now
-        if now < self._next_look:
+        if now < self._next_poll_at:
             return
-        self._next_look = now + _LOOK_S
+        self._next_poll_at = now + _POLL_INTERVAL_S
         signs = self._job_state.signs()
         self._moved[(signs != self._signs).any(axis=0)] = now
         self._signs = signs
 
     def last(self, rank: int) -> float:
         """Return when a worker last made progress, in seconds of the monotonic clock; -inf if it never did."""
-        self.look()
+        self.poll()
         return float(max(self._moved[rank], self._job_state.row(rank)["updated"] or -np.inf))
 
 
-def standstill(moved: float) -> str:
-    """Describe for how long a worker has made no progress, given the time of `Movement.last`."""
+def stalled_text(moved: float) -> str:
+    """Describe for how long a worker has made no progress, given the time of `ProgressWatch.last`."""
     seconds = time.monotonic() - moved
     return f"no progress for {seconds:.0f} s" if seconds < float("inf") else "no progress so far"

@@ -8,14 +8,14 @@ from typing import Any
 
 from platoon_base.fingerprint import checksum
 
-__all__ = ["Standstill"]
+__all__ = ["UnchangedWatch"]
 
 log = logging.getLogger(__name__)
 
 _PATIENCE = 3  # two synchronizations in a row, as at the end of an epoch, mean nothing
 
 
-class Standstill:
+class UnchangedWatch:
     """Watches parameters until each has changed once, by a checksum; after that it costs nothing.
 
     Parameters

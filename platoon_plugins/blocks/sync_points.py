@@ -8,7 +8,7 @@ from typing import NamedTuple
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["END", "Meeting", "Meetings", "Vote"]
+__all__ = ["END", "SyncPoint", "SyncPoints", "Vote"]
 
 END = "the end of training"
 
@@ -21,7 +21,7 @@ class Vote(enum.IntEnum):
     END = 2
 
 
-class Meeting(NamedTuple):
+class SyncPoint(NamedTuple):
     """The workers that met, those that voted to stop, and whether one of them must stop.
 
     Attributes
@@ -36,7 +36,7 @@ class Meeting(NamedTuple):
     ends: bool
 
 
-class Meetings:
+class SyncPoints:
     """The meetings of one training: every main loop comes to as many of them, and tells which point it has reached.
 
     A main loop that ends waits at the end for the others. If they come to another meeting, they learn of it there.
@@ -64,7 +64,7 @@ class Meetings:
         self._stops_together = stops_together
         self._timeout_s = timeout_s
 
-    def attend(self, point: str, vote: Vote = Vote.NO) -> Meeting | None:
+    def attend(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
         """Wait until the main loops of all workers have come to a point.
 
         Parameters
@@ -75,7 +75,7 @@ class Meetings:
 
         Returns
         -------
-        Meeting or None
+        SyncPoint or None
             None if this main loop is to end now: because another one has ended, or because the others go on without it.
 
         Raises
@@ -93,7 +93,7 @@ class Meetings:
             points = {rank: point for rank, point, _ in told}
             self.ranks = list(points)
             if len(set(points.values())) == 1:
-                return Meeting(self.ranks, {r for r, _, v in told if v}, any(v == Vote.END for _, _, v in told))
+                return SyncPoint(self.ranks, {r for r, _, v in told if v}, any(v == Vote.END for _, _, v in told))
             if END not in points.values():
                 raise ConfigurationError(_at_different_points(points))
             ends_now = point != END if self._stops_together else point == END

@@ -6,7 +6,7 @@ import threading
 import pytest
 from interrupting import at_instruction
 
-from platoon_base.channels.turns import Turns
+from platoon_base.channels.call_lock import CallLock
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 
 pytestmark = pytest.mark.base
@@ -16,7 +16,7 @@ WAIT_S = 30
 
 @pytest.fixture
 def turns():
-    return Turns()
+    return CallLock()
 
 
 def in_another_thread(call):
@@ -96,7 +96,7 @@ def interrupt():
 def interrupted_at(number, turns):
     """Enter, and raise Ctrl-C after so many instructions; tell whether it came that far."""
     try:
-        return at_instruction(number, lambda: enter(turns), interrupt, where="turns.py")
+        return at_instruction(number, lambda: enter(turns), interrupt, where="call_lock.py")
     except KeyboardInterrupt:
         return True
 
@@ -122,7 +122,7 @@ def test_a_signal_handler_at_any_instruction_ends_no_call(turns):
             handle()  # refused
 
     number = 1
-    while at_instruction(number, call, handle, where="turns.py"):
+    while at_instruction(number, call, handle, where="call_lock.py"):
         assert in_another_thread(lambda: enter(turns)) == "entered", number
         number += 1
     assert number > 20

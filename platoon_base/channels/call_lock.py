@@ -9,10 +9,10 @@ from typing import Any
 
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 
-__all__ = ["Turns"]
+__all__ = ["CallLock"]
 
 
-class Turns:
+class CallLock:
     """Lets one call in at a time.
 
     Another thread waits for its turn, no longer than it may. A signal handler cannot wait for the call that it has
@@ -22,10 +22,10 @@ class Turns:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.call = ""  # the latest
-        self.inside: weakref.ref[_Turn] | None = None
+        self.inside: weakref.ref[_Entry] | None = None
         self.interrupted = False  # the lock may have been taken more often than it will be freed
 
-    def take(self, call: str, timeout_s: float) -> _Turn:
+    def take(self, call: str, timeout_s: float) -> _Entry:
         """Within the ``with`` block this thread alone is in one of the calls; gives the seconds that are left.
 
         Raises
@@ -35,7 +35,7 @@ class Turns:
         ConfigurationError
             If this thread is in one already.
         """
-        return _Turn(self, call, timeout_s)
+        return _Entry(self, call, timeout_s)
 
     def release(self) -> None:
         """Free the lock as often as this thread has taken it.
@@ -49,7 +49,7 @@ class Turns:
         except RuntimeError:  # it is free
             self.interrupted = False
 
-    def abandon(self, inside: weakref.ref[_Turn]) -> None:
+    def abandon(self, inside: weakref.ref[_Entry]) -> None:
         """Free the lock of a turn that has gone without its end; the ``with`` block was cut off there."""
         if self.inside is inside:
             self.inside = None
@@ -57,54 +57,54 @@ class Turns:
             self.release()
 
 
-class _Turn:
+class _Entry:
     """The context manager of one call. As a class it takes half the time of a generator.
 
     Ctrl-C may come between any two instructions of these methods too. Either they set ``interrupted``, and the end of
-    the next turn frees the lock. Or ``inside`` still names this object, and `Turns.abandon` frees the lock as soon as
+    the next turn frees the lock. Or ``inside`` still names this object, and `CallLock.abandon` frees the lock once
     the object is gone.
     """
 
-    __slots__ = ("__weakref__", "_call", "_timeout_s", "_turns")
+    __slots__ = ("__weakref__", "_call", "_calls", "_timeout_s")
 
-    def __init__(self, turns: Turns, call: str, timeout_s: float) -> None:
-        self._turns = turns
+    def __init__(self, calls: CallLock, call: str, timeout_s: float) -> None:
+        self._calls = calls
         self._call = call
         self._timeout_s = timeout_s
 
     def __enter__(self) -> float:
-        turns, left_s = self._turns, self._timeout_s
+        calls, left_s = self._calls, self._timeout_s
         try:
-            if not turns.lock.acquire(blocking=False):
+            if not calls.lock.acquire(blocking=False):
                 left_s = self._wait()
-            if turns.inside is not None:
-                turns.lock.release()
+            if calls.inside is not None:
+                calls.lock.release()
                 raise ConfigurationError(
-                    f"got {self._call} from a signal handler that has interrupted {turns.call} of the same thread, "
+                    f"got {self._call} from a signal handler that has interrupted {calls.call} of the same thread, "
                     "which cannot go on meanwhile: in the handler call request_stop or set a flag, and make this call "
                     "in the training loop"
                 )
-            turns.call = self._call
-            turns.inside = weakref.ref(self, turns.abandon)
+            calls.call = self._call
+            calls.inside = weakref.ref(self, calls.abandon)
         except BaseException:
-            turns.interrupted = True
+            calls.interrupted = True
             raise
         return left_s
 
     def __exit__(self, *exc_info: Any) -> None:
-        turns = self._turns
+        calls = self._calls
         try:
-            turns.inside = None
-            turns.release()
+            calls.inside = None
+            calls.release()
         except BaseException:
-            turns.interrupted = True
+            calls.interrupted = True
             raise
 
     def _wait(self) -> float:
         deadline = time.monotonic() + self._timeout_s
-        if not self._turns.lock.acquire(timeout=min(max(self._timeout_s, 0.0), threading.TIMEOUT_MAX)):
+        if not self._calls.lock.acquire(timeout=min(max(self._timeout_s, 0.0), threading.TIMEOUT_MAX)):
             raise CollectiveTimeoutError(
                 f"{self._call} waited {self._timeout_s:g} s for another thread of this process, which is in "
-                f"{self._turns.call}: make such calls from one thread, or give a longer timeout_s"
+                f"{self._calls.call}: make such calls from one thread, or give a longer timeout_s"
             )
         return max(deadline - time.monotonic(), 0.0)

@@ -53,7 +53,7 @@ class Standby(keras.callbacks.Callback):  # type: ignore[misc]
             self._missed = dict(logs or {})
 
     def follow(self) -> None:
-        """Take note of an epoch whose end the leader has worked off: of its value, if the callback keeps the best."""
+        """Record an epoch whose end the leader has worked off: of its value, if the callback keeps the best."""
         logs, self._missed = self._missed, None
         callback = self.callback
         if not logs or not getattr(callback, "save_best_only", False) or callback.monitor not in logs:

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 import platoon_base
 from platoon_base.channels.host_link import LinkClient, LinkServer
-from platoon_base.channels.host_peer import SILENT_S
+from platoon_base.channels.host_peer import HEARTBEAT_TIMEOUT_S
 from platoon_base.channels.keys import keys_of_secret
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, ProtocolError
@@ -30,19 +30,19 @@ from platoon_base.system.environment import KEY_FILE, MAX_WORKERS
 from platoon_base.system.limits import raise_descriptors
 from platoon_base.worker_process.program import Program
 
-__all__ = ["Here", "MeetingInterruptedError", "arrive", "fingerprint", "gather_hosts"]
+__all__ = ["Introduction", "RendezvousInterruptedError", "arrive", "fingerprint", "gather_hosts"]
 
 log = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.1
 _NEWS_S, _FIRST_NEWS_S = 10.0, 2.0
-_LAST_WORD_S = 1.0
+_FINAL_ACK_TIMEOUT_S = 1.0
 _KEY_BYTES = 32
 _T = TypeVar("_T", str, bytes)
 _DESCRIPTORS = 4096  # ZeroMQ accepts up to 2,000 connections while nobody asks for its events
 
 
-class MeetingInterruptedError(Exception):
+class RendezvousInterruptedError(Exception):
     """A signal arrived while the hosts waited for each other.
 
     Attributes
@@ -55,7 +55,7 @@ class MeetingInterruptedError(Exception):
         self.number = number
 
 
-class Here(NamedTuple):
+class Introduction(NamedTuple):
     """The introduction of this host.
 
     Attributes
@@ -125,7 +125,7 @@ def _says_loopback(name: str) -> bool:
 @contextlib.contextmanager
 def gather_hosts(
     endpoint: str,
-    here: Here,
+    here: Introduction,
     signals: StopSignals,
     say: Callable[[str], None],
     *,
@@ -140,7 +140,7 @@ def gather_hosts(
     ----------
     endpoint : str
         ``HOST`` or ``HOST:PORT``, an address of this host.
-    here : Here
+    here : Introduction
     signals : StopSignals
     say : callable
         Called with a line about who is missing, from time to time.
@@ -157,19 +157,19 @@ def gather_hosts(
     ------
     ConfigurationError
         If a host does not arrive in time, or cannot take part.
-    MeetingInterruptedError
+    RendezvousInterruptedError
         If a signal comes.
     """
     link = _listen(endpoint)
     try:
-        meeting = _Meeting(link, here, say)
+        rendezvous = _HostRendezvous(link, here, say)
         try:
-            meeting.wait(signals, timeout_s)
+            rendezvous.wait(signals, timeout_s)
         except BaseException as exc:
-            why = "the first host was interrupted" if isinstance(exc, MeetingInterruptedError) else str(exc)
-            meeting.refuse_all(why)
+            why = "the first host was interrupted" if isinstance(exc, RendezvousInterruptedError) else str(exc)
+            rendezvous.refuse_all(why)
             raise
-        members = [meeting.members[host] for host in sorted(meeting.members)]
+        members = [rendezvous.members[host] for host in sorted(rendezvous.members)]
         arrived = [member.arrived for member in members]
         world = World(
             [len(here.devices), *(len(each.devices) for each in arrived)],
@@ -186,13 +186,13 @@ def gather_hosts(
 
 def _require_none(taken: Sequence[signal.Signals]) -> None:
     if taken:
-        raise MeetingInterruptedError(taken[0])
+        raise RendezvousInterruptedError(taken[0])
 
 
-class _Meeting:
+class _HostRendezvous:
     """The arrivals of the other hosts, on host 0."""
 
-    def __init__(self, link: LinkServer, here: Here, say: Callable[[str], None]) -> None:
+    def __init__(self, link: LinkServer, here: Introduction, say: Callable[[str], None]) -> None:
         self._link = link
         self._here = here
         self._say = say
@@ -209,7 +209,7 @@ class _Meeting:
                 self._admit(session, body)
             now = time.monotonic()
             self._link.tick(now)
-            self._look_for_silent(now)
+            self._mark_silent_hosts(now)
             if now > began + timeout_s:
                 raise ConfigurationError(
                     f"{self._missing()} did not come to {self._link.address} within {timeout_s:g} s: start `platoon "
@@ -281,13 +281,13 @@ class _Meeting:
 
     def _is_absent(self, member: Member) -> bool:
         peer = self._link.peers[member.session]
-        return peer.gone or peer.silent_s(time.monotonic()) > SILENT_S
+        return peer.gone or peer.silent_s(time.monotonic()) > HEARTBEAT_TIMEOUT_S
 
-    def _look_for_silent(self, now: float) -> None:
+    def _mark_silent_hosts(self, now: float) -> None:
         """Count hosts whose launcher has ended or is unreachable as missing: another launcher may take their place."""
         for host, member in self.members.items():
             peer = self._link.peers[member.session]
-            was_silent, member.silent = member.silent, peer.closed(now) or peer.silent_s(now) > SILENT_S
+            was_silent, member.silent = member.silent, peer.closed(now) or peer.silent_s(now) > HEARTBEAT_TIMEOUT_S
             if member.silent and not was_silent:
                 how = "has gone again" if peer.gone else "is silent"
                 log.warning("host %d (%s) %s, before all had come", host, member.name, how)
@@ -301,7 +301,7 @@ class _Meeting:
         """Notify the hosts that have arrived that there will be no job."""
         for member in self.members.values():
             self._refuse(member.session, why)
-        deadline = time.monotonic() + _LAST_WORD_S
+        deadline = time.monotonic() + _FINAL_ACK_TIMEOUT_S
         while time.monotonic() < deadline and any(peer.in_flight for peer in self._link.peers.values()):
             self._link.receive()
             self._link.tick(time.monotonic())
@@ -311,7 +311,7 @@ class _Meeting:
 @contextlib.contextmanager
 def arrive(
     endpoint: Callable[[], str],
-    here: Here,
+    here: Introduction,
     signals: StopSignals,
     say: Callable[[str], None],
     *,
@@ -325,7 +325,7 @@ def arrive(
     ----------
     endpoint : callable
         Returns ``HOST`` or ``HOST:PORT``, empty while it is not known.
-    here : Here
+    here : Introduction
     signals : StopSignals
     say : callable
         Called with a line about the wait, from time to time.
@@ -336,7 +336,7 @@ def arrive(
     ------
     ConfigurationError
         If host 0 does not answer, or refuses this host.
-    MeetingInterruptedError
+    RendezvousInterruptedError
         If a signal comes.
     """
     deadline = time.monotonic() + timeout_s
@@ -361,21 +361,21 @@ def arrive(
         link.peer.send(between.encode(arrival))
         yield link, lambda: _wait_for_welcome(link, f"{name}:{port}", signals, say, timeout_s)
     except Exception as exc:
-        _say_why(link, exc)
+        _send_reason(link, exc)
         raise
     finally:
         link.close()
 
 
-def _say_why(link: LinkClient, exc: Exception) -> None:
+def _send_reason(link: LinkClient, exc: Exception) -> None:
     """Report to host 0 why this host ends, if it can still be reached."""
     if not link.connected or link.dismissed:
         return
-    if isinstance(exc, MeetingInterruptedError):  # between two jobs it ends that of all hosts
+    if isinstance(exc, RendezvousInterruptedError):  # between two jobs it ends that of all hosts
         link.peer.send(between.encode(between.Signalled(exc.number, 1)))
     else:
         link.peer.send(between.encode(between.Failed(f"{type(exc).__name__}: {exc}")))
-    deadline = time.monotonic() + _LAST_WORD_S
+    deadline = time.monotonic() + _FINAL_ACK_TIMEOUT_S
     while link.peer.in_flight and not link.peer.gone and time.monotonic() < deadline:
         link.poll(0.01)
         link.receive()
