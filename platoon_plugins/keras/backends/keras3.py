@@ -296,7 +296,7 @@ class Keras3(Backend):
 
 
 class LossWeight:
-    """What the loss of a batch is divided by, from ``compute_loss`` to ``apply``, which Keras calls apart.
+    """Keep the divisor of a batch's loss from ``compute_loss`` to ``apply``, which Keras calls apart.
 
     Each optimizer that averages gradients has one. The weight of a loss that is a sum is None, and stays so for all
     calls of ``apply`` until another loss is computed. It is 1 where no loss was computed.
