@@ -93,7 +93,7 @@ class Study:
         """Make the runs of these arms with all seeds, some side by side; keep each as it ends."""
         wanted = [(arm, seed) for arm in arms for seed in self.options.seeds]
         self._order += wanted
-        jobs = self._at_once(max((arm.workers for arm in arms), default=1))
+        jobs = side_by_side(self.options.jobs, max((arm.workers for arm in arms), default=1), self._gpus)
         self._slots = queue.SimpleQueue()
         for slot in range(jobs):
             self._slots.put(slot)
@@ -108,10 +108,6 @@ class Study:
                 raise
         self.save()
 
-    def _at_once(self, workers: int) -> int:
-        """Return how many runs of so many workers are made side by side."""
-        return self.options.jobs or max(1, len(self._gpus) // workers)
-
     def _keep(self, arm: Arm, seed: int, found: dict) -> None:
         """Take a run in, write all results, and print a line on it."""
         points = found["curve"]
@@ -121,7 +117,7 @@ class Study:
         run["best"] = (min if lower else max)((value for _, _, value in points), default=None)
         run["final"] = points[-1][2] if points else None
         processors = len(self._gpus) or len(os.sched_getaffinity(0))
-        run["at_once"] = self._at_once(arm.workers)
+        run["at_once"] = side_by_side(self.options.jobs, arm.workers, self._gpus)
         run["seconds_hold"] = self.options.jobs <= 1 and arm.workers <= processors
         self.runs.append(run)
         self.runs.sort(key=self._place)
@@ -211,6 +207,11 @@ class Study:
     def keeps(self) -> bool:
         """Whether results are written."""
         return bool(self.options.out) or not self.options.quick
+
+
+def side_by_side(jobs: int, workers: int, gpus: list[str]) -> int:
+    """Return how many runs of so many workers are made side by side: ``jobs``; for 0 as many as there are GPUs for."""
+    return jobs or max(1, len(gpus) // workers)
 
 
 def device_options(workers: int, slot: int, gpus: list[str]) -> list:

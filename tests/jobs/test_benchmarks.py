@@ -364,6 +364,22 @@ def test_every_method_says_its_rate_and_how_often_it_sends(learning):
     assert counts == {"plain": 0, "easgd-10": 9, "easgd-4-sqrt": 21, "averaged": 75}
 
 
+def test_gpus_are_divided_evenly_among_hosts(tmp_path):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "keras_gpu.py", "--gpus", "3", "--hosts", "2", "--out", tmp_path],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "got --gpus 3 --hosts 2" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_as_many_runs_go_side_by_side_as_have_gpus_of_their_own(learning):
+    gpus = ["cuda0", "cuda1", "cuda2", "cuda3"]
+    assert [learning.side_by_side(0, workers, gpus) for workers in (1, 2, 3, 4, 8)] == [4, 2, 1, 1, 1]
+    assert learning.side_by_side(3, 4, gpus) == 3
+
+
 def test_jobs_side_by_side_begin_with_different_gpus(learning, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
     gpus = ["cuda0", "cuda1", "cuda2"]
