@@ -2,7 +2,10 @@ import os
 
 os.environ["THEANO_FLAGS"] += ",force_device=True,floatX=float32"
 import numpy as np
+import own_pocl_cache  # noqa: F401
 import theano
+import theano.tensor as T  # noqa: F401
+from theano.gpuarray.type import GpuArraySharedVariable  # noqa: F401
 from platoon_base import connect
 
 worker = connect()
