@@ -41,8 +41,8 @@ _FOLDER, _KEY = "platoon-ray-", "key"
 # A launcher that ends after the actor, however that ends, and then removes the folder of the key.
 _LAUNCH = """
 import atexit, shutil, signal, sys
-from platoon_base.system.orphan import Patience, end_with
-end_with(int(sys.argv.pop(1)), Patience(0.0, 0.0, signal.SIGTERM, 20.0))
+from platoon_base.system.orphan import OrphanPolicy, end_with
+end_with(int(sys.argv.pop(1)), OrphanPolicy(0.0, 0.0, signal.SIGTERM, 20.0))
 atexit.register(shutil.rmtree, sys.argv.pop(1), ignore_errors=True)
 from platoon_base.cli import main
 main()

@@ -516,7 +516,7 @@ def test_batches_go_to_and_come_from_processes_of_one_user_alone(tmp_path):
         done = subprocess.run(
             [sys.executable, CALL_AS_NOBODY, address], capture_output=True, text=True, timeout=60, check=False
         )
-        assert done.stdout.strip() == "refused a connection of user 0: batches are shared within one user alone", done
+        assert done.stdout.strip() == "refused a connection of user 0: batches are shared within one user only", done
         for _ in range(2):
             caller, _ = listener.accept()
             with pytest.raises(ProtocolError, match="refused a connection of user 65534"):

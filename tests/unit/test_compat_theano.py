@@ -211,7 +211,7 @@ def test_a_directory_that_vanishes_during_the_listing_does_no_harm(folder):
 
 
 def test_importing_the_base_leaves_theano_alone(folder):
-    text = script_path("compat_theano_importing_the_base_leaves_theano_alone")
+    text = script_path("compat_theano_importing_the_base_leaves_theano_alone").read_text()
     assert finish(start(text, folder)) == "good"
 
 

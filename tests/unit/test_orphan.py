@@ -12,9 +12,9 @@ pytestmark = pytest.mark.base
 
 HEAD = """
 import os, signal, sys, time
-from platoon_base.system.orphan import Patience, end_with, end_without, found_out, is_watched
+from platoon_base.system.orphan import OrphanPolicy, end_with, end_without, found_out, is_watched
 
-patience = Patience(notice_s=0.2, own_end_s=60, first=signal.SIGINT, grace_s=0.2)
+patience = OrphanPolicy(notice_s=0.2, own_end_s=60, first=signal.SIGINT, grace_s=0.2)
 
 def begin():
     end_with(int(sys.argv[1]), patience)
