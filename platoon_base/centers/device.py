@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.device_directory import NO_OWNER, DeviceDirectory, DirectoryLayout, Entry
+from platoon_base.centers.device_directory import DeviceDirectory, DirectoryLayout
 from platoon_base.centers.device_forms import operations
+from platoon_base.centers.device_partitions import Partitions
 from platoon_base.centers.device_source import kernel_source, kernel_types
 from platoon_base.centers.device_tiles import Tiling, split_element_code, tile_table
-from platoon_base.devices.cuda import DeviceMemory, HostMemory
+from platoon_base.devices.cuda import HostMemory
 from platoon_base.devices.runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
-from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
+from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, form_of, local_sources
 from platoon_base.shm.segments import Name, Segment
@@ -32,9 +33,6 @@ DeviceArray = Any  # a pygpu GpuArray, or a CudaArray: what the runtime takes
 
 MIRROR_EVERY_S = 5.0
 LOCK_NS = 500_000_000  # after which the lock of a tile counts as lost with its holder; it is held for microseconds
-_POLL_INTERVAL_S = 0.25  # how often to look whether the owners of partitions live
-_PATIENCE_S = 20.0  # for a worker that has not made its partition: then another does
-_PAUSE_S = 0.002
 _THREADS, _BLOCKS_EACH = 256, 8
 _NOTHING_REFUSED = np.array([np.iinfo(np.uint64).max], np.uint64)
 
@@ -78,15 +76,11 @@ class DeviceCenter:
         self._runtime = runtime
         self._layout = layout
         self._rank = rank
-        self._gone = gone
-        self._incarnation = incarnation
         self._mirror_every_s = mirror_every_s
         self._tiling = directory.tiling
         self._driver = runtime.driver
         self._memory = HostMemory(self._driver, directory.address, directory.size_bytes)
-        self._partitions: dict[int, tuple[int, DeviceMemory]] = {}  # partition -> generation and memory
-        self._own: set[int] = set()
-        self._version = -1
+        self._partitions = Partitions(directory, self._driver, rank, gone, incarnation, self.finish)
         self._form: Any = form_of(rule)
         self._operations = operations(rule)
         self._kernels: dict[tuple[str, Any, int], Kernel] = {}
@@ -95,14 +89,15 @@ class DeviceCenter:
         self._states = runtime.zeros(max(states_bytes, 1), "uint8")
         self._refused = runtime.buffer(_NOTHING_REFUSED)
         self._launches: list[_Launch] = []
-        self._next_poll_at = self._next_mirror = 0.0
+        self._planned = 0  # version of the partitions that the launches were planned for
+        self._next_mirror = 0.0
         self._mirror: tuple[int, list[int]] = 0, []  # number of the latest mirror, and the partitions on their way
 
     def sync(
         self, rule: Rule, arrays: Sequence[DeviceArray], locked: bool, timeout_s: float
     ) -> NonFiniteElement | None:
         """See `Center.sync`."""
-        self._open_partitions(timeout_s)
+        self._partitions.open_all(timeout_s)
         refused = self._take_refused()
         atomic = f"{rule.kernel}_atomic"
         kernel = atomic if not locked and atomic in self._operations else str(rule.kernel)
@@ -115,7 +110,7 @@ class DeviceCenter:
     def read(self, out: Sequence[DeviceArray], locked: bool, timeout_s: float, begin: bool = False) -> None:
         """See `Center.read`."""
         if self._directory.complete:
-            self._open_partitions(timeout_s)
+            self._partitions.open_all(timeout_s)
             self._launch("take_over" if begin else "pull", out)
             return
         self._directory.read_buffer(0, out)  # nobody has synchronized yet
@@ -124,7 +119,7 @@ class DeviceCenter:
 
     def write(self, values: Sequence[DeviceArray], locked: bool, timeout_s: float) -> None:
         """See `Center.write`."""
-        self._open_partitions(timeout_s)
+        self._partitions.open_all(timeout_s)
         self._launch("overwrite", values)
 
     def fill(self, values: Sequence[DeviceArray], states: Sequence[Sequence[np.ndarray[Any, Any]]]) -> None:
@@ -143,17 +138,17 @@ class DeviceCenter:
     def make_partition(self) -> None:
         """Make this worker's partition out of the mirror, unless somebody has it, or this worker has none."""
         if self._rank < self._directory.workers:
-            self._adopt(self._rank, 0)
+            self._partitions.adopt(self._rank, 0)
 
     def mirror(self) -> None:
         """Begin to copy this worker's partitions to the host's memory, beside all other work."""
         if self._memory.copying:
             return
         self._next_mirror = time.monotonic() + self._mirror_every_s
-        self._mirror = self._directory.wanted, list(self._own)
-        for partition in self._own:
+        self._mirror = self._directory.wanted, list(self._partitions.own)
+        for partition in self._partitions.own:
             start, size = self._directory.mirror_of(partition)
-            source = self._partitions[partition][1].address + self._tiling.values_start[partition]
+            source = self._partitions.addresses[partition] + self._tiling.values_start[partition]
             self._memory.start_copy(source, start, size)
 
     def _publish_mirror_stamps(self) -> None:
@@ -173,7 +168,7 @@ class DeviceCenter:
         self._memory.finish_copies()
         self.mirror()
         self._memory.finish_copies()
-        for partition in self._own:
+        for partition in self._partitions.own:
             self._directory.mirrored(partition)
         self._next_mirror = 0.0  # should somebody synchronize all the same
 
@@ -184,104 +179,15 @@ class DeviceCenter:
         self.finish()
         self.settle()
         self._memory.close()
-        for partition, (_, memory) in self._partitions.items():
-            if partition not in self._own:
-                memory.close()
-            elif over:
-                memory.reuse()
-        self._launches, self._partitions = [], {}
-        self._directory.close()
-
-    # The partitions.
-
-    def _open_partitions(self, timeout_s: float) -> None:
-        """Open the partitions that others have made, and make those that are missing or were lost with their owners."""
-        now = time.monotonic()
-        if self._version == self._directory.version and now < self._next_poll_at:
-            return
-        self._next_poll_at = now + _POLL_INTERVAL_S
-        deadline, patience = now + timeout_s, now + _PATIENCE_S
-        while True:
-            self._version = self._directory.version
-            missing = [p for p in range(len(self._tiling.partition_bytes)) if not self._have(p, patience)]
-            if not missing:
-                return
-            if time.monotonic() > deadline:
-                raise CollectiveTimeoutError(
-                    f"waited {timeout_s:g} s for the parts of the center that ranks {missing} make: do they share "
-                    "parameters too? Look into their logs, or give a longer timeout_s"
-                )
-            time.sleep(_PAUSE_S)
-
-    def _have(self, partition: int, patience: float) -> bool:
-        entry = self._directory.entry(partition)
-        known = self._partitions.get(partition)
-        if entry.generation and self._owned(partition, entry):
-            if known is None or known[0] != entry.generation:
-                self._open(partition, entry.generation, entry.handle)
-            return True
-        never_made = not entry.generation
-        if never_made and not self._gone(partition) and time.monotonic() < patience:
-            return False
-        return self._adopt(partition, entry.generation)
-
-    def _owned(self, partition: int, entry: Entry) -> bool:
-        """Return whether the owner of a partition lives; an earlier process of its rank took its partitions with it."""
-        if entry.owner == self._rank:
-            return partition in self._own
-        return (
-            entry.owner != NO_OWNER
-            and not self._gone(entry.owner)
-            and self._incarnation(entry.owner) == entry.incarnation
-        )
-
-    def _open(self, partition: int, generation: int, handle: bytes) -> None:
-        known = self._partitions.pop(partition, None)
-        if known is not None:
-            self.finish()
-            self._close_borrowed(partition, known[1])
-        size = self._tiling.partition_bytes[partition]
-        self._partitions[partition] = generation, DeviceMemory.open(self._driver, handle, size)
+        self._partitions.close(over)
         self._launches = []
-
-    def _close_borrowed(self, partition: int, memory: DeviceMemory) -> None:
-        """Close memory of another process; own memory stays, where another worker took this one for gone."""
-        if partition in self._own:
-            self._own.discard(partition)
-        else:
-            memory.close()
-
-    def _adopt(self, partition: int, generation: int) -> bool:
-        """Make a partition anew, from its dead owner's memory if that is open here still, or else from the mirror."""
-        try:
-            if not self._directory.try_lock(partition):
-                return False
-            if self._directory.entry(partition).generation != generation:
-                return False  # another worker was quicker
-            memory = DeviceMemory.allocate(self._driver, self._tiling.partition_bytes[partition])
-            start = self._tiling.values_start[partition]
-            known = self._partitions.get(partition)
-            if known is not None:
-                self.finish()
-            if known is not None and known[0] == generation:
-                memory.copy(known[1], start)
-            else:  # the partition may have had another owner since it was opened here
-                memory.write(start, self._directory.mirror(partition))
-            if known is not None:
-                self._close_borrowed(partition, known[1])
-            self._directory.publish(partition, self._rank, memory.handle, self._incarnation(self._rank))
-            self._partitions[partition] = generation + 1, memory
-            self._own.add(partition)
-            self._launches = []
-        finally:  # also if Ctrl-C comes before it is known whether the lock was free
-            self._directory.unlock(partition)
-        return True
+        self._directory.close()
 
     # The kernels.
 
     def _launch(self, kernel: str, arrays: Sequence[DeviceArray], scalars: Sequence[float] = ()) -> None:
-        if not self._launches:
-            self._launches = self._plan()
+        if not self._launches or self._planned != self._partitions.version:
+            self._launches, self._planned = self._plan(), self._partitions.version
         for launch in self._launches:
             taken = [arrays[p] for p in launch.parameters]
             compiled = self._kernel(kernel, launch)
@@ -338,9 +244,8 @@ class DeviceCenter:
         return [self._plan_one(np.dtype(dtype), parameters) for dtype, parameters in chunks]
 
     def _plan_one(self, dtype: Any, parameters: list[int]) -> _Launch:
-        partition_at = {number: memory.address for number, (_, memory) in self._partitions.items()}
         states_at = [self._states.address + self._tiling.state_bytes * i for i in range(len(self._sources))]
-        rows = tile_table(self._tiling, parameters, partition_at, states_at)
+        rows = tile_table(self._tiling, parameters, self._partitions.addresses, states_at)
         first = len(rows) * (self._rank % max(self._directory.workers, 1)) // max(self._directory.workers, 1)
         table = self._runtime.zeros(len(parameters), "uint64")
         return _Launch(parameters, dtype, self._runtime.buffer(rows), len(rows), first, table)
