@@ -42,6 +42,7 @@ class Place:
     def __init__(self, rank, size, seed):
         self.global_rank, self.global_size, self.seed = rank, size, seed
         self.is_leader = rank == 0
+        self.advanced = self
 
     def require_same(self, name, fingerprint, remedy):
         """What that does is tested with real workers, in test_keras_same_data.py."""
@@ -613,7 +614,7 @@ def test_statistics_are_averaged_over_the_workers_that_have_sent_theirs():
     values = [np.zeros(2, "float32")]
     variable = SimpleNamespace(get_value=lambda borrow: values[-1], set_value=values.append)
     summed = SimpleNamespace(arrays=[np.array([2.0, 6.0])], ranks=[0, 2])
-    worker = SimpleNamespace(global_size=3, sum_arrays=lambda name, arrays: summed)
+    worker = SimpleNamespace(global_size=3, advanced=SimpleNamespace(sum_arrays=lambda name, arrays: summed))
     statistics = Statistics(worker, SimpleNamespace(statistics=lambda model: [variable]), None)
     statistics.average("epoch 1", np.ones(1))
     np.testing.assert_array_equal(values[-1], [1, 3])

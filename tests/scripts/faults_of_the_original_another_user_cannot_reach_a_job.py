@@ -1,7 +1,7 @@
 import os
 import sys
 from platoon_base.errors import PlatoonError
-from platoon_base.job import join
+from platoon_base.job import attaching, join  # noqa: F401, loads what join needs
 
 os.setgid(65534), os.setuid(65534)  # from here on this process may not even read the package
 folder, words = sys.argv[1:]

@@ -19,7 +19,7 @@ def once_met(ranks):
 
 rule = ASGD()
 ranks = start_training(
-    worker, "fit 1", "fit", values=[*values, weight], purpose="ASGD", rule=rule, parameters=[weight], once_met=once_met
+    worker, "fit 1", "fit", values=[*values, weight], settings="ASGD", rule=rule, parameters=[weight], once_met=once_met
 )
 assert ranks == [0, 1, 2]
 assert order == [[[0, 1, 2], False, True]]
