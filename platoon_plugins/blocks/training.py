@@ -111,6 +111,7 @@ class Training:
         self._evaluated: list[Any] = []
         self._owners: dict[str, set[int]] = {}  # of each monitoring, the workers whose own batches it was about
         self._warned = False
+        self._led = worker.is_leader  # at the latest meeting: the leader may change at any time between two
         self._longest = settings.period or 0
 
     @property
@@ -315,9 +316,9 @@ class Training:
 
     def meet(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
         """Wait until the main loops of all workers have come to a point; see `SyncPoints.attend`."""
-        led = self.leads
         meeting = self._sync_points.attend(point, vote)
-        if self.leads and not led:
+        led, self._led = self._led, self.leads
+        if self._led and not led:
             self.keeps_evaluated = True
             log.warning(
                 "rank %d prints and saves from now on, as all ranks before it are gone", self.worker.global_rank
