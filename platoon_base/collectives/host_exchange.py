@@ -41,7 +41,13 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
-KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
+KINDS = (
+    "all_reduce",
+    "broadcast",
+    "all_gather",
+    "reduce_scatter",
+    "barrier",
+)  # in the order of _collectives.c and hosts_exchange.py
 ENDED, AGAIN, BROKEN, MISMATCH = range(4)
 # The counters of a rank: calls it came to, steps it has put, combined and done with. LEFT is 1 after `close`.
 ARRIVED, PUT, COMBINED, DONE, LEFT = range(5)

@@ -61,7 +61,7 @@ class Rows(msgspec.Struct, frozen=True):
         By the sender's monotonic clock.
     ranks : list of int
     rows : bytes
-        An array of `platoon_base.shm.job_state.MIRRORED` for these ranks.
+        An array of `platoon_base.shm.mirrored_rows.MIRRORED` for these ranks.
     held : bytes
         One byte per rank, 1 if its worker holds its lock.
     """

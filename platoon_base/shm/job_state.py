@@ -68,7 +68,7 @@ ROW = np.dtype(
         ("led", "i8"),
         ("limit", "S48"),
         ("waiting_in", "S128"),
-        ("ending", "S512"),
+        ("ending", "S512"),  # the last field: other hosts see what lies before it
     ],
     align=True,
 )
@@ -131,7 +131,7 @@ class Progress(NamedTuple):
     bound: int = 0
     waits: int = 0
     waited_at: float = 0.0
-    limit: str = ""
+    limit: str = ""  # the last field: `progress` reads it as text
 
     @property
     def exchanges(self) -> int:
