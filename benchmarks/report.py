@@ -65,7 +65,7 @@ def gpus() -> dict:
         found = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False).stdout.splitlines()
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    rows = [line.split(", ") for line in found]
+    rows = [line.split(", ") for line in found if line.count(", ") == 1]  # else an error of the driver
     return {"gpus": [name for name, _ in rows], "driver": rows[0][1]} if rows else {}
 
 

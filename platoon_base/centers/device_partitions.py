@@ -16,6 +16,10 @@ _PATIENCE_S = 20.0  # for a worker that has not made its partition: then another
 _PAUSE_S = 0.002
 
 
+def _nothing() -> None:
+    """Do nothing."""
+
+
 class Partitions:
     """Opens the partitions that others have made, and makes those that are missing or were lost with their owners.
 
@@ -173,3 +177,4 @@ class Partitions:
             elif over:
                 memory.reuse()
         self._open = {}
+        self._finish = _nothing  # no circle: the center frees its memory with its last reference

@@ -136,5 +136,8 @@ def registered() -> Registrations:
     for name, why in broken.items():
         log.warning("the entry point %r in the group %s is left out: %s", name, GROUP, why)
     if not found:
-        log.warning("no framework is registered: install platoon-plugins again, by pip install")
+        log.warning(
+            "no framework is registered, so that none is kept to the GPU of its worker, or repaired: install "
+            "platoon-plugins again, by pip install"
+        )
     return Registrations(frameworks, tuple(packages), broken)

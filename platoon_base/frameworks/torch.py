@@ -17,7 +17,7 @@ def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
     from platoon_base.frameworks.checks import importable, installed
 
     where = "in an environment without Theano: " if installed("theano", "").works else ""
-    yield importable("PyTorch", "torch", f"{where}pip install torch")
+    yield importable("PyTorch", "torch", f"{where}pip install torch, if a script uses it")
 
 
 def _keep(torch: Any, gpu: Any) -> None:

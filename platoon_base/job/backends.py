@@ -171,8 +171,14 @@ class JobCollectives(CollectiveFactory):
         from platoon_base.collectives.gpu_arrays import NcclArrays
         from platoon_base.devices.pygpu_runtime import pygpu_runtime
 
-        runtime = pygpu_runtime(context)
-        group = self.nccl(runtime.driver.ordinal(), timeout_s)
+        try:
+            runtime = pygpu_runtime(context)
+            ordinal = runtime.driver.ordinal()
+        except BackendUnavailableError as exc:  # the other ranks have to learn of it
+            log.warning("%s: all-reduces pass through the host", exc)
+            self.nccl(None, timeout_s)
+            return StagedCollective(host())
+        group = self.nccl(ordinal, timeout_s)
         return StagedCollective(host()) if group is None else NcclArrays(group, runtime, context)
 
     def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:

@@ -252,7 +252,7 @@ def test_clocks_an_hour_apart(job):
     shifted = job.laboratory.folder / "shifted" / "sitecustomize.py"
     shifted.parent.mkdir()
     shifted.write_text("import time\nreal = time.time\ntime.time = lambda: real() + 3600\n")
-    variables = {"PYTHONPATH": f"{shifted.parent}{os.pathsep}{ROOT}"}
+    variables = {"PYTHONPATH": os.pathsep.join(map(str, [shifted.parent, ROOT, ROOT / "tests" / "helpers"]))}
     job.launchers = [job.launch(0), job.launch(1, environment=variables)]
     assert job.wait() == [0, 0], job.text()
     assert [job.said(rank)[-1] for rank in (0, 1)] == [["together", 2]] * 2

@@ -62,8 +62,7 @@ def test_an_exchange_over_a_slow_link_holds_no_worker_up(make_laboratory, start_
     """10 MB at 100 Mbit/s, 20 ms there and back: an exchange takes 0.9 s at least."""
     there = make_laboratory(2, delay_ms=5)
     there.limit("100mbit")
-    code = SHARES.replace("np.full(1000, 7.0", "np.full(2_500_000, 7.0")
-    job = start_job(code, workers=(2, 2), in_laboratory=there, args=[there.folder])
+    job = start_job(SHARES, workers=(2, 2), in_laboratory=there, args=[there.folder, 2_500_000])
     # Alone, the first host's center would go to 0.5 and the second one's to 2.5.
     until(lambda: all(1.0 < x < 2.0 for x, _ in values(job)), lambda: values(job), 60)
     assert max(worst for _, worst in values(job)) < 0.5
@@ -109,7 +108,7 @@ def test_commands_for_running_jobs_on_any_host(make_laboratory, start_job):
     job = start_sharing(start_job, make_laboratory)
     for host in job.laboratory.hosts:
         listed = host.run(*launch_words()[:3], "jobs")
-        assert "script.py" in listed, listed
+        assert SHARES.name in listed, listed
     top = job.laboratory.hosts[0].run(*launch_words()[:3], "top", "--once")
     assert "training" in top
     assert all(f"{host.name}:cpu" in top for host in job.laboratory.hosts), top

@@ -8,7 +8,7 @@ from hosts_preamble import rank, say, worker
 
 from platoon_base.rules import EASGD
 
-x = np.full(1000, 7.0, "float32")
+x = np.full(int(sys.argv[2]) if len(sys.argv) > 2 else 1000, 7.0, "float32")
 worker.init_shared_params([x], EASGD())
 say("shares")
 target, last = float(rank), time.monotonic()
