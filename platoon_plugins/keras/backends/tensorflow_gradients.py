@@ -41,7 +41,7 @@ class TensorFlowAverage(CompiledAverage):
         self._slices: tuple[int, ...] = ()  # which gradients are lists of rows, in the latest step
         self._mine_of: dict[int, tuple[Array, Array]] = {}
         self._gathered: dict[int, tuple[Array, Array]] = {}
-        self._buffers: dict[str, Array] = {}
+        self._row_buffers: dict[str, Array] = {}
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
         """See `CompiledAverage.average_in_program`; they leave the graph by a NumPy function."""
@@ -137,9 +137,9 @@ class TensorFlowAverage(CompiledAverage):
 
     def _memory(self, name: str, size: int) -> Array:
         """Return bytes in memory that is kept: fresh memory costs more than the copy."""
-        if name not in self._buffers or len(self._buffers[name]) < size:
-            self._buffers[name] = np.empty(size, np.uint8)
-        return self._buffers[name][:size]
+        if name not in self._row_buffers or len(self._row_buffers[name]) < size:
+            self._row_buffers[name] = np.empty(size, np.uint8)
+        return self._row_buffers[name][:size]
 
 
 class _Place:
