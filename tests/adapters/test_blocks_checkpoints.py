@@ -22,8 +22,9 @@ def test_what_is_saved_is_what_was_validated_last(run_blocks):
     run_blocks(script_path("blocks_checkpoints_what_is_saved_is_what_was_validated_last")).require_success()
 
 
-def test_when_the_first_worker_dies_the_next_one_prints_and_saves(run_blocks):
-    outcome = run_blocks(script_path("blocks_checkpoints_when_the_first_worker_dies_the_next"))
+@pytest.mark.parametrize("learns", [[], ["learns of it between two meetings"]], ids=["in a meeting", "between"])
+def test_when_the_first_worker_dies_the_next_one_prints_and_saves(run_blocks, learns):
+    outcome = run_blocks(script_path("blocks_checkpoints_when_the_first_worker_dies_the_next"), args=learns)
     assert [e.status for e in sorted(outcome.result.exits)] == [137, 0], outcome.logs
     assert "rank 1 prints and saves from now on" in outcome.logs[1]
     assert "TRAINING HAS BEEN FINISHED" in outcome.logs[1]

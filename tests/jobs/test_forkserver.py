@@ -147,7 +147,7 @@ def test_nothing_that_made_the_fork_server_end_early_is_left_in_a_worker(run_for
 
 def test_forked_workers_train_together(run_forked):
     outcome = run_forked(
-        script_path("forkserver_forked_workers_train_together"),
+        script_path("job_every_update_reaches"),
         workers=3,
         preload=("numpy", "platoon_base"),
     )

@@ -32,7 +32,7 @@ def test_a_worker_with_easgd_follows_the_equations_step_by_step(run_job, tmp_pat
 
 def test_every_update_of_four_workers_reaches_the_center(run_job):
     outcome = run_job(
-        script_path("job_every_update_of_four_workers_reaches"),
+        script_path("job_every_update_reaches"),
         workers=4,
     ).require_success()
     assert len(outcome.reported) == 4

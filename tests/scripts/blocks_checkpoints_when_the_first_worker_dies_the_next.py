@@ -1,16 +1,20 @@
 import numpy as np
 import os
+import sys
 
 from blocks_preamble import Checkpoint, DistributedMonitoring, EASGD, FinishAfter, Look, ParameterSync, Printing, Scale
-from blocks_preamble import loop, network, rank, shard_stream, stream, tmp
+from blocks_preamble import loop, network, rank, shard_stream, stream, tmp, worker
 
 import signal
 from blocks.serialization import load_parameters
+from watching import until
 
 
 def die(main_loop):
     if rank == 0 and main_loop.status["epochs_done"] == 1:
         os.kill(os.getpid(), signal.SIGKILL)
+    if sys.argv[2:] == ["learns of it between two meetings"] and main_loop.status["epochs_done"] == 1:
+        until(lambda: worker.is_leader)
 
 
 cost, _ = network()
