@@ -1,6 +1,6 @@
 """What combining the steps of N workers is worth by equations alone: many settings and seeds at once, in one process.
 
-    python benchmarks/learning_simulation.py [--workers 2 4 8] [--seeds 1 2 3 4 5] [--passes 20] [--easgd] [--slow]
+    python benchmarks/learning_simulation.py [--workers 2 4 8] [--seeds 1 2 3 4 5] [--passes 20] [--table easgd|scaled] [--slow]
         [--quick]
 
 It needs torch, Fashion-MNIST (`make data`) and for the whole table a GPU; on a CPU take --quick. Nothing of this
@@ -25,6 +25,7 @@ import json
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import report
@@ -37,10 +38,12 @@ if find_spec("torch") is None:
     raise SystemExit(0)
 
 import torch
-from scripts.simulated_methods import COUNTS, METHODS, Setting, easgd_settings, settings
+from scripts.simulated_methods import COUNTS, METHODS, TABLES, Setting
 from scripts.simulated_networks import NETWORKS, Gradients, Simulated
 
 Tensors = tuple[torch.Tensor, ...]
+AVERAGED = ", averaged"
+K = 16  # the average of the center reaches back over the last 1/(k + 1) of the steps
 
 
 class Models:
@@ -63,7 +66,9 @@ class Models:
         every = [row for row in rows for _ in seeds]
         self.c = torch.stack([network.initial(seed) for seed in seeds]).repeat(len(rows), 1).to(device)
         self.x = self.c[:, None].repeat(1, n, 1)
-        self.g1, self.g2 = torch.zeros_like(self.x), torch.zeros_like(self.x)
+        self.moments = [torch.zeros_like(self.x) for _ in range(2 if network.optimizer == "adam" else 1)]
+        self.shared_moments = [torch.zeros_like(self.c) for _ in self.moments]
+        self.average, self.averaged = self.c.clone(), torch.zeros(len(every), 1, device=device)
         self.rate = torch.tensor([rate * row.rate for row in every], device=device)[:, None, None]
         self.p = {name: torch.tensor([[row.values[name]] for row in every], device=device) for name in rows[0].values}
         self.center = {name: _zeros(self.c, name) for name in self.method.center}
@@ -88,19 +93,34 @@ class Models:
         if self.network.clip:
             g = g * (self.network.clip / g.norm(dim=2, keepdim=True)).clamp(max=1)
         self.ticks, self.steps = self.ticks + 1, self.steps + moves
-        self._adam(g, moves)
+        (self._adam if self.network.optimizer == "adam" else self._momentum)(g, moves)
         if averaging:
             self.c = self.x.mean(1)
+            self._add_to_average(slice(None), 1)
         else:
             self._arrivals(moves)
+
+    def _momentum(self, g: torch.Tensor, moves: np.ndarray) -> None:
+        """v := 0.9 v - rate g; x := x + v."""
+        weight = torch.as_tensor(moves, device=g.device).float()[:, None]
+        (v,) = self.moments
+        v += weight * (-0.1 * v - self.rate * g)
+        self.x += weight * v
+
+    def _add_to_average(self, models: Any, steps: Any) -> None:
+        """t := t + dt; average := average + w (c - average) with w = min(1, (k + 1) dt / (t + k)) (1212.1824)."""
+        self.averaged[models] += steps
+        weight = ((K + 1) * steps / (self.averaged[models] + K)).clamp(max=1)
+        self.average[models] += weight * (self.c[models] - self.average[models])
 
     def _adam(self, g: torch.Tensor, moves: np.ndarray) -> None:
         """g1 := 0.9 g1 + 0.1 g; g2 := 0.999 g2 + 0.001 g^2; x := x - rate g1' / (sqrt(g2') + 1e-7) (1412.6980)."""
         weight, t = (torch.as_tensor(each, device=g.device).float()[:, None] for each in (moves, self.steps))
-        self.g1.lerp_(g, 0.1 * weight)
-        self.g2.lerp_(g * g, 0.001 * weight)
+        g1, g2 = self.moments
+        g1.lerp_(g, 0.1 * weight)
+        g2.lerp_(g * g, 0.001 * weight)
         t = t.clamp(min=1)
-        self.x -= weight * self.rate * (self.g1 / (1 - 0.9**t)) / ((self.g2 / (1 - 0.999**t)).sqrt() + 1e-7)
+        self.x -= weight * self.rate * (g1 / (1 - 0.9**t)) / ((g2 / (1 - 0.999**t)).sqrt() + 1e-7)
 
     def _arrivals(self, moves: np.ndarray) -> None:
         due = moves & (((self.steps + self.phase) % self.period == 0) | (self.steps <= self.first.start))
@@ -124,6 +144,18 @@ class Models:
         for state, place in ((self.center, models), (self.own, (models, who))):
             for name, value in state.items():
                 value[place] = getattr(at, name)
+        steps = torch.as_tensor(self.period, device=self.x.device)[models].float()
+        self._add_to_average(models, steps if self.method.waits else steps / self.first.workers)
+        for own, shared in zip(self.moments, self.shared_moments):
+            if self.first.moments == "mean":
+                own[models, who] = own[models, who].mean(1, keepdim=True).expand_as(own[models, who])
+            elif self.first.moments == "pull":
+                e = 0.9 / self.first.workers * (own[models, who] - shared[models])
+                own[models, who] -= e
+                shared[models] += e
+            elif self.first.moments == "adopt":
+                shared[models] += (own[models, who] - shared[models]) / self.first.workers
+                own[models, who] = shared[models]
 
 
 def _zeros(like: torch.Tensor, name: str) -> torch.Tensor:
@@ -132,8 +164,10 @@ def _zeros(like: torch.Tensor, name: str) -> torch.Tensor:
 
 def simulate(
     network: Simulated, rows: list[Setting], seeds: list[int], rate: float, passes: float, data: Tensors
-) -> list[list[list]]:
-    """Return the validations of each setting and seed: (steps of a fast worker, 0.0, what is validated).
+) -> list[tuple[list[list], list[list]]]:
+    """Return the validations of each setting, of its centers and of their averages, a curve for each seed.
+
+    A point is (steps of a fast worker, 0.0, what is validated).
 
     Parameters
     ----------
@@ -147,6 +181,7 @@ def simulate(
     models, per_pass = Models(rows, seeds, rate, str(x.device), network), len(x) // n // size
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     curves: list[list] = [[] for _ in range(count)]
+    averaged: list[list] = [[] for _ in range(count)]
     for t in range(round(per_pass * passes)):
         if t % per_pass == 0:
             orders = torch.stack([torch.rand(n, len(x) // n, generator=each).argsort(1) for each in generators])
@@ -156,7 +191,11 @@ def simulate(
         if (t + 1) % max(1, per_pass // 4) == 0:
             for curve, value in zip(curves, network.validate(models.c, x_valid, y_valid)):
                 curve.append((t + 1, 0.0, value))
-    return [curves[i : i + len(seeds)] for i in range(0, count, len(seeds))]
+            for curve, value in zip(averaged, network.validate(models.average, x_valid, y_valid)):
+                curve.append((t + 1, 0.0, value))
+    return [
+        (curves[i : i + len(seeds)], averaged[i : i + len(seeds)]) for i in range(0, count, len(seeds))
+    ]
 
 
 def runs_of(task: Task, row: Setting, rate: float, curves: list[list]) -> list[dict]:
@@ -190,7 +229,7 @@ def grouped(rows: list[Setting]) -> list[list[Setting]]:
     """Return the settings that `Models` can train together."""
     groups: dict[tuple, list[Setting]] = {}
     for row in rows:
-        groups.setdefault((row.method, row.workers, row.start, row.random, row.slow), []).append(row)
+        groups.setdefault((row.method, row.workers, row.start, row.random, row.slow, row.moments), []).append(row)
     return list(groups.values())
 
 
@@ -204,24 +243,32 @@ def main(options: argparse.Namespace) -> int:
         return 1
     torch.set_float32_matmul_precision("high")
     study = (options.seeds, 1.0, options.passes or task.epochs, data)
-    rates = [Setting(PLAIN, 1, {}, rate=rate) for rate in ([0.002] if options.quick else network.rates)]
-    alone = [runs_of(task, row, row.rate, curves) for row, curves in zip(rates, simulate(network, rates, *study))]
+    rates = [Setting(PLAIN, 1, {}, rate=rate) for rate in options.rates or network.rates]
+    found = simulate(network, rates, *study)
+    alone, averaged = ([runs_of(task, row, row.rate, curves[i]) for row, curves in zip(rates, found)] for i in (0, 1))
     every = [run for runs in alone for run in runs]
     best = best_rate(every, task.targets, task.lower)
     plain = next(runs for row, runs in zip(rates, alone) if row.rate == best)
     print(f"plain training does best with the learning rate {best:g}", flush=True)
-    found = [row for n in options.workers for row in (easgd_settings if options.easgd else settings)(n)]
+    found = [row for n in options.workers for row in TABLES[options.table](n)]
     rows = [row for row in found if not options.methods or row.method in options.methods]
     if options.slow:
         rows += [row._replace(slow=True) for row in rows if not METHODS[row.method].waits and not row.slow]
-    lines = [line(task, row._replace(rate=1), runs, plain) for row, runs in zip(rates, alone)]
-    for cells, row in zip(lines, rates):
-        cells[2] = f"rate {row.rate:g}"
+    lines = []
+    for row, *both in zip(rates, alone, averaged):
+        for runs, word in zip(both, ("", AVERAGED)):
+            lines.append(line(task, row._replace(rate=1), runs, plain))
+            lines[-1][2] = f"rate {row.rate:g}{word}"
+            print("; ".join(lines[-1]), flush=True)
+    every += [{**run, "settings": AVERAGED} for runs in averaged for run in runs]
     for group in grouped(rows):
         for row, curves in zip(group, simulate(network, group, options.seeds, best, *study[2:])):
-            every += (runs := runs_of(task, row, best * row.rate, curves))
-            lines.append(line(task, row, runs, plain))
-            print("; ".join(lines[-1]), flush=True)
+            for each, word in zip(curves, ("", AVERAGED)):
+                runs = runs_of(task, row, best * row.rate, each)
+                every += [{**run, "settings": run["settings"] + word} for run in runs]
+                lines.append(line(task, row, runs, plain))
+                lines[-1][2] += word
+                print("; ".join(lines[-1]), flush=True)
         if options.out:
             options.out.write_text(json.dumps({"task": options.task, "best_rate": best, "runs": every}))
     title = f"{options.task}: {len(options.seeds)} seeds, {study[2]:g} passes, Adam {best:g}, on {device}"
@@ -238,14 +285,15 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5], help="medians are over them  [1 to 5]")
     parser.add_argument("--task", choices=NETWORKS, default="fashion-mnist", help="  [fashion-mnist]")
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="only these  [all]")
+    parser.add_argument("--rates", nargs="+", type=float, help="of plain training, to be tried  [the task's]")
     parser.add_argument("--passes", type=float, help="over the data, all workers together  [the task's]")
-    parser.add_argument("--easgd", action="store_true", help="EASGD's periods, strengths and learning rates instead")
+    parser.add_argument("--table", choices=TABLES, default="rules", help="which settings  [rules]")
     parser.add_argument("--slow", action="store_true", help="also with a slow worker wherever nobody waits")
     parser.add_argument("--quick", action="store_true", help="2 workers, 1 seed, 1 pass, one learning rate: minutes")
     parser.add_argument("--out", type=Path, help="a file for all curves, JSON")
     options = parser.parse_args(words)
     if options.quick:
-        options.workers, options.seeds, options.passes = [2], [1], 1.0
+        options.workers, options.seeds, options.passes, options.rates = [2], [1], 1.0, [0.002]
     return options
 
 

@@ -62,6 +62,24 @@ class Recurrent(NamedTuple):
     classes: int
 
 
+class Transformer(NamedTuple):
+    """Embeddings of characters and positions, blocks of causal attention, softmax at each position.
+
+    Attributes
+    ----------
+    width, blocks : int
+    length : int
+        Characters in a sequence.
+    classes : int
+        Different characters.
+    """
+
+    width: int
+    blocks: int
+    length: int
+    classes: int
+
+
 class Task(NamedTuple):
     """Real data, the network that learns them, and the targets, which were set before any method was measured.
 
@@ -70,7 +88,7 @@ class Task(NamedTuple):
     data : callable() -> ((x, y), (x, y))
         Rows to train on and rows to validate on: float32, with labels as one-hot rows; or characters as numbers, with
         the characters that follow.
-    network : Network or Recurrent
+    network : Network, Recurrent or Transformer
     batch_size : int
         Rows of a mini-batch of each worker.
     epochs : int
@@ -90,7 +108,7 @@ class Task(NamedTuple):
     """
 
     data: Callable[[], tuple[Rows, Rows]]
-    network: Network | Recurrent
+    network: Network | Recurrent | Transformer
     batch_size: int
     epochs: int
     rates: tuple[float, ...]
@@ -219,4 +237,11 @@ TASKS = {
 }
 TASKS["stdlib-lstm-long"] = TASKS["stdlib-lstm"]._replace(
     data=whole_stdlib, epochs=2, targets=(2.6, 2.5, 2.4), validations=8
+)
+TASKS["fashion-mnist-sgd"] = TASKS["fashion-mnist"]._replace(rates=(0.02, 0.05, 0.1, 0.2), frameworks=())
+TASKS["stdlib-transformer"] = TASKS["stdlib-lstm-long"]._replace(
+    network=Transformer(width=64, blocks=2, length=50, classes=97),
+    rates=(0.001, 0.002, 0.004, 0.008),
+    targets=(2.6, 2.4, 2.3),
+    frameworks=(),
 )

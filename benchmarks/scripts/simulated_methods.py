@@ -148,6 +148,10 @@ class Setting(NamedTuple):
         First steps in which workers that wait average their gradients, and others synchronize after each.
     random, slow : bool
         Arrivals at random phases; worker 0 at half the speed.
+    moments : {"own", "mean", "pull", "adopt"}
+        What happens with the optimizers' moments M_i at an exchange: nothing; M_i := their mean (workers that wait:
+        DES-LOC, 2505.22549); M_i := M_i - e and M := M + e with e = alpha (M_i - M), as EASGD's springs; or
+        M := M + (M_i - M) / N and M_i := M.
     """
 
     method: str
@@ -158,6 +162,7 @@ class Setting(NamedTuple):
     start: int = 0
     random: bool = False
     slow: bool = False
+    moments: str = "own"
 
     @property
     def label(self) -> str:
@@ -166,7 +171,9 @@ class Setting(NamedTuple):
         words += [f"every {self.period}"] if METHODS[self.method].arrive else []
         words += [f"rate x{self.rate:g}"] if self.rate != 1 else []
         words += [f"start {self.start}"] if self.start else []
-        return ", ".join(words + ["random arrivals"] * self.random + ["one slow"] * self.slow)
+        words += ["random arrivals"] * self.random + ["one slow"] * self.slow
+        words += [f"moments {self.moments}"] * (self.moments != "own")
+        return ", ".join(words)
 
 
 def settings(n: int) -> list[Setting]:
@@ -216,3 +223,44 @@ def easgd_settings(n: int) -> list[Setting]:
         for rate in rates
         for strength in strengths
     ]
+
+
+def scaled_settings(n: int) -> list[Setting]:
+    """Return learning rates that grow with n, exchanges of moments, and what goes well with them."""
+    alpha, gain, root = 0.9 / n, 1.35 * n**0.5, round(n**0.5, 2)
+    found = []
+    for rate in sorted({1, root, round(1.5 * root, 2), 2 * root, n}):
+        for part in (0.25, 0.5, 1):
+            for moments in ("own", "pull"):
+                values = {"alpha": alpha, "mu": 0.9, "gain": round(part * gain, 3)}
+                found += [Setting("CenterMomentum", n, values, rate=rate, moments=moments)]
+        for period in (4, 10):
+            found += [Setting("EASGD", n, {"alpha": alpha}, period=period, rate=rate)]
+        found += [Setting("EASGD", n, {"alpha": alpha}, rate=rate, moments="pull")]
+        for lr, mu in ((1, 0), (0.7, 0.8)):
+            for moments in ("own", "mean"):
+                found += [Setting("DiLoCo", n, {"lr": lr, "mu": mu}, rate=rate, moments=moments)]
+        found += [Setting("averaged gradients", n, {}, rate=rate)]
+    return found
+
+
+def shared_moments_settings(n: int) -> list[Setting]:
+    """Return periods and gains for workers that exchange their moments without waiting."""
+    root = n**0.5
+    return [
+        Setting(
+            "CenterMomentum",
+            n,
+            {"alpha": 0.9 / n, "mu": 0.9 ** (period / 10), "gain": round(part * 1.35 * root, 3)},
+            period=period,
+            rate=round(factor * root, 2),
+            moments=moments,
+        )
+        for moments in ("pull", "adopt")
+        for period in (1, 2, 4, 10)
+        for part in (0, 0.25, 0.5, 1)
+        for factor in (1, 1.5)
+    ]
+
+
+TABLES = {"rules": settings, "easgd": easgd_settings, "scaled": scaled_settings, "moments": shared_moments_settings}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 import torch.nn.functional as F
-from scripts.learning_tasks import TASKS, Recurrent, Task
+from scripts.learning_tasks import TASKS, Network, Recurrent, Task, Transformer
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -24,6 +24,8 @@ class Simulated:
     task : Task
     rates : tuple of float
         Learning rates of Adam that plain training tries.
+    optimizer : {"adam", "sgd"}
+        Of the workers; "sgd" has momentum 0.9.
     clip : float
         Largest norm of all gradients of a model together; 0 for none.
     shapes : tuple of tuple of int
@@ -33,8 +35,8 @@ class Simulated:
     clip = 0.0
     shapes: tuple[tuple[int, ...], ...]
 
-    def __init__(self, task: Task, rates: tuple[float, ...]) -> None:
-        self.task, self.rates = task, rates
+    def __init__(self, task: Task, rates: tuple[float, ...], optimizer: str = "adam") -> None:
+        self.task, self.rates, self.optimizer = task, rates, optimizer
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Cut parameters of shape (models, size) into the layers'."""
@@ -102,6 +104,40 @@ class Perceptron(Simulated):
         return torch.baddbmm(b2[:, None], torch.relu(torch.baddbmm(b1[:, None], x, w1)), w2)
 
 
+class Convolutional(Simulated):
+    """Two layers of 3x3 filters with relu and 2x2 max pooling, a dense layer: weights by Glorot and Bengio, biases 0."""
+
+    def __init__(self, task: Task, rates: tuple[float, ...]) -> None:
+        super().__init__(task, rates)
+        net = task.network
+        assert isinstance(net, Network)
+        (one, two), (units,) = net.filters, net.dense
+        kernels = (9, one), (one,), (9 * one, two), (two,)
+        self.shapes = (*kernels, (25 * two, units), (units,), (units, net.classes), (net.classes,))
+
+    def draw(self, place: int, uniform: torch.Tensor) -> torch.Tensor:
+        if uniform.ndim == 2 and place in (0, 2):  # its outputs are counted at each place of the filter
+            return (uniform * 2 - 1) * math.sqrt(6 / (uniform.shape[0] + 9 * uniform.shape[1]))
+        return _glorot(uniform)
+
+    def logits(self, flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        w1, b1, w2, b2, w3, b3, w4, b4 = self.views(flat)
+        models, rows = x.shape[:2]
+        seen = x.reshape(models, rows, 28, 28, 1)
+        for weights, bias in ((w1, b1), (w2, b2)):
+            patches = seen.unfold(2, 3, 1).unfold(3, 3, 1)  # (models, rows, height, width, channels, 3, 3)
+            height, width = patches.shape[2:4]
+            out = torch.baddbmm(bias[:, None], patches.flatten(4).flatten(1, 3), weights)
+            out = torch.relu(out).view(models, rows, height, width, -1)
+            out = out[:, :, : height // 2 * 2, : width // 2 * 2].unflatten(3, (-1, 2)).amax(4)
+            seen = out.unflatten(2, (-1, 2)).amax(3)
+        hidden = torch.relu(torch.baddbmm(b3[:, None], seen.flatten(2), w3))
+        return torch.baddbmm(b4[:, None], hidden, w4)
+
+    def validate(self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, rows: int = 0, models: int = 16) -> list:
+        return super().validate(flat, x, y, rows or 1000, models)
+
+
 class CharacterLstm(Simulated):
     """The LSTM of benchmarks/learning.py with Lasagne: peepholes, no forget bias, embedding and weights drawn alike."""
 
@@ -148,6 +184,51 @@ class CharacterLstm(Simulated):
         return super().validate(flat, x, y, rows or 500, models)
 
 
+class CharacterTransformer(Simulated):
+    """Two blocks of causal attention with four heads and a relu layer four times as wide, normalized before each."""
+
+    clip = 1.0
+    heads = 4
+
+    def __init__(self, task: Task, rates: tuple[float, ...]) -> None:
+        super().__init__(task, rates)
+        net = task.network
+        assert isinstance(net, Transformer)
+        self.width, self.blocks = net.width, net.blocks
+        w = net.width
+        block = (w, 3 * w), (3 * w,), (w, w), (w,), (w, 4 * w), (4 * w,), (4 * w, w), (w,), (w,), (w,)
+        self.shapes = ((net.classes, w), (net.length, w), *block * net.blocks, (w,), (w, net.classes), (net.classes,))
+
+    def draw(self, place: int, uniform: torch.Tensor) -> torch.Tensor:
+        if place < 2:
+            return 0.04 * (uniform - 0.5)
+        return _glorot(uniform)  # gains of the normalizations are 1 more than their parameters
+
+    def classes(self, y: np.ndarray, x_valid: np.ndarray, y_valid: np.ndarray) -> tuple[np.ndarray, ...]:
+        return y.astype("int64"), x_valid, y_valid.astype("int64")
+
+    def logits(self, flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        embedding, position, *parts, gain, w_out, b_out = self.views(flat)
+        (models, rows, length), w = x.shape, self.width
+        first = torch.arange(models, device=x.device)[:, None, None] * embedding.shape[1]
+        h = embedding.flatten(0, 1)[(x.long() + first).flatten(1)] + position.repeat(1, rows, 1)
+        for block in range(self.blocks):
+            qkv, b_qkv, out, b_out_, up, b_up, down, b_down, g1, g2 = parts[block * 10 :][:10]
+            found = torch.baddbmm(b_qkv[:, None], _normal(h, g1), qkv)
+            q, k, v = found.view(models * rows, length, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(models, -1, w)
+            h = h + torch.baddbmm(b_out_[:, None], mixed, out)
+            h = h + torch.baddbmm(b_down[:, None], torch.relu(torch.baddbmm(b_up[:, None], _normal(h, g2), up)), down)
+        return torch.baddbmm(b_out[:, None], _normal(h, gain), w_out)
+
+    def validate(self, flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, rows: int = 0, models: int = 32) -> list:
+        return super().validate(flat, x, y, rows or 500, models)
+
+
+def _normal(h: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(h, h.shape[-1:]) * (1 + gain[:, None])
+
+
 def _glorot(uniform: torch.Tensor) -> torch.Tensor:
     limit = math.sqrt(6 / sum(uniform.shape)) if uniform.ndim == 2 else 0.0
     return (uniform * 2 - 1) * limit
@@ -190,6 +271,9 @@ class Gradients:
 
 NETWORKS: dict[str, Callable[[], Simulated]] = {
     "fashion-mnist": lambda: Perceptron(TASKS["fashion-mnist"], (0.0005, 0.001, 0.002, 0.004)),
+    "fashion-mnist-sgd": lambda: Perceptron(TASKS["fashion-mnist-sgd"], TASKS["fashion-mnist-sgd"].rates, "sgd"),
+    "fashion-mnist-conv": lambda: Convolutional(TASKS["fashion-mnist-conv"], TASKS["fashion-mnist-conv"].rates),
+    "stdlib-transformer": lambda: CharacterTransformer(TASKS["stdlib-transformer"], TASKS["stdlib-transformer"].rates),
     **{
         name: lambda task=TASKS[name]: CharacterLstm(task, task.rates)  # type: ignore[misc]
         for name in ("stdlib-lstm", "stdlib-lstm-long")
