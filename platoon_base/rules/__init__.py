@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 
 from platoon_base.rules.asgd import ASGD
-from platoon_base.rules.center import Adopt, CenterState, LocalState, Rule, require_rule, settings_of
+from platoon_base.rules.center import Adopt, CenterState, LocalState, Rule, require_rule, settings_of, shares_moments
 from platoon_base.rules.center_momentum import CenterMomentum
 from platoon_base.rules.defaults import at_period, default_period, default_rule, parse_rule
 from platoon_base.rules.diloco import DiLoCo
@@ -41,6 +41,7 @@ __all__ = [
     "parse_rule",
     "require_rule",
     "settings_of",
+    "shares_moments",
     "waits",
 ]
 

@@ -22,6 +22,7 @@ from platoon_base.rules.forms import COMPILED, Form
 __all__ = [
     "Adopt", "Array", "CenterState", "LocalState", "Rule", "State", "center_states", "end_momentum", "form_of",
     "local_sources", "local_states", "member", "momenta", "names_of", "require_rule", "require_states", "settings_of",
+    "shares_moments",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -80,6 +81,9 @@ class Rule:
         Batches from one synchronization to the next where the user does not say.
     waits : bool
         Whether workers wait for one another at each synchronization; see `platoon_base.rules.outer`.
+    moments : bool
+        Whether the adapters share the moments of the optimizers by it too. Of the rules of this package those can that
+        only average: others would carry a second moment below 0.
 
     Examples
     --------
@@ -95,6 +99,7 @@ class Rule:
     center_state: ClassVar[tuple[CenterState | str, ...]] = ()
     period: ClassVar[int] = 10
     waits: ClassVar[bool] = False
+    moments: bool = False
 
     # Which member names the loops of the form, which method runs it, and its values.
     _form_is: ClassVar[tuple[str, str, tuple[str, str]]] = "kernel", "sync", ("x", "c")
@@ -198,6 +203,11 @@ def member(rule: Any, name: str, base: type[Rule] = Rule) -> Any:
         return getattr(rule, name)
     declared = getattr(base, name)
     return MethodType(declared, rule) if callable(declared) else declared
+
+
+def shares_moments(rule: Any) -> bool:
+    """Return whether adapters share the moments of the optimizers by this rule too; False for None."""
+    return rule is not None and bool(member(rule, "moments"))
 
 
 def local_states(rule: Any) -> tuple[LocalState, ...]:

@@ -11,7 +11,7 @@ from platoon_base.rules.outer import OuterRule
 __all__ = ["LocalSGD"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class LocalSGD(OuterRule):
     """Local SGD: now and then all workers go on from the mean of their parameters.
 
@@ -23,12 +23,25 @@ class LocalSGD(OuterRule):
     Computed as ``c + 1/N sum_i (x_i - c)``. At a period of 1, with plain SGD inside and equal mini-batches, it is SGD
     on mini-batches N times as large. The same as ``DiLoCo(1, 0)``.
 
+    Parameters
+    ----------
+    moments : bool
+        Whether the adapters average the moments of the optimizer in the same rounds: see `EASGD`. This is DES-LOC with
+        one period for all.
+
     References
     ----------
+    Iacob et al.: DES-LOC: Desynced low communication adaptive optimizers, 2025, arXiv 2505.22549, for the moments.
     Stich: Local SGD converges fast and communicates little, ICLR 2019, arXiv 1805.09767, algorithm 1.
     McMahan et al.: Communication-efficient learning of deep networks from decentralized data, AISTATS 2017, arXiv
     1602.05629, algorithm 1, with all clients and equal weights.
     """
 
+    moments: bool = False
+
     step_kernel: ClassVar[str | None] = "outer_mean"
     form: ClassVar[Form | None] = Form("c := c + d")
+
+    def __repr__(self) -> str:
+        """Return it as a script writes it."""
+        return f"LocalSGD({'moments=True' if self.moments else ''})"

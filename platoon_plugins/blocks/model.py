@@ -17,6 +17,7 @@ from platoon_base.errors import ConfigurationError, LayoutMismatchError
 __all__ = [
     "collected_statistics",
     "hyperparameters",
+    "moments",
     "require_loaded_model",
     "step_rule_state",
     "trained_parameters",
@@ -56,6 +57,12 @@ def step_rule_state(algorithm: Any) -> list[Any]:
         return []
     kept = {id(variable): variable for variable, _ in algorithm.step_rule_updates}
     return [variable for variable in kept.values() if variable.dtype in theano.tensor.float_dtypes]
+
+
+def moments(algorithm: Any, parameters: list[Any]) -> list[Any]:
+    """Return the state of the step rule that has the shape of a parameter: its moments, but for those of scalars."""
+    shapes = {parameter.get_value(borrow=True).shape for parameter in parameters} - {()}
+    return [state for state in step_rule_state(algorithm) if state.get_value(borrow=True).shape in shapes]
 
 
 def hyperparameters(algorithm: Any) -> list[Any]:

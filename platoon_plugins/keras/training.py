@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from platoon_base import Worker
 from platoon_base.devices import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import Rule, at_period, default_rule
+from platoon_base.rules import Rule, at_period, default_rule, shares_moments
 from platoon_base.worker import start_training
 from platoon_plugins.keras import seeds, trained
 from platoon_plugins.keras.asynchronous import Asynchronous, abandon_center
@@ -140,7 +140,7 @@ class Training:
                 values=first_values(model, backend),
                 settings=f"distribute({how}, policy={settings.policy!r}){_precision(model)}",
                 rule=self._mode.rule,
-                parameters=backend.weights(model),
+                parameters=self._shared(),
                 on_nonfinite=settings.on_nonfinite,
                 once_met=self._after_rendezvous,
             )
@@ -160,6 +160,11 @@ class Training:
             backend.vary_noise(model, worker.global_rank)
             setattr(model, _VARIED, True)
         self.begun = True
+
+    def _shared(self) -> list[Any]:
+        """Return the variables that the rule is for."""
+        moments = self._backend.moments(self._model) if shares_moments(self._mode.rule) else ()
+        return [*self._backend.weights(self._model), *moments]
 
     def _resume(self) -> None:
         """Let Keras begin at the epoch at which the job was resumed, now that the center of then is in the model."""

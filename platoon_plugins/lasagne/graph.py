@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import theano
@@ -11,13 +11,21 @@ from theano.gof.graph import inputs
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["find_statistics", "shared_variables"]
+__all__ = ["find_moments", "find_statistics", "shared_variables"]
 
 
 def shared_variables(expressions: Iterable[Any]) -> list[Any]:
     """Return the shared variables that expressions are computed from."""
     graphs = [expression for expression in expressions if isinstance(expression, theano.Variable)]
     return [variable for variable in inputs(graphs) if isinstance(variable, SharedVariable)]
+
+
+def find_moments(updates: Mapping[Any, Any], params: Iterable[Any]) -> list[Any]:
+    """Return the state of an optimizer that has the shape of a parameter: its moments, but for those of scalars."""
+    params = list(params)
+    shapes = {param.get_value(borrow=True).shape for param in params} - {()}
+    states = [variable for variable in updates if variable not in params and _is_float(variable)]
+    return [state for state in states if state.get_value(borrow=True).shape in shapes]
 
 
 def find_statistics(used: Iterable[Any], given: Iterable[Any], params: Iterable[Any]) -> list[Any]:

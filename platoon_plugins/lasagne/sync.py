@@ -8,11 +8,11 @@ from typing import Any
 
 from platoon_base import Rule, Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import at_period, default_period, default_rule, require_rule, waits
+from platoon_base.rules import at_period, default_period, default_rule, require_rule, shares_moments, waits
 from platoon_base.schedule import EveryN
 from platoon_base.theano_ops import Sync, Synchronizer, vary_noise_once
 from platoon_base.worker import DEFAULT_TIMEOUT_S
-from platoon_plugins.lasagne.graph import find_statistics, shared_variables
+from platoon_plugins.lasagne.graph import find_moments, find_statistics, shared_variables
 from platoon_plugins.lasagne.learning_rate import warn_of_unscaled_schedule
 from platoon_plugins.lasagne.training import Training
 
@@ -33,8 +33,8 @@ def sync_updates(
     """Wrap updates so that every N-th call of the compiled function also synchronizes with the other workers.
 
     Call it after the initial values are in place (weights loaded): it copies the first worker's values to all others.
-    The state of the optimizer (velocities, moments, step counts) stays each worker's own. Running statistics do so
-    until `evaluate` and `finish_training` average them. Random streams in the graph, such as those of dropout, draw
+    The state of the optimizer (velocities, moments, step counts) stays each worker's own, unless the rule shares the
+    moments, as ``EASGD(moments=True)`` does. Running statistics do so until `evaluate` and `finish_training` average them. Random streams in the graph, such as those of dropout, draw
     other numbers on each worker.
 
     There is one training at a time: `finish_training` ends it before the next one begins. In a job of one launched
@@ -100,7 +100,8 @@ def sync_updates(
     warn_of_unscaled_schedule(updates, params, worker)
     if rule is not None:
         rule = at_period(rule, period.n)
-        worker.init_shared_params(params, rule, on_nonfinite=on_nonfinite, timeout_s=timeout_s)
+        shared = [*params, *(find_moments(updates, params) if shares_moments(rule) else ())]
+        worker.init_shared_params(shared, rule, on_nonfinite=on_nonfinite, timeout_s=timeout_s)
         training.shares = True
     found = find_statistics(used, statistics, params)
     training.add(found)
@@ -110,7 +111,7 @@ def sync_updates(
     if rule is not None and worker.advanced.shares:
         training.period, training.waits = period, waits(rule)
         sync = Sync(Synchronizer(worker, period, timeout_s))
-        wrapped.update(zip(params, sync(*(updates[p] for p in params), return_list=True)))
+        wrapped.update(zip(shared, sync(*(updates[variable] for variable in shared), return_list=True)))
     return wrapped
 
 

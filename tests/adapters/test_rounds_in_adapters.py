@@ -18,6 +18,15 @@ def test_keras_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_ke
 
 
 @pytest.mark.keras
+def test_keras_moments_are_averaged_with_the_weights(run_keras):
+    """Against SGD with momentum on larger batches in one process; Adam's by EASGD are the center's on all at the end."""
+    run_keras(
+        script_path("rounds_in_adapters_keras_moments_are_averaged_with_the_weights"),
+        workers=2,
+    ).require_success()
+
+
+@pytest.mark.keras
 def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras):
     """5 and 7 batches at a period of 3, and short rounds at the ends of epochs; all begin each epoch at the center."""
     outcome = run_keras(
@@ -93,6 +102,15 @@ def test_keras_says_that_the_loss_rises(run_keras, rule):
 def test_lasagne_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_lasagne):
     run_lasagne(
         script_path("rounds_in_adapters_lasagne_local_sgd_at_each_batch"),
+        workers=2,
+    ).require_success()
+
+
+@needs_theano
+def test_lasagne_moments_are_averaged_with_the_parameters(run_lasagne):
+    """Against momentum in NumPy on the mini-batches of both; a scalar parameter's moment stays each worker's own."""
+    run_lasagne(
+        script_path("rounds_in_adapters_lasagne_moments_are_averaged_with_the_parameters"),
         workers=2,
     ).require_success()
 
@@ -175,6 +193,15 @@ def test_lasagne_rounds_go_on_without_a_worker_that_is_killed_and_with_the_one_t
 def test_blocks_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_blocks):
     run_blocks(
         script_path("rounds_in_adapters_blocks_local_sgd_at_each_batch"),
+        workers=2,
+    ).require_success()
+
+
+@needs_blocks
+def test_blocks_moments_are_averaged_with_the_parameters(run_blocks):
+    """Against momentum on larger batches in one process."""
+    run_blocks(
+        script_path("rounds_in_adapters_blocks_moments_are_averaged_with_the_parameters"),
         workers=2,
     ).require_success()
 

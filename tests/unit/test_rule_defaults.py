@@ -3,7 +3,7 @@
 import pytest
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import ASGD, EASGD, CenterMomentum, default_period, default_rule, parse_rule
+from platoon_base.rules import ASGD, EASGD, CenterMomentum, LocalSGD, default_period, default_rule, parse_rule
 from platoon_base.rules.defaults import DEFAULT_PERIOD
 
 pytestmark = pytest.mark.base
@@ -24,6 +24,9 @@ def test_without_variables_the_defaults_hold(monkeypatch):
         ("EASGD()", EASGD()),
         (" EASGD( alpha = 0.25 ) ", EASGD(alpha=0.25)),
         ("EASGD(alpha=None)", EASGD()),
+        ("EASGD(moments=True)", EASGD(moments=True)),
+        ("LocalSGD(moments=True)", LocalSGD(moments=True)),
+        ("LocalSGD()", LocalSGD()),
         ("ASGD", ASGD()),
         ("CenterMomentum(gain=2, momentum=0.5)", CenterMomentum(gain=2, momentum=0.5)),
     ],
@@ -49,9 +52,10 @@ def test_the_variable_is_a_rule_as_a_script_writes_it(monkeypatch, text, rule):
         ("SGD", "there is no rule SGD; choose one of ASGD, CenterMomentum, "),
         ("Adopt(rule=None)", "there is no rule Adopt"),
         ("parse_rule(text='ASGD')", "there is no rule parse_rule"),
-        ("EASGD(beta=0.5)", "EASGD has no argument beta; it has alpha"),
+        ("EASGD(beta=0.5)", "EASGD has no argument beta; it has alpha, moments"),
         ("ASGD(alpha=0.5)", "it has none"),
         ("CenterMomentum(workers=3)", "it has alpha, momentum, gain"),
+        ("EAMSGD(moments=True)", "the velocity never holds a part of the elastic force"),
         ("EASGD(alpha=7)", r"PLATOON_RULE='EASGD\(alpha=7\)': got alpha=7: outside"),
         ("EASGD(alpha='0.5')", "got alpha='0.5'"),
     ],

@@ -111,6 +111,13 @@ class Backend(Protocol):
         """Return the variables of the optimizer, learning rate and counters included."""
         ...
 
+    def moments(self, model: Any) -> list[Variable]:
+        """Return the state of the built optimizers that has the shape of a weight, gradients being added up left out.
+
+        Scalars are left out too: some are counters or learning rates.
+        """
+        ...
+
     def vary_noise(self, model: Any, rank: int) -> None:
         """Let the random layers of this worker's model draw other numbers than those of other ranks."""
         ...

@@ -111,7 +111,13 @@ class _Jax(Keras3):
 
     def weights(self, model: Any) -> list[KerasVariable]:
         """See `Backend.weights`: the arrays are given away to each step that is compiled."""
-        variables = super().weights(model)
+        return self._given_away(model, super().weights(model))
+
+    def moments(self, model: Any) -> list[KerasVariable]:
+        """See `Backend.moments`: they are given away as the weights are."""
+        return self._given_away(model, super().moments(model))
+
+    def _given_away(self, model: Any, variables: list[KerasVariable]) -> list[KerasVariable]:
         if getattr(model, "jit_compile", False) and not getattr(model, "run_eagerly", True):
             for variable in variables:
                 variable.donated = True

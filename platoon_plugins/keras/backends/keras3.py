@@ -17,7 +17,7 @@ from platoon_plugins.keras.backends.keras3_losses import batch_weight, require_o
 from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import Batch, GradientAverage
 from platoon_plugins.keras.model_averages import ModelAverages
-from platoon_plugins.keras.optimizers import optimizers_of
+from platoon_plugins.keras.optimizers import optimizers_of, with_inner
 
 __all__ = ["Keras3", "Keras3Metrics", "KerasVariable", "LossWeight", "loss_weights_of"]
 
@@ -160,6 +160,14 @@ class Keras3(Backend):
         if compiled_with is not None and not compiled_with.built:
             compiled_with.build(model.trainable_variables)
         return [self.variable(v) for optimizer in optimizers_of(model) for v in optimizer.variables]
+
+    def moments(self, model: Any) -> list[KerasVariable]:
+        """See `Backend.moments`."""
+        shapes = {tuple(v.shape) for v in model.trainable_variables} - {()}
+        each = [inner for outer in optimizers_of(model) for inner in with_inner(outer)]
+        added_up = {id(v) for optimizer in each for v in getattr(optimizer, "_accumulated_gradients", None) or ()}
+        found = {id(v): v for optimizer in each for v in optimizer.variables if _is_float(v) and id(v) not in added_up}
+        return [self.variable(v) for v in found.values() if tuple(v.shape) in shapes]
 
     def vary_noise(self, model: Any, rank: int) -> None:
         """See `Backend.vary_noise`: every random layer has a seed generator, whose state is a variable."""

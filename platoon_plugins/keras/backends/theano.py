@@ -56,6 +56,11 @@ class _Theano(Backend):
         )
         return list({id(v): v for v in (*model.optimizer.weights, *options)}.values())
 
+    def moments(self, model: Any) -> list[Any]:
+        """See `Backend.moments`."""
+        shapes = {w.get_value(borrow=True).shape for w in self.weights(model)} - {()}
+        return [v for v in self.optimizer_state(model) if v.get_value(borrow=True).shape in shapes]
+
     def vary_noise(self, model: Any, rank: int) -> None:
         """See `Backend.vary_noise`."""
         vary_noise(model.train_function.function.get_shared(), rank)
