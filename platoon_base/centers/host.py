@@ -155,7 +155,7 @@ class HostCenter:
         return min(refusals, default=None)
 
     def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:
-        """See `RoundCenter.contribute`."""
+        """Add this worker's progress since it took the center over, wherever it began from the center as it is."""
 
         def add(rounds: Rounds, stripe: Stripe) -> tuple[int, int] | None:
             return rounds.contribute(stripe.index, cut(arrays, stripe.pieces), part)
@@ -165,7 +165,7 @@ class HostCenter:
     def take_over(
         self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float
     ) -> NonFiniteElement | None:
-        """See `RoundCenter.take_over`."""
+        """Set ``arrays`` to the center after round ``number``, and make the outer step where nobody has made it yet."""
 
         def take(rounds: Rounds, stripe: Stripe) -> tuple[int, int] | None:
             return rounds.take_over(stripe.index, rule, cut(arrays, stripe.pieces), number)
@@ -263,7 +263,7 @@ class HostCenter:
         return not self._visit(put, True, PATIENCE_S)
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
-        """See `Center.fill`."""
+        """Give a new center its first values, and start the rule's states on this worker; before others attach."""
         for state, given in zip(self.states, states):
             copy_all(state, given)
         for stripe in self._stripes:
@@ -356,7 +356,7 @@ class HostCenter:
             return values, states
 
     def holder(self, stripe: int) -> int | None:
-        """See `StripeLocks.holder`."""
+        """Return the rank in a stripe's holder word, or None; a dead worker's rank stays until the next visit."""
         return self._locks.holder(stripe)
 
     def finish(self) -> None:
@@ -366,7 +366,7 @@ class HostCenter:
         """See `Center.settle`: the controller reads this very memory."""
 
     def close(self, over: bool = False) -> None:
-        """See `Center.close`."""
+        """Release the memory; a second call does nothing."""
         self._segment.close()
         self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None
         self._momenta = []
@@ -378,7 +378,7 @@ class HostCenter:
     def _visit(
         self, work: Callable[[Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int] | None = None
     ) -> list[Stripe]:
-        """See `StripeLocks.visit`."""
+        """Do ``work`` once on each stripe, under its lock; locked stripes are retried later."""
         self._require_open()
         return self._locks.visit(work, locked, timeout_s, stuck or {})
 
@@ -426,7 +426,7 @@ class HostCenters:
         return HostCenter(segment, layout, rule, shape, rank, self._gone)
 
     def unlink(self) -> None:
-        """See `CenterFactory.unlink`."""
+        """Remove the center's name: its memory is freed when the last worker closes it."""
         Segment.unlink(self.name)
 
     def attach(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:

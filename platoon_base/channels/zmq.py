@@ -274,11 +274,11 @@ class ZmqServer:
         return received
 
     def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
-        """See `ServerChannel.reply`."""
+        """Send an answer; to a peer that is gone it is dropped."""
         self._socket.send_multipart([peer, request_id.ljust(_ID_BYTES, b"\0") + data])
 
     def close(self) -> None:
-        """See `ServerChannel.close`."""
+        """Close the socket; a second call does nothing."""
         self._socket.close()
         if self.zap_handler is not None:
             self.zap_handler.close()

@@ -160,7 +160,7 @@ class HostCollective:
         return self._combine("all_reduce", op, array, out, timeout_s)
 
     def broadcast(self, array: Array, root: int = 0, *, timeout_s: float) -> Array:
-        """See `Collective.broadcast`."""
+        """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``."""
         try:
             header = self._headline("broadcast", "sum", canonical_root(root, self.size), array, timeout_s)
             require_writable(array, "array")
@@ -174,7 +174,7 @@ class HostCollective:
         return array
 
     def all_gather(self, array: Array, out: Array | None = None, *, timeout_s: float) -> Array:
-        """See `Collective.all_gather`."""
+        """Stack the arrays of all ranks: ``shape`` becomes ``(size, *shape)``, in the order of the ranks."""
         return self._combine("all_gather", "sum", array, out, timeout_s)
 
     def reduce_scatter(self, array: Array, op: str = "sum", out: Array | None = None, *, timeout_s: float) -> Array:
@@ -182,7 +182,7 @@ class HostCollective:
         return self._combine("reduce_scatter", op, array, out, timeout_s)
 
     def barrier(self, *, timeout_s: float) -> None:
-        """See `Collective.barrier`."""
+        """Wait until every rank of the group has come here."""
         try:
             header = self._headline("barrier", "sum", 0, _EMPTY, timeout_s)
         except BaseException as exc:

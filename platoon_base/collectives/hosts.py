@@ -164,11 +164,11 @@ class _NamingHosts:
         self._liveness, self._world, self._ranks = liveness, world, list(ranks)
 
     def moved(self, ranks: Sequence[int]) -> float:
-        """See `Liveness.moved`."""
+        """Return the earliest of these workers' times of latest progress, in seconds of the monotonic clock."""
         return self._liveness.moved(ranks)
 
     def why_absent(self, ranks: Sequence[int]) -> str:
-        """See `Liveness.why_absent`."""
+        """Return why one of these ranks will never make the call that this worker waits in; empty if all may."""
         for rank in ranks:
             why = self._liveness.why_absent([rank])
             if why:

@@ -61,13 +61,13 @@ class RelayServer:
         return requests, ready.difference(sockets)
 
     def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
-        """See `ServerChannel.reply`."""
+        """Send an answer; to a peer that is gone it is dropped."""
         if divided_peer(peer)[0]:
             self._hosts.reply(peer, request_id, data)
         else:
             self._local.reply(peer, request_id, data)
 
     def close(self) -> None:
-        """See `ServerChannel.close`."""
+        """Send what waits for other hosts, and close the channel to the workers of this one."""
         self._hosts.flush()
         self._local.close()

@@ -27,7 +27,6 @@ class CompiledAverage(GradientAverage):
         self._failure: PlatoonError | None = None
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """See `GradientAverage.attach`."""
         self._failure = None
         super().attach(policy, like, calls)
 
@@ -61,6 +60,5 @@ class CompiledAverage(GradientAverage):
                 out[...] = 0
 
     def require_sound(self) -> None:
-        """See `GradientAverage.require_sound`."""
         if self._failure is not None:
             raise self._failure

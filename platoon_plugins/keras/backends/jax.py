@@ -51,7 +51,6 @@ class _JaxVariable(KerasVariable):
     _sent: Any = None  # the array that is being copied to a device
 
     def on_host(self) -> bool:
-        """See `KerasVariable.on_host`."""
         return all(device.platform == "cpu" for device in self.variable.value.devices())
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
@@ -75,7 +74,6 @@ class _JaxVariable(KerasVariable):
         return writable(self.view())
 
     def view(self) -> Any:
-        """See `KerasVariable.view`."""
         return np.asarray(self.variable.value)
 
     def on_device(self) -> Any:
@@ -129,7 +127,6 @@ class _Jax(Keras3):
         model.jax_state_sync()
 
     def average(self, worker: Any) -> GradientAverage:
-        """See `Backend.average`."""
         return CallbackAverage(worker) if JaxAverage is None else JaxAverage(worker, self.settle)
 
     def gradient_device(self, model: Any) -> int | None:
@@ -151,7 +148,6 @@ class _Jax(Keras3):
             model.train_function = self._guarded(model, average)
 
     def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
-        """See `Backend.watch_losses`."""
         losses = super().watch_losses(model, average)
         step = model.train_function
         if average is not None and step is not None and getattr(step, "average", None) is not average:
@@ -159,12 +155,10 @@ class _Jax(Keras3):
         return losses
 
     def call_on_host(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
-        """See `Keras3.call_on_host`."""
         scalars = map(jax.lax.stop_gradient, map(jnp.asarray, values))
         io_callback(lambda *numbers: call(*map(float, numbers)), None, *scalars, ordered=True)
 
     def settle(self) -> None:
-        """See `Backend.settle`."""
         results, self._results = self._results, None
         # A program that failed tells whoever uses its results; JAX would tell of an effect again and again.
         with contextlib.suppress(jax.errors.JaxRuntimeError):

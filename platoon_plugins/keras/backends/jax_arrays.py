@@ -49,7 +49,6 @@ class JaxArray(CudaArray):
             array.value = value
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
-        """See `CudaArray.__array__`."""
         return np.asarray(self.value, dtype)
 
     def __setitem__(self, key: Any, values: Any) -> None:
@@ -60,11 +59,9 @@ class JaxArray(CudaArray):
         self.value = jnp.array(given, self.dtype, copy=True, device=next(iter(self.value.devices())))
 
     def __getitem__(self, key: Any) -> JaxArray:
-        """See `CudaArray.__getitem__`."""
         return JaxArray(self.value[key])
 
     def reshape(self, shape: tuple[int, ...]) -> JaxArray:
-        """See `CudaArray.reshape`."""
         return JaxArray(self.value.reshape(shape))
 
     def copy(self) -> JaxArray:
@@ -110,7 +107,7 @@ class _Program:
             return found
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
-        """See `xla_calls.Queuer`."""
+        """Queue the work that waits for the program; what it raises is kept for the caller."""
         try:
             if self._work is not None:
                 self._work([block.address for block in blocks], stream)

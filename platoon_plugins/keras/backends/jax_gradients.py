@@ -91,7 +91,7 @@ class JaxAverage(CallbackAverage):
 
     @property
     def lags(self) -> bool:
-        """See `GradientAverage.lags`."""
+        """Whether the votes that are seen are those of an earlier batch: they arrive behind the device's work."""
         return self.on_device
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
@@ -134,7 +134,6 @@ class JaxAverage(CallbackAverage):
             self._queued.fail()
 
     def count(self, steps: int) -> None:
-        """See `GradientAverage.count`."""
         if not self.on_device:
             return
         if not self._per_batch:
@@ -152,7 +151,6 @@ class JaxAverage(CallbackAverage):
         return super()._latest()
 
     def settle(self) -> None:
-        """See `GradientAverage.settle`."""
         if not self.on_device:
             return
         self._settle_programs()
@@ -162,13 +160,11 @@ class JaxAverage(CallbackAverage):
         self._due = self._visible = calls
 
     def require_sound(self) -> None:
-        """See `GradientAverage.require_sound`."""
         super().require_sound()
         if self.on_device:
             self._sums.require_sound()
 
     def is_last_call(self) -> bool:
-        """See `GradientAverage.is_last_call`."""
         if not self.on_device:
             return super().is_last_call()
         self._call_without_gradients()
@@ -243,7 +239,7 @@ class _Call:
         self._average, self._like, self._counts = average, like, counts
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
-        """See `xla_calls.Queuer`."""
+        """Queue the averages of this call's gradients behind what made them."""
         self._average.queue(blocks, stream, self._like, self._counts)
 
 

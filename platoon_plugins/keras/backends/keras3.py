@@ -72,7 +72,7 @@ class KerasVariable:
         return value
 
     def set_value(self, value: Array, borrow: bool = False) -> None:
-        """See `Variable.set_value`."""
+        """Change the value."""
         self.variable.assign(value)
 
 
@@ -103,11 +103,9 @@ class Keras3Metrics(Metrics):
         return self.test_state()
 
     def test_state(self) -> list[Array]:
-        """See `Metrics.test_state`."""
         return [np.array(keras.ops.convert_to_numpy(v)) for v in self._model.metrics_variables]
 
     def results(self, state: Sequence[Array]) -> dict[str, Any]:
-        """See `Metrics.results`."""
         self._assign(state)
         flat: dict[str, Any] = {}
         for name, value in self._model.get_metrics_result().items():
@@ -127,7 +125,6 @@ class Keras3(Backend):
     variable: type[KerasVariable] = KerasVariable
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
-        """See `Backend.require_trainable`."""
         if not getattr(model, "compiled", False):
             raise ConfigurationError("got a model that is not compiled: call model.compile(...) before fit")
 
@@ -136,7 +133,6 @@ class Keras3(Backend):
         return keras.distribution.distribution() is not None
 
     def compiled_with(self, model: Any) -> dict[str, Any]:
-        """See `Backend.compiled_with`."""
         metrics, loss = (getattr(model, name, None) for name in ("_compile_metrics", "_compile_loss"))
         return {
             "metrics": getattr(metrics, "_user_metrics", None),
@@ -145,7 +141,6 @@ class Keras3(Backend):
         }
 
     def weights(self, model: Any) -> list[KerasVariable]:
-        """See `Backend.weights`."""
         return [self.variable(v) for v in model.trainable_variables]
 
     def statistics(self, model: Any) -> list[KerasVariable]:
@@ -179,12 +174,10 @@ class Keras3(Backend):
             generator.state.assign(np.array([seed % 2**31, 0]))
 
     def random_state(self) -> Any:
-        """See `Backend.random_state`."""
         generator = global_state.get_global_attribute(_GLOBAL_GENERATOR)
         return None if generator is None else np.array(keras.ops.convert_to_numpy(generator.state))
 
     def restore_random_state(self, state: Any, common_seed: int) -> None:
-        """See `Backend.restore_random_state`."""
         if state is None:
             global_state.set_global_attribute(_GLOBAL_GENERATOR, None)
         else:
@@ -197,19 +190,15 @@ class Keras3(Backend):
         return getattr(model, "_initial_epoch", None) or 0
 
     def resume_at(self, model: Any, epoch: int) -> None:
-        """See `Backend.resume_at`."""
         model._initial_epoch = epoch
 
     def metrics(self, model: Any) -> Keras3Metrics:
-        """See `Backend.metrics`."""
         return Keras3Metrics(model)
 
     def silence(self, params: dict[str, Any]) -> None:
-        """See `Backend.silence`."""
         params["verbose"] = 0
 
     def average(self, worker: Any) -> GradientAverage:
-        """See `Backend.average`."""
         return GradientAverage(worker)
 
     def apply_of(self, optimizer_class: type, average: GradientAverage) -> dict[str, Any]:
@@ -286,11 +275,9 @@ class Keras3(Backend):
         raise NotImplementedError
 
     def steps_taken(self, model: Any) -> int:
-        """See `Backend.steps_taken`."""
         return int(keras.ops.convert_to_numpy(model.optimizer.iterations))
 
     def set_learning_rate(self, model: Any, value: float) -> None:
-        """See `Backend.set_learning_rate`."""
         self.attach(model)
         model.optimizer.learning_rate = value
 

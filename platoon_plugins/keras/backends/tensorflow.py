@@ -44,7 +44,6 @@ class _TensorFlowVariable(KerasVariable):
         self._no_rows: Any = None
 
     def on_host(self) -> bool:
-        """See `KerasVariable.on_host`."""
         return "GPU" not in self._made.device.upper()
 
     def borrow(self) -> Array:
@@ -74,7 +73,6 @@ class _TensorFlowVariable(KerasVariable):
         self._made.assign(np.asarray(value, self.dtype))
 
     def view(self) -> Any:
-        """See `KerasVariable.view`."""
         tensor = tf.raw_ops.ReadVariableOp(resource=self._made.handle, dtype=self._made.dtype)
         return np.asarray(memoryview(tensor)) if self.on_host() else tensor.numpy()
 
@@ -83,7 +81,6 @@ class _TensorFlow(Keras3):
     variable = _TensorFlowVariable
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
-        """See `Backend.require_trainable`."""
         super().require_trainable(model, averaged)
         if not model.built:
             raise ConfigurationError(
@@ -106,7 +103,6 @@ class _TensorFlow(Keras3):
         tf.random.set_seed(common_seed)
 
     def average(self, worker: Any) -> GradientAverage:
-        """See `Backend.average`."""
         return TensorFlowAverage(worker)
 
     def call_on_host(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:

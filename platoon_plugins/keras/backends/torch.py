@@ -27,11 +27,9 @@ class _TorchVariable(KerasVariable):
     _copy: HostCopy | None = None
 
     def on_host(self) -> bool:
-        """See `KerasVariable.on_host`."""
         return bool(self.variable.value.device.type == "cpu")
 
     def view(self) -> Array:
-        """See `KerasVariable.view`."""
         array: Array = self.variable.value.detach().cpu().numpy()
         return array
 
@@ -83,7 +81,6 @@ class _Torch(Keras3):
     variable = _TorchVariable
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
-        """See `Backend.require_trainable`."""
         super().require_trainable(model, averaged)
         if self.trains_together(model):
             raise ConfigurationError(
@@ -112,12 +109,10 @@ class _Torch(Keras3):
         torch.manual_seed(seed)
 
     def random_state(self) -> Any:
-        """See `Backend.random_state`."""
         on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         return super().random_state(), torch.get_rng_state(), on_gpus
 
     def restore_random_state(self, state: Any, common_seed: int) -> None:
-        """See `Backend.restore_random_state`."""
         of_keras, on_host, on_gpus = state
         super().restore_random_state(of_keras, common_seed)
         torch.set_rng_state(on_host)
@@ -126,7 +121,6 @@ class _Torch(Keras3):
             torch.cuda.set_rng_state_all(on_gpus)
 
     def average(self, worker: Any) -> TorchAverage:
-        """See `Backend.average`."""
         return TorchAverage(worker)
 
     def gradient_device(self, model: Any) -> torch.device | None:
@@ -153,7 +147,6 @@ class _Torch(Keras3):
                 model.train_function = watched_function(model, watched)
 
     def call_on_host(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
-        """See `Keras3.call_on_host`."""
         call(*(value.detach() if torch.is_tensor(value) else value for value in values))
 
 

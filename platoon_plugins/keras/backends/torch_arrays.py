@@ -45,16 +45,13 @@ class TorchArray(CudaArray):
         queue([tensor.data_ptr() for tensor in tensors], int(stream))
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
-        """See `CudaArray.__array__`."""
         return np.asarray(self._tensor.cpu().numpy(), dtype)
 
     def __setitem__(self, key: Any, values: Any) -> None:
-        """See `CudaArray.__setitem__`."""
         given = values._tensor if isinstance(values, TorchArray) else torch.as_tensor(np.asarray(values))
         self._tensor[key] = given.to(self._tensor.device)
 
     def __getitem__(self, key: Any) -> TorchArray:
-        """See `CudaArray.__getitem__`."""
         return TorchArray(self._tensor[key])
 
     def reshape(self, shape: tuple[int, ...]) -> TorchArray:
@@ -62,7 +59,6 @@ class TorchArray(CudaArray):
         return TorchArray(self._tensor.reshape(shape))
 
     def copy(self) -> TorchArray:
-        """See `CudaArray.copy`."""
         return TorchArray(self._tensor.clone())
 
 

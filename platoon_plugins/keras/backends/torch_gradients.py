@@ -66,7 +66,6 @@ class TorchAverage(GradientAverage):
         self._calls_made = 0
 
     def place(self, device: torch.device | None) -> None:
-        """See `GradientAverage.place`."""
         self.watch_none()
         self._device = device
         self._flats = None
@@ -116,7 +115,6 @@ class TorchAverage(GradientAverage):
         log.info("averages of gradients begin in the backward pass, in buckets of %d MB", full >> 20)
 
     def detach(self) -> None:
-        """See `GradientAverage.detach`."""
         super().detach()
         self.watch_none()
 
@@ -197,7 +195,6 @@ class TorchAverage(GradientAverage):
             self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
 
     def settle(self) -> None:
-        """See `GradientAverage.settle`."""
         while self._on_way:
             self._take_oldest()
         self._all.flags[:] = 0  # those of an epoch that is over are not to be seen in the first step of the next
