@@ -123,7 +123,7 @@ class DeviceCenter:
         self._launch("overwrite", values)
 
     def fill(self, values: Sequence[DeviceArray], states: Sequence[Sequence[np.ndarray[Any, Any]]]) -> None:
-        """See `Center.fill`: partitions are made out of the mirror."""
+        """Give a new center its first values: partitions are made out of the mirror."""
         for buffer, arrays in enumerate([values, *states]):
             self._directory.write_buffer(buffer, arrays)
         self.make_partition()
@@ -164,7 +164,7 @@ class DeviceCenter:
         self._refused.read()  # each kernel was launched with it
 
     def settle(self) -> None:
-        """See `Center.settle`: mirror this worker's partitions for the last time."""
+        """Mirror this worker's partitions for the last time."""
         self._memory.finish_copies()
         self.mirror()
         self._memory.finish_copies()

@@ -127,7 +127,7 @@ class HostCenter:
         self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
-        """See `Center.sync`; stripes that somebody has held for longer than `PATIENCE_S` are left out this time."""
+        """Apply the rule once to each stripe, but for those that another worker has held longer than `PATIENCE_S`."""
         refusals: list[NonFiniteElement] = []
         flat = [array.reshape(-1) for array in arrays]
 
@@ -197,7 +197,7 @@ class HostCenter:
         return min(refusals, default=None)
 
     def read(self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False) -> None:
-        """See `Center.read`; stripes that somebody has held for longer than `PATIENCE_S` are read as they are."""
+        """Copy the center into ``out``; stripes that are held longer than `PATIENCE_S` are read as they are."""
 
         def copy(stripe: Stripe) -> None:
             if self._rounds is not None:
@@ -215,7 +215,7 @@ class HostCenter:
             self._rounds.begin()
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
-        """See `Center.write`; in a job on several hosts it returns once all of them have the values."""
+        """Put ``values`` in place of the center's; on several hosts it returns once all of them have the values."""
 
         def copy(stripe: Stripe) -> None:
             new = cut(values, stripe.pieces)
@@ -360,10 +360,10 @@ class HostCenter:
         return self._locks.holder(stripe)
 
     def finish(self) -> None:
-        """See `Center.finish`: nothing is queued here."""
+        """Do nothing: no work is queued here."""
 
     def settle(self) -> None:
-        """See `Center.settle`: the controller reads this very memory."""
+        """Do nothing: the controller reads this very memory."""
 
     def close(self, over: bool = False) -> None:
         """Release the memory; a second call does nothing."""

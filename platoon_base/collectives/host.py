@@ -156,7 +156,7 @@ class HostCollective:
             raise
 
     def all_reduce(self, array: Array, op: str = "sum", out: Array | None = None, *, timeout_s: float) -> Array:
-        """See `Collective.all_reduce`. Floats are combined in the order of the ranks, float16 in float32."""
+        """Combine the arrays element by element: floats in the order of the ranks, float16 in float32."""
         return self._combine("all_reduce", op, array, out, timeout_s)
 
     def broadcast(self, array: Array, root: int = 0, *, timeout_s: float) -> Array:
@@ -178,7 +178,7 @@ class HostCollective:
         return self._combine("all_gather", "sum", array, out, timeout_s)
 
     def reduce_scatter(self, array: Array, op: str = "sum", out: Array | None = None, *, timeout_s: float) -> Array:
-        """See `Collective.reduce_scatter`; combined as by `all_reduce`."""
+        """Combine as `all_reduce` does, and keep this rank's part: ``(size, *shape)`` becomes ``shape``."""
         return self._combine("reduce_scatter", op, array, out, timeout_s)
 
     def barrier(self, *, timeout_s: float) -> None:
@@ -206,7 +206,7 @@ class HostCollective:
         self._shared.unlink()
 
     def close(self) -> None:
-        """See `Collective.close`; a call that still waits ends with an error.
+        """Release the memory; a call that still waits ends with an error.
 
         That of another thread ends first. One that this thread is in, whose signal handler this is called from, ends
         as soon as the handler has returned.

@@ -345,11 +345,11 @@ class _InMemory:
         }
 
     def broken_link(self) -> str:
-        """See `Exchange.broken_link`: there are no links."""
+        """Return "": there are no links."""
         return ""
 
     def close(self) -> None:
-        """See `Exchange.close`: the memory is the caller's."""
+        """Do nothing: the memory is the caller's."""
 
 
 class FusedExchange(_InMemory):

@@ -188,7 +188,7 @@ class _HostsFailure(GroupFailure):
         self._reported = False
 
     def break_group(self, exc: BaseException, text: str) -> None:
-        """See `GroupFailure.break_group`; the reason that came first goes on to the other hosts."""
+        """Break the group on this host and the others; the reason that came first is the one that goes on to them."""
         super().break_group(exc, text)
         memory = self._shared.memory
         exchange = self.exchange

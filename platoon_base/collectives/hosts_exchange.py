@@ -59,7 +59,7 @@ class _Plan(NamedTuple):
 
 
 class HostsExchange:
-    """See `Exchange`; indices are those of the group of all hosts, in which ranks are numbered host by host.
+    """An exchange over hosts; indices are those of the group of all hosts, whose ranks are numbered host by host.
 
     A step of a call is a generator that yields a status of `Exchange.resume` where it waits.
 

@@ -78,7 +78,7 @@ class LocalFactory:
         return group
 
     def nccl(self, ordinal: int | None, timeout_s: float) -> None:
-        """See `CollectiveFactory.nccl`: nobody is there to combine with."""
+        """Return None: there is no other rank to combine with."""
 
 
 def _check(array: Any, timeout_s: float, op: str = "sum") -> None:

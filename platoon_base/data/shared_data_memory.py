@@ -199,7 +199,7 @@ class JobMemory:
         return mapped.rows
 
     def resize(self, rows: int, timeout_s: float) -> None:
-        """See `Memory.resize`. Memory is never given back: other workers may have arrays on it."""
+        """Change the number of rows. Memory is never given back: other workers may have arrays on it."""
         with self._locked(timeout_s), Segment.attach(self._segment_name) as segment:
             header: Any = array_on(segment.buffer, (), _HEADER)
             before = int(header["rows"])

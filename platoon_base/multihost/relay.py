@@ -53,7 +53,7 @@ class RelayServer:
         self._hosts = hosts
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
-        """See `ServerChannel.wait`; it may return before the time is over, with nothing."""
+        """Sleep until a request of any host arrives; it may return before the time is over, with nothing."""
         self._hosts.flush()
         sockets = self._hosts.sockets
         requests, ready = self._local.wait(min(timeout_s, self._hosts.sleep_s), [*fds, *sockets])

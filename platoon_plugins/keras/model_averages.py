@@ -45,7 +45,7 @@ class ModelAverages:
             member.place(device)
 
     def attach(self, policy: str, like: Sequence[Array]) -> None:
-        """See `GradientAverage.attach`; of several, which weights are whose is seen in the first step."""
+        """Begin a fit; of several optimizers, which weights are whose is seen in the first step."""
         self._calls.clear()
         self._batches = 0
         if len(self.members) == 1:

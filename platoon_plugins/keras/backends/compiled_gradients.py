@@ -17,9 +17,9 @@ Array = np.ndarray[Any, Any]
 
 
 class CompiledAverage(GradientAverage):
-    """See `GradientAverage`. An error in a compiled program would come out of it behind pages of traces.
+    """Averages of a compiled program, out of which an error would come behind pages of traces.
 
-    So it is kept, and raised by `require_sound` and by the next call.
+    So the error is kept, and raised by `require_sound` and by the next call.
     """
 
     def __init__(self, worker: Any) -> None:

@@ -39,7 +39,7 @@ _taken_over = jax.jit(lambda value: value, donate_argnums=0)
 
 
 class _JaxVariable(KerasVariable):
-    """See `KerasVariable`.
+    """A variable of Keras on JAX.
 
     Attributes
     ----------
@@ -54,7 +54,7 @@ class _JaxVariable(KerasVariable):
         return all(device.platform == "cpu" for device in self.variable.value.devices())
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
-        """See `Variable.set_value`; a copy, as JAX takes aligned memory of NumPy over."""
+        """Change the value to a copy, as JAX takes aligned memory of NumPy over."""
         self.variable.assign(jnp.array(value, self.dtype, copy=True))
 
     def prefetch(self) -> None:
@@ -63,7 +63,7 @@ class _JaxVariable(KerasVariable):
             self.variable.value.copy_to_host_async()
 
     def borrow(self) -> Array:
-        """See `KerasVariable.borrow`: the memory itself, in a new array that nobody else has, if one device holds it.
+        """Return the memory itself, in a new array that no other code has, if one device holds it.
 
         Copies in and out would take 3 ms for 10 MB, more than the rule.
         """
@@ -108,7 +108,7 @@ class _Jax(Keras3):
         self._donated: weakref.WeakSet[_JaxVariable] = weakref.WeakSet()
 
     def weights(self, model: Any) -> list[KerasVariable]:
-        """See `Backend.weights`: the arrays are given away to each step that is compiled."""
+        """Return the trainable weights, whose arrays are donated to each compiled step."""
         variables = super().weights(model)
         if getattr(model, "jit_compile", False) and not getattr(model, "run_eagerly", True):
             for variable in variables:
@@ -117,13 +117,13 @@ class _Jax(Keras3):
         return variables
 
     def steps_are_over(self) -> None:
-        """See `Backend.steps_are_over`: no step ends what a callback has kept any more."""
+        """Record the last step of a fit: no step ends what a callback has kept any more."""
         for variable in self._donated:
             variable.donated = False
         self._donated.clear()
 
     def attach(self, model: Any) -> None:
-        """See `Backend.attach`: the trainer takes the variables' values over before its next step."""
+        """Make sure that the trainer takes the variables' values over before its next step."""
         model.jax_state_sync()
 
     def average(self, worker: Any) -> GradientAverage:
@@ -138,7 +138,7 @@ class _Jax(Keras3):
         return int(device.local_hardware_id) if device.platform == "gpu" else None
 
     def place_gradients(self, model: Any, average: ModelAverages, worker: Any) -> None:
-        """See `Backend.place_gradients`: on the devices, if each worker has one of its own and NCCL."""
+        """Average gradients on the devices, if each worker has one of its own and NCCL."""
         ordinal = self.gradient_device(model)
         on_devices = worker.gather(ordinal is not None, name="where gradients are averaged")
         were_there = average.lags

@@ -20,7 +20,7 @@ _POLL_INTERVAL_S = 1.0  # how often who waits for a program's call looks whether
 
 
 class JaxArray(CudaArray):
-    """See `CudaArray`. JAX's arrays do not change: this holds another one after each change.
+    """A jax.Array on a device. As those do not change, this holds another one after each change.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class JaxArray(CudaArray):
 
     @staticmethod
     def change(arrays: Sequence[JaxArray], queue: Queue) -> None:
-        """See `CudaArray.change`: of copies, by a program between those that JAX has been given before and after."""
+        """Queue work on copies, by a program between those that JAX has been given before and after."""
         try:
             values = _program.run([array.value for array in arrays], queue)
         except BaseException:
@@ -52,7 +52,7 @@ class JaxArray(CudaArray):
         return np.asarray(self.value, dtype)
 
     def __setitem__(self, key: Any, values: Any) -> None:
-        """See `CudaArray.__setitem__`; all values at once."""
+        """Take values over, all at once."""
         if key is not Ellipsis:
             raise TypeError(f"got [{key!r}]: JAX's arrays do not change; set all values, by [...]")
         given = values.value if isinstance(values, JaxArray) else np.broadcast_to(values, self.shape)
@@ -65,7 +65,7 @@ class JaxArray(CudaArray):
         return JaxArray(self.value.reshape(shape))
 
     def copy(self) -> JaxArray:
-        """See `CudaArray.copy`; the value itself does not change."""
+        """Return another holder of the same value, which does not change."""
         return JaxArray(self.value)
 
 

@@ -34,7 +34,7 @@ _KEPT = 1000  # calls that nobody has looked at, in loops over train_on_batch
 
 
 class JaxAverage(CallbackAverage):
-    """See `GradientAverage`. Gradients on a device are added up there, between the kernels of the compiled step.
+    """Averages of JAX. Gradients on a device are added up there, between the kernels of the compiled step.
 
     ::
 
@@ -66,11 +66,11 @@ class JaxAverage(CallbackAverage):
         self._due = self._visible = self._queued.count
 
     def place(self, sums: Any) -> None:
-        """See `GradientAverage.place`; a `DeviceAllReduce`."""
+        """Prepare for gradients on a device, which a `DeviceAllReduce` combines."""
         self._sums = sums
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """See `GradientAverage.attach`.
+        """Begin a fit.
 
         Raises
         ------
@@ -95,7 +95,7 @@ class JaxAverage(CallbackAverage):
         return self.on_device
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
-        """See `CompiledAverage.average_in_program`: on a CUDA device, on the CPU in its memory, or by copies."""
+        """Return the averages of a batch: on a CUDA device, on the CPU in its memory, or by copies."""
         is_sum = batch.weight is None
         weight = 1.0 if is_sum else batch.weight
         if self.on_device:
@@ -142,7 +142,7 @@ class JaxAverage(CallbackAverage):
         self._due += steps * self._per_batch
 
     def program_started(self) -> None:
-        """See `GradientAverage.program_started`: what came with the batches before can be had beside its work."""
+        """Record the start of a batch's program: what came with earlier batches can be had beside its work."""
         self._visible = self._due
 
     def _latest(self) -> Array:
@@ -228,7 +228,7 @@ class _Filler:
         self._average, self._is_sum = average, is_sum
 
     def fill(self, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
-        """See `xla_calls.Filler`. JAX has a gradient of every weight."""
+        """Fill ``outs`` with averages; JAX has a gradient of every weight."""
         self._average.fill(Batch(ins, None if self._is_sum else scalar, [True] * len(ins)), outs)
 
 

@@ -39,7 +39,7 @@ class KerasVariable:
         return True
 
     def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
-        """See `Variable.get_value`; the internal type is NumPy's where the value is on the host."""
+        """Return the value; the internal type is NumPy's where the value is on the host."""
         if return_internal_type and not self.on_host():
             return self.variable
         return self.view() if borrow else np.array(self.view())
@@ -84,7 +84,7 @@ class Keras3Metrics(Metrics):
         self._checked = 0
 
     def epoch_begins(self) -> None:
-        """See `Metrics.epoch_begins`: sums and counts start from zero."""
+        """Record the begin of an epoch: sums and counts start from zero."""
         self._checked = len(self._model.metrics_variables)
         for metric in _each(self._model.metrics):
             require_declared(metric, keras.metrics.Metric)
@@ -94,7 +94,7 @@ class Keras3Metrics(Metrics):
                     raise not_additive(metric.name, variable.name)
 
     def train_state(self) -> list[Array]:
-        """See `Metrics.train_state`: an evaluation has not reset it yet when it calls on_test_begin."""
+        """Return the state of the training metrics, which on_test_begin of an evaluation still finds."""
         if self._checked != len(self._model.metrics_variables):  # TensorFlow makes them in the first step
             state = self.test_state()
             self._model.reset_metrics()
@@ -119,7 +119,7 @@ class Keras3Metrics(Metrics):
 
 
 class Keras3(Backend):
-    """See `Backend`; torch, jax and tensorflow add what is theirs."""
+    """Keras 3; torch, jax and tensorflow add what is theirs."""
 
     watches_batches = False
     variable: type[KerasVariable] = KerasVariable
@@ -129,7 +129,7 @@ class Keras3(Backend):
             raise ConfigurationError("got a model that is not compiled: call model.compile(...) before fit")
 
     def trains_together(self, model: Any) -> bool:
-        """See `Backend.trains_together`: by a distribution of Keras's own, on JAX."""
+        """Return whether a distribution of Keras's own, on JAX, trains on several processes."""
         return keras.distribution.distribution() is not None
 
     def compiled_with(self, model: Any) -> dict[str, Any]:
@@ -144,20 +144,20 @@ class Keras3(Backend):
         return [self.variable(v) for v in model.trainable_variables]
 
     def statistics(self, model: Any) -> list[KerasVariable]:
-        """See `Backend.statistics`: frozen weights are among them, alike on all workers, and stay so."""
+        """Return the other float state; frozen weights are among it, alike on all workers, and stay so."""
         # A GAN on JAX keeps variables of its optimizers among its own.
         of_optimizers = {id(v) for optimizer in optimizers_of(model) for v in optimizer.variables}
         return [self.variable(v) for v in model.non_trainable_variables if _is_float(v) and id(v) not in of_optimizers]
 
     def optimizer_state(self, model: Any) -> list[KerasVariable]:
-        """See `Backend.optimizer_state`; before the first step it may not be built."""
+        """Return the variables of the optimizer, which may not be built before the first step."""
         compiled_with = getattr(model, "optimizer", None)  # a model that is not compiled has none
         if compiled_with is not None and not compiled_with.built:
             compiled_with.build(model.trainable_variables)
         return [self.variable(v) for optimizer in optimizers_of(model) for v in optimizer.variables]
 
     def vary_noise(self, model: Any, rank: int) -> None:
-        """See `Backend.vary_noise`: every random layer has a seed generator, whose state is a variable."""
+        """Change the seed generators of the random layers, whose states are variables."""
         for variable in model.non_trainable_variables:
             if variable.path.endswith("seed_generator_state"):
                 state = np.array(keras.ops.convert_to_numpy(variable))
@@ -165,7 +165,7 @@ class Keras3(Backend):
                 variable.assign(state)
 
     def seed(self, seed: int) -> None:
-        """See `Backend.seed`: keras.random draws from one generator of Keras where it is given none.
+        """Seed the generator of Keras from which keras.random draws where it is given none.
 
         If that is not there yet, Python's generator will seed it.
         """
@@ -186,7 +186,7 @@ class Keras3(Backend):
             generator.next()
 
     def initial_epoch(self, model: Any) -> int:
-        """See `Backend.initial_epoch`: BackupAndRestore leaves it in the model."""
+        """Return the epoch that BackupAndRestore has left in the model, or 0."""
         return getattr(model, "_initial_epoch", None) or 0
 
     def resume_at(self, model: Any, epoch: int) -> None:
@@ -202,7 +202,7 @@ class Keras3(Backend):
         return GradientAverage(worker)
 
     def apply_of(self, optimizer_class: type, average: GradientAverage) -> dict[str, Any]:
-        """See `Backend.apply_of`: ``apply`` clips, accumulates and updates, so gradients are averaged before it."""
+        """Return an ``apply`` that averages gradients before Keras's clips, accumulates and updates."""
         base: Any = optimizer_class
         plain_apply = getattr(base.apply, "unchecked", base.apply)  # a copy that averages none would be refused there
         loss_weight = LossWeight()
@@ -226,7 +226,7 @@ class Keras3(Backend):
         return methods
 
     def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
-        """See `Backend.watch_losses`: ``compute_loss`` is where a step has its loss and what belongs to it."""
+        """Have ``compute_loss`` weigh the losses: there a step has its loss and what belongs to it."""
         losses = getattr(model, _LOSSES, None)
         if losses is None:
             losses = BatchLosses()

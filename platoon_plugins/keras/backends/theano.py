@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 class _Theano(Backend):
-    """See `Backend`. No callback of Keras 2 resumes: its loops ask for their first epoch, see `resuming`."""
+    """Keras 2 on Theano. None of its callbacks resumes: its loops ask for their first epoch, see `resuming`."""
 
     watches_batches = True
     honors_initial_epoch = False
@@ -41,7 +41,7 @@ class _Theano(Backend):
         return list(model._collected_trainable_weights)  # those that the compiled function trains
 
     def statistics(self, model: Any) -> list[Any]:
-        """See `Backend.statistics`: frozen weights are among them, alike on all workers, and stay so."""
+        """Return the other float state; frozen weights are among it, alike on all workers, and stay so."""
         trained = {id(weight) for weight in self.weights(model)}
         return [w for w in model.weights if id(w) not in trained and K.dtype(w).startswith("float")]
 
@@ -66,7 +66,7 @@ class _Theano(Backend):
         return _InGraph(worker)
 
     def apply_of(self, optimizer_class: type, average: _InGraph) -> dict[str, Callable[..., Any]]:
-        """See `Backend.apply_of`: ``get_gradients`` clips, so it is asked without, and clipping follows."""
+        """Return a ``get_gradients`` that asks Keras's without clipping, averages, and clips then."""
         base: Any = optimizer_class
 
         def get_gradients(optimizer: Any, loss: Any, params: Any) -> list[Any]:
@@ -86,7 +86,7 @@ class _Theano(Backend):
         return {"get_gradients": get_gradients, "get_updates": get_updates}
 
     def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
-        """See `Backend.watch_losses`: losses are sums, or divided by numbers of rows, masked ones too."""
+        """Have averages weigh the losses, which are sums, or divided by numbers of rows, masked ones too."""
         sums = {function.reduction == "sum" for function in model.loss_functions if function is not None}
         if average is not None:
             if len(sums | ({False} if model.losses else set())) > 1:
@@ -222,7 +222,7 @@ class _Metrics(Metrics):
         self._test_loss = np.zeros(2)
 
     def epoch_begins(self) -> None:
-        """See `Metrics.epoch_begins`: sums and counts start from zero."""
+        """Record the begin of an epoch: sums and counts start from zero."""
         for metric in self._metrics:
             require_declared(metric, keras.metrics.Metric)
             for weight in metric.weights:

@@ -99,12 +99,12 @@ class _Torch(Keras3):
             require_dense_layers(model)
 
     def trains_together(self, model: Any) -> bool:
-        """See `Backend.trains_together`: Keras from 3.16 on does so where torch.distributed is initialized."""
+        """Return whether torch.distributed is initialized, by which Keras from 3.16 on trains together."""
         group = torch.distributed
         return hasattr(model, "ddp_model") and group.is_available() and group.is_initialized()
 
     def seed(self, seed: int) -> None:
-        """See `Backend.seed`: torch shuffles, and draws the masks of Dropout."""
+        """Seed torch, which shuffles, and draws the masks of Dropout."""
         super().seed(seed)
         torch.manual_seed(seed)
 
@@ -129,7 +129,7 @@ class _Torch(Keras3):
         return devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
 
     def place_gradients(self, model: Any, average: ModelAverages, worker: Any) -> None:
-        """See `Backend.place_gradients`: on the devices, if each worker has all of them on one.
+        """Average gradients on the devices, if each worker has all of them on one.
 
         From the backward pass on, if it is the one of Keras on each, and its gradients all go to one optimizer.
         """

@@ -14,7 +14,7 @@ __all__ = ["HostCopy", "TorchArray", "host_copy", "on_cuda"]
 
 
 class TorchArray(CudaArray):
-    """See `CudaArray`; torch orders copies by its current stream, on which the center's kernels are launched too.
+    """A tensor. torch orders copies by its current stream, on which the center's kernels are launched too.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class TorchArray(CudaArray):
 
     @staticmethod
     def change(arrays: Sequence[TorchArray], queue: Queue) -> None:
-        """See `CudaArray.change`: in their memory."""
+        """Queue work on the memory of the tensors."""
         tensors = [array._tensor for array in arrays]
         stream = torch.cuda.current_stream(tensors[0].device).cuda_stream
         queue([tensor.data_ptr() for tensor in tensors], int(stream))
@@ -55,7 +55,7 @@ class TorchArray(CudaArray):
         return TorchArray(self._tensor[key])
 
     def reshape(self, shape: tuple[int, ...]) -> TorchArray:
-        """See `CudaArray.reshape`: a view, if the array is contiguous."""
+        """Return the values in another shape; a view, if the array is contiguous."""
         return TorchArray(self._tensor.reshape(shape))
 
     def copy(self) -> TorchArray:
