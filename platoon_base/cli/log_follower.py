@@ -44,6 +44,8 @@ class LogFollower:
 
     def read(self, end: int | None = None) -> bytes:
         """Return the next bytes, at most a chunk of them, and none from ``end`` on."""
+        if end == self.offset:
+            return b""
         try:
             with open_regular(self.path) as file:
                 size = file.seek(0, os.SEEK_END)
