@@ -55,7 +55,7 @@ class Model(NamedTuple):
     per_byte_s: dict[str, float]
 
     def seconds(self, kind: str, size: int, hosts: int, link: Link) -> float:
-        """Return how long a call takes; the equations of docs/hosts.md.
+        """Return how long a call takes; the equations of docs/hosts_costs.md.
 
         The processor's work and the link's go on at the same time, but in a round, where one follows the other. Ways
         between hosts that follow each other: 1 of a small all-reduce and of an exchange of centers, 2 of a large

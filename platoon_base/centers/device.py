@@ -96,7 +96,7 @@ class DeviceCenter:
     def sync(
         self, rule: Rule, arrays: Sequence[DeviceArray], locked: bool, timeout_s: float
     ) -> NonFiniteElement | None:
-        """See `Center.sync`."""
+        """Apply the rule once between ``arrays``, changed in place, and the center."""
         self._partitions.open_all(timeout_s)
         refused = self._take_refused()
         atomic = f"{rule.kernel}_atomic"
@@ -108,7 +108,7 @@ class DeviceCenter:
         return refused
 
     def read(self, out: Sequence[DeviceArray], locked: bool, timeout_s: float, begin: bool = False) -> None:
-        """See `Center.read`."""
+        """Copy the center into ``out``; with ``begin`` start the rule's states on this worker, at the same moment."""
         if self._directory.complete:
             self._partitions.open_all(timeout_s)
             self._launch("take_over" if begin else "pull", out)
@@ -118,12 +118,12 @@ class DeviceCenter:
             self._start_from_mirror()
 
     def write(self, values: Sequence[DeviceArray], locked: bool, timeout_s: float) -> None:
-        """See `Center.write`."""
+        """Put ``values`` in place of the center's, and start the rule's states on this worker, at the same moment."""
         self._partitions.open_all(timeout_s)
         self._launch("overwrite", values)
 
     def fill(self, values: Sequence[DeviceArray], states: Sequence[Sequence[np.ndarray[Any, Any]]]) -> None:
-        """See `Center.fill`: partitions are made out of the mirror."""
+        """Give a new center its first values: partitions are made out of the mirror."""
         for buffer, arrays in enumerate([values, *states]):
             self._directory.write_buffer(buffer, arrays)
         self.make_partition()
@@ -160,11 +160,11 @@ class DeviceCenter:
             self._mirror = number, []
 
     def finish(self) -> None:
-        """See `Center.finish`."""
+        """Wait until the center has all values that this worker gave it; on devices calls are queued."""
         self._refused.read()  # each kernel was launched with it
 
     def settle(self) -> None:
-        """See `Center.settle`: mirror this worker's partitions for the last time."""
+        """Mirror this worker's partitions for the last time."""
         self._memory.finish_copies()
         self.mirror()
         self._memory.finish_copies()
@@ -173,7 +173,7 @@ class DeviceCenter:
         self._next_mirror = 0.0  # should somebody synchronize all the same
 
     def close(self, over: bool = False) -> None:
-        """See `Center.close`."""
+        """Release the memory; a second call does nothing."""
         if self._directory.closed:
             return
         self.finish()
@@ -327,7 +327,7 @@ class DeviceCenters:
         return DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone, self._incarnation)
 
     def unlink(self) -> None:
-        """See `CenterFactory.unlink`."""
+        """Remove the center's name: its memory is freed when the last worker closes it."""
         Segment.unlink(self.name)
 
     def attach(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:

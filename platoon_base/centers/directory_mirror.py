@@ -55,6 +55,6 @@ class DirectoryMirror:
             time.sleep(_POLL_INTERVAL_S)
 
     def close(self) -> None:
-        """See `Readable.close`."""
+        """Release the memory; a second call does nothing."""
         if not self._directory.closed:
             self._directory.close()

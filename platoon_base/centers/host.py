@@ -127,7 +127,7 @@ class HostCenter:
         self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
-        """See `Center.sync`; stripes that somebody has held for longer than `PATIENCE_S` are left out this time."""
+        """Apply the rule once to each stripe, but for those that another worker has held longer than `PATIENCE_S`."""
         refusals: list[NonFiniteElement] = []
         flat = [array.reshape(-1) for array in arrays]
 
@@ -155,7 +155,7 @@ class HostCenter:
         return min(refusals, default=None)
 
     def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:
-        """See `RoundCenter.contribute`."""
+        """Add this worker's progress since it took the center over, wherever it began from the center as it is."""
 
         def add(rounds: Rounds, stripe: Stripe) -> tuple[int, int] | None:
             return rounds.contribute(stripe.index, cut(arrays, stripe.pieces), part)
@@ -165,7 +165,7 @@ class HostCenter:
     def take_over(
         self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float
     ) -> NonFiniteElement | None:
-        """See `RoundCenter.take_over`."""
+        """Set ``arrays`` to the center after round ``number``, and make the outer step where nobody has made it yet."""
 
         def take(rounds: Rounds, stripe: Stripe) -> tuple[int, int] | None:
             return rounds.take_over(stripe.index, rule, cut(arrays, stripe.pieces), number)
@@ -197,7 +197,7 @@ class HostCenter:
         return min(refusals, default=None)
 
     def read(self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False) -> None:
-        """See `Center.read`; stripes that somebody has held for longer than `PATIENCE_S` are read as they are."""
+        """Copy the center into ``out``; stripes that are held longer than `PATIENCE_S` are read as they are."""
 
         def copy(stripe: Stripe) -> None:
             if self._rounds is not None:
@@ -215,7 +215,7 @@ class HostCenter:
             self._rounds.begin()
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
-        """See `Center.write`; in a job on several hosts it returns once all of them have the values."""
+        """Put ``values`` in place of the center's; on several hosts it returns once all of them have the values."""
 
         def copy(stripe: Stripe) -> None:
             new = cut(values, stripe.pieces)
@@ -263,7 +263,7 @@ class HostCenter:
         return not self._visit(put, True, PATIENCE_S)
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
-        """See `Center.fill`."""
+        """Give a new center its first values, and start the rule's states on this worker; before others attach."""
         for state, given in zip(self.states, states):
             copy_all(state, given)
         for stripe in self._stripes:
@@ -356,17 +356,17 @@ class HostCenter:
             return values, states
 
     def holder(self, stripe: int) -> int | None:
-        """See `StripeLocks.holder`."""
+        """Return the rank in a stripe's holder word, or None; a dead worker's rank stays until the next visit."""
         return self._locks.holder(stripe)
 
     def finish(self) -> None:
-        """See `Center.finish`: nothing is queued here."""
+        """Do nothing: no work is queued here."""
 
     def settle(self) -> None:
-        """See `Center.settle`: the controller reads this very memory."""
+        """Do nothing: the controller reads this very memory."""
 
     def close(self, over: bool = False) -> None:
-        """See `Center.close`."""
+        """Release the memory; a second call does nothing."""
         self._segment.close()
         self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None
         self._momenta = []
@@ -378,7 +378,7 @@ class HostCenter:
     def _visit(
         self, work: Callable[[Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int] | None = None
     ) -> list[Stripe]:
-        """See `StripeLocks.visit`."""
+        """Do ``work`` once on each stripe, under its lock; locked stripes are retried later."""
         self._require_open()
         return self._locks.visit(work, locked, timeout_s, stuck or {})
 
@@ -426,7 +426,7 @@ class HostCenters:
         return HostCenter(segment, layout, rule, shape, rank, self._gone)
 
     def unlink(self) -> None:
-        """See `CenterFactory.unlink`."""
+        """Remove the center's name: its memory is freed when the last worker closes it."""
         Segment.unlink(self.name)
 
     def attach(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:

@@ -104,7 +104,7 @@ class InprocClient:
         self._closed = False
 
     def request(self, data: bytes, timeout_s: float) -> bytes:
-        """See `ClientChannel.request`."""
+        """Send a request and wait for its answer."""
         if self._closed:
             raise WorkerLostError("this connection is closed; a worker cannot be used after close()")
         request_id = next(self._ids).to_bytes(8, "little")
@@ -156,5 +156,5 @@ class InprocClient:
         return encode(msg.Done())
 
     def close(self) -> None:
-        """See `ClientChannel.close`."""
+        """Close the connection; a second call does nothing."""
         self._closed = True

@@ -103,7 +103,7 @@ class ZmqClient:
             raise ConfigurationError(f"cannot connect to {address!r} ({exc}): give tcp://host:port") from exc
 
     def request(self, data: bytes, timeout_s: float) -> bytes:
-        """See `ClientChannel.request`; a `ProtocolError` if the controller refuses this worker's keys."""
+        """Send a request and wait for its answer; a `ProtocolError` if the controller refuses this worker's keys."""
         deadline = time.monotonic() + timeout_s
         request_id = next(self._ids).to_bytes(_ID_BYTES, "little")
         self._awaited[request_id] = b""
@@ -189,7 +189,7 @@ class ZmqClient:
             return None
 
     def close(self) -> None:
-        """See `ClientChannel.close`; requests that still wait end with an error."""
+        """Close the connection; requests that still wait end with an error."""
         self._closing = True
         if self._lock.acquire(timeout=_CLOSE_S):
             try:
@@ -242,7 +242,7 @@ class ZmqServer:
         self.address = os.fsdecode(cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))).rstrip("\0")
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
-        """See `ServerChannel.wait`; with keys it may return before the time is over, with nothing.
+        """Sleep until requests arrive or the time is over; with keys it may return earlier, with nothing.
 
         It also checks the clients that connect, so it must be called again and again.
         """
@@ -274,11 +274,11 @@ class ZmqServer:
         return received
 
     def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
-        """See `ServerChannel.reply`."""
+        """Send an answer; to a peer that is gone it is dropped."""
         self._socket.send_multipart([peer, request_id.ljust(_ID_BYTES, b"\0") + data])
 
     def close(self) -> None:
-        """See `ServerChannel.close`."""
+        """Close the socket; a second call does nothing."""
         self._socket.close()
         if self.zap_handler is not None:
             self.zap_handler.close()

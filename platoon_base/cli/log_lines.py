@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from platoon_base.cli.log_follower import CHUNK_BYTES, LogFollower
+
 __all__ = ["LogLines", "NewLine"]
 
-_CHUNK_BYTES = 2**20  # at most so much of each file in one look, however much a worker writes
 _BEHIND_BYTES = 2**24  # one that is further behind reads on near the end
 _LINE_BYTES = 2**16  # a longer line is a progress bar's
 _SHOWN_BYTES = 2000
@@ -41,46 +40,36 @@ class NewLine(NamedTuple):
 
 
 class _Log:
-    """One file: how far it has been read."""
+    """One file: how far it is read, and what of it is left out."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.offset = path.stat().st_size if path.is_file() else 0  # lines of an earlier run do not count
-        self.rest = b""
-        self.limit: int | None = None
+        self.follower = LogFollower(path)
+        self.follower.offset = self.follower.size()  # lines of an earlier run do not count
+        self.end: int | None = None
         self.skips: tuple[int, int] | None = None  # what is shown otherwise: from here to there, 0 if not known yet
 
     def read(self) -> tuple[bytes, int]:
         """Return what is new, at most a chunk of it, and how many bytes before it are left out."""
-        try:
-            with self.path.open("rb") as file:
-                limit = file.seek(0, os.SEEK_END) if self.limit is None else self.limit
-                behind = limit - self.offset
-                left_out = behind - _CHUNK_BYTES if behind > _BEHIND_BYTES else 0
-                if left_out:
-                    self.offset, self.rest = self.offset + left_out, b""
-                if self.skips is not None and self.skips[0] <= self.offset:
-                    if not self.skips[1]:
-                        return b"", left_out
-                    self.offset, self.skips = max(self.offset, self.skips[1]), None
-                limit = limit if self.skips is None else min(limit, self.skips[0])
-                file.seek(self.offset)
-                data = file.read(max(0, min(_CHUNK_BYTES, limit - self.offset)))
-        except OSError:
-            return b"", 0
-        self.limit = None
-        self.offset += len(data)
-        return data, left_out
+        log = self.follower
+        end = log.size() if self.end is None else self.end
+        behind = end - log.offset
+        left_out = behind - CHUNK_BYTES if behind > _BEHIND_BYTES else 0
+        if left_out:
+            log.offset, log.rest = log.offset + left_out, b""
+        if self.skips is not None and self.skips[0] <= log.offset:
+            if not self.skips[1]:
+                return b"", left_out
+            log.offset, self.skips = max(log.offset, self.skips[1]), None
+        self.end = None
+        return log.read(end if self.skips is None else min(end, self.skips[0])), left_out
 
     def lines(self, data: bytes, last: bool) -> list[bytes]:
         """Return the whole lines of all that was read and not returned; with ``last`` also one without an end."""
-        *lines, rest = (self.rest + data).split(b"\n")
-        if len(rest) > _LINE_BYTES:
-            rest = rest[:_SHOWN_BYTES] + b"..." + rest[-_LINE_BYTES // 2 :]
-        if last and rest:
-            lines, rest = [*lines, rest], b""
-        self.rest = rest
-        return lines
+        log = self.follower
+        lines = log.lines(data)
+        if len(log.rest) > _LINE_BYTES:
+            log.rest = log.rest[:_SHOWN_BYTES] + b"..." + log.rest[-_LINE_BYTES // 2 :]
+        return [*lines, *log.flush()] if last else lines
 
 
 class LogLines:
@@ -97,7 +86,7 @@ class LogLines:
         In one look at most so much of a file is shown: its newest lines, with a line that tells what is left out.
     """
 
-    def __init__(self, paths: Sequence[Path], whole: Collection[int] = (), most_bytes: int = _CHUNK_BYTES) -> None:
+    def __init__(self, paths: Sequence[Path], whole: Collection[int] = (), most_bytes: int = CHUNK_BYTES) -> None:
         self._logs = [_Log(path) for path in paths]
         self._whole = frozenset(whole)
         self._most_bytes = most_bytes
@@ -110,13 +99,12 @@ class LogLines:
     def measure(self) -> None:
         """Have the next `new` return nothing that is written from now on."""
         for log in self._logs:
-            with contextlib.suppress(OSError):
-                log.limit = log.path.stat().st_size
+            log.end = log.follower.size()
 
     def skip(self, file: int, begin: int, end: int) -> None:
         """Leave out the lines from one byte of a file to another; an end of 0 is not known yet."""
         log = self._logs[file]
-        if log.offset <= max(begin, end - 1):
+        if log.follower.offset <= max(begin, end - 1):
             log.skips = (begin, end)
 
     def new(self, last: bool = False) -> Iterator[NewLine]:
@@ -136,12 +124,12 @@ class LogLines:
             left_out += sum(map(len, lines[:first])) + first
             if left_out:
                 yield from (line for line in self._found(i, lines[:first]) if line.is_warning)
-                yield NewLine(i, f"... {left_out:,} bytes left out, see {log.path}", False)
+                yield NewLine(i, f"... {left_out:,} bytes left out, see {log.follower.path}", False)
             yield from self._found(i, lines[first:])
 
     def unfinished(self, file: int) -> str:
         """Return the line of a file that has no end yet, such as a progress bar."""
-        rest = self._logs[file].rest
+        rest = self._logs[file].follower.rest
         return "" if _NOISE.search(rest[:_SHOWN_BYTES]) else _plain(rest)
 
     def _found(self, file: int, lines: Sequence[bytes]) -> Iterator[NewLine]:

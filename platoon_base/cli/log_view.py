@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from pathlib import Path
 from typing import BinaryIO
 
 from platoon_base.cli.log_folder import log_file
+from platoon_base.cli.log_follower import CHUNK_BYTES, LogFollower
 from platoon_base.system.regular_files import open_regular
 
 __all__ = ["LogView", "ranks_in"]
 
 _NAME = re.compile(r"rank(\d+)\.log")
 _BLOCK_BYTES = 1 << 16
-_CHUNK_BYTES = 1 << 20
 
 
 def ranks_in(folder: Path) -> list[int]:
@@ -65,39 +64,36 @@ class LogView:
         self._rank = rank
         self._lines = lines
         self._stream = stream
-        self._offsets: dict[int, int] = {}
-        self._rests: dict[int, bytes] = {}
+        self._logs: dict[int, LogFollower] = {}
 
     def show(self, last: bool = False) -> None:
         """Write what is new; with ``last`` lines without an end too."""
         for rank in ranks_in(self._folder) if self._rank is None else [self._rank]:
-            while self._show(rank, last):
+            log = self._log(rank)
+            while log is not None and self._show(rank, log, last):
                 pass
         self._stream.flush()
 
-    def wait(self, seconds: float) -> None:
-        """Wait until there may be more."""
-        time.sleep(seconds)
+    def _log(self, rank: int) -> LogFollower | None:
+        """Return the follower of a log, at first before its last lines; None as long as there is no log."""
+        if rank not in self._logs:
+            path = log_file(self._folder, rank)
+            try:
+                with open_regular(path) as file:
+                    self._logs[rank] = LogFollower(path, begin_of_last_lines(file, self._lines))
+            except OSError:
+                return None
+        return self._logs[rank]
 
-    def _show(self, rank: int, last: bool) -> bool:
+    def _show(self, rank: int, log: LogFollower, last: bool) -> bool:
         """Write a part of what is new in one log; returns whether there is more."""
-        try:
-            with open_regular(log_file(self._folder, rank)) as file:
-                first = rank not in self._offsets
-                begin = begin_of_last_lines(file, self._lines) if first else self._offsets[rank]
-                if begin > file.seek(0, os.SEEK_END):  # it was begun anew
-                    begin = 0
-                file.seek(begin)
-                data = file.read(_CHUNK_BYTES)
-        except OSError:
-            return False
-        self._offsets[rank] = begin + len(data)
+        data = log.read()
+        more = len(data) == CHUNK_BYTES
         if self._rank is not None:
             self._stream.write(data)
-            return len(data) == _CHUNK_BYTES
-        *lines, rest = (self._rests.get(rank, b"") + data).split(b"\n")
-        if rest and (last or len(rest) > _CHUNK_BYTES):
-            lines, rest = [*lines, rest], b""
-        self._rests[rank] = rest
+            return more
+        lines = log.lines(data)
+        if (last and not more) or len(log.rest) > CHUNK_BYTES:
+            lines += log.flush()
         self._stream.write(b"".join(b"[%d] %s\n" % (rank, line) for line in lines))
-        return len(data) == _CHUNK_BYTES
+        return more

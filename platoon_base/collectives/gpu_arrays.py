@@ -45,7 +45,7 @@ class NcclArrays:
         self._flag: Any = None
 
     def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
-        """See `Collective.all_reduce`."""
+        """Combine the arrays of all ranks element by element; every rank gets the same bits."""
         name = canonical_op(op)
         # In place, as in every training step, there is little to check; all of it counts in microseconds.
         if out is not array or array.typecode not in _DTYPES or not array.flags.c_contiguous:
@@ -55,7 +55,7 @@ class NcclArrays:
         return out
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
-        """See `Collective.broadcast`."""
+        """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``."""
         root = canonical_root(root, self.size)
         source, _ = self._prepared(array, array, array.shape)
         if source.size:
@@ -67,7 +67,7 @@ class NcclArrays:
         return array
 
     def all_gather(self, array: Any, out: Any = None, *, timeout_s: float) -> Any:
-        """See `Collective.all_gather`."""
+        """Stack the arrays of all ranks: ``shape`` becomes ``(size, *shape)``, in the order of the ranks."""
         array, out = self._prepared(array, out, (self.size, *array.shape))
         if array.size:
             dtype = _DTYPES[array.typecode]
@@ -77,7 +77,7 @@ class NcclArrays:
         return out
 
     def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
-        """See `Collective.reduce_scatter`."""
+        """Combine as `all_reduce` does, and keep this rank's part: ``(size, *shape)`` becomes ``shape``."""
         name = canonical_op(op)
         if not array.shape or array.shape[0] != self.size:
             raise ConfigurationError(
@@ -89,14 +89,14 @@ class NcclArrays:
         return out
 
     def barrier(self, *, timeout_s: float) -> None:
-        """See `Collective.barrier`."""
+        """Wait until every rank of the group has come here."""
         if self._flag is None:
             self._flag = gpuarray.zeros((1,), "float32", context=self._context)
         self.all_reduce(self._flag, "max", self._flag, timeout_s=timeout_s)
         np.asarray(self._flag)
 
     def close(self) -> None:
-        """See `NcclGroup.close`."""
+        """Wait for queued calls, unless the group is broken, and release the communicator."""
         self._group.close()
 
     def _prepared(self, array: Any, out: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:

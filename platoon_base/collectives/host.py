@@ -156,11 +156,11 @@ class HostCollective:
             raise
 
     def all_reduce(self, array: Array, op: str = "sum", out: Array | None = None, *, timeout_s: float) -> Array:
-        """See `Collective.all_reduce`. Floats are combined in the order of the ranks, float16 in float32."""
+        """Combine the arrays element by element: floats in the order of the ranks, float16 in float32."""
         return self._combine("all_reduce", op, array, out, timeout_s)
 
     def broadcast(self, array: Array, root: int = 0, *, timeout_s: float) -> Array:
-        """See `Collective.broadcast`."""
+        """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``."""
         try:
             header = self._headline("broadcast", "sum", canonical_root(root, self.size), array, timeout_s)
             require_writable(array, "array")
@@ -174,15 +174,15 @@ class HostCollective:
         return array
 
     def all_gather(self, array: Array, out: Array | None = None, *, timeout_s: float) -> Array:
-        """See `Collective.all_gather`."""
+        """Stack the arrays of all ranks: ``shape`` becomes ``(size, *shape)``, in the order of the ranks."""
         return self._combine("all_gather", "sum", array, out, timeout_s)
 
     def reduce_scatter(self, array: Array, op: str = "sum", out: Array | None = None, *, timeout_s: float) -> Array:
-        """See `Collective.reduce_scatter`; combined as by `all_reduce`."""
+        """Combine as `all_reduce` does, and keep this rank's part: ``(size, *shape)`` becomes ``shape``."""
         return self._combine("reduce_scatter", op, array, out, timeout_s)
 
     def barrier(self, *, timeout_s: float) -> None:
-        """See `Collective.barrier`."""
+        """Wait until every rank of the group has come here."""
         try:
             header = self._headline("barrier", "sum", 0, _EMPTY, timeout_s)
         except BaseException as exc:
@@ -206,7 +206,7 @@ class HostCollective:
         self._shared.unlink()
 
     def close(self) -> None:
-        """See `Collective.close`; a call that still waits ends with an error.
+        """Release the memory; a call that still waits ends with an error.
 
         That of another thread ends first. One that this thread is in, whose signal handler this is called from, ends
         as soon as the handler has returned.

@@ -330,26 +330,26 @@ class _InMemory:
     calls: int
 
     def left(self) -> list[int]:
-        """See `Exchange.left`."""
+        """List the ranks that have closed the group."""
         return [q for q in range(self._memory.size) if self._memory.counters[q, LEFT]]
 
     def leave(self) -> None:
-        """See `Exchange.leave`."""
+        """Show the others that this rank has closed the group."""
         self._memory.counters[self._rank, LEFT] = 1
 
     def called(self) -> dict[int, Array]:
-        """See `Exchange.called`."""
+        """Return the `headline` of the latest call of each rank that came to it."""
         memory, calls = self._memory, self.calls
         return {
             q: memory.headers[q, (calls - 1) & 1] for q in range(memory.size) if memory.counters[q, ARRIVED] >= calls
         }
 
     def broken_link(self) -> str:
-        """See `Exchange.broken_link`: there are no links."""
+        """Return "": there are no links."""
         return ""
 
     def close(self) -> None:
-        """See `Exchange.close`: the memory is the caller's."""
+        """Do nothing: the memory is the caller's."""
 
 
 class FusedExchange(_InMemory):
@@ -381,20 +381,20 @@ class FusedExchange(_InMemory):
         self._run: Callable[[int, Any, Any, Any, float], int] = _collectives.run
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
-        """See `Exchange.begin`."""
+        """Begin a call on contiguous arrays, and go on as `resume` does."""
         return self._run(self._address, header, array, out, patience_s)
 
     def resume(self, patience_s: float) -> int:
-        """See `Exchange.resume`."""
+        """Go on until the call has ended, or AGAIN when nothing happens for so long."""
         return self._run(self._address, None, None, None, patience_s)
 
     @property
     def calls(self) -> int:  # type: ignore[override]
-        """See `Exchange.calls`."""
+        """Return how many calls have begun."""
         return int(self._state[_CALL])
 
     def missing(self) -> list[int]:
-        """See `Exchange.missing`."""
+        """List the ranks that the call waits for."""
         return _missing(self._memory, self._rank, int(self._state[_WAITING_FOR]), int(self._state[_UNTIL]))
 
 
@@ -419,14 +419,14 @@ class NumpyExchange(_InMemory):
         self.calls = 0
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
-        """See `Exchange.begin`."""
+        """Begin a call on contiguous arrays, and go on as `resume` does."""
         if self._memory.broken:
             return BROKEN
         self._running = self._call(header, array.reshape(-1), out.reshape(-1))
         return self.resume(patience_s)
 
     def resume(self, patience_s: float) -> int:
-        """See `Exchange.resume`."""
+        """Go on until the call has ended, or AGAIN when nothing happens for so long."""
         deadline = time.monotonic() + patience_s
         for status in self._running:
             if status != AGAIN:
@@ -439,7 +439,7 @@ class NumpyExchange(_InMemory):
         return ENDED
 
     def missing(self) -> list[int]:
-        """See `Exchange.missing`."""
+        """List the ranks that the call waits for."""
         return _missing(self._memory, self._rank, *self._waiting_for)
 
     def _wait(self, counter: int, value: int) -> Iterator[int]:

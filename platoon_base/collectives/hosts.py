@@ -164,11 +164,11 @@ class _NamingHosts:
         self._liveness, self._world, self._ranks = liveness, world, list(ranks)
 
     def moved(self, ranks: Sequence[int]) -> float:
-        """See `Liveness.moved`."""
+        """Return the earliest of these workers' times of latest progress, in seconds of the monotonic clock."""
         return self._liveness.moved(ranks)
 
     def why_absent(self, ranks: Sequence[int]) -> str:
-        """See `Liveness.why_absent`."""
+        """Return why one of these ranks will never make the call that this worker waits in; empty if all may."""
         for rank in ranks:
             why = self._liveness.why_absent([rank])
             if why:
@@ -188,7 +188,7 @@ class _HostsFailure(GroupFailure):
         self._reported = False
 
     def break_group(self, exc: BaseException, text: str) -> None:
-        """See `GroupFailure.break_group`; the reason that came first goes on to the other hosts."""
+        """Break the group on this host and the others; the reason that came first is the one that goes on to them."""
         super().break_group(exc, text)
         memory = self._shared.memory
         exchange = self.exchange

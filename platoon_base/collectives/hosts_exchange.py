@@ -59,7 +59,7 @@ class _Plan(NamedTuple):
 
 
 class HostsExchange:
-    """See `Exchange`; indices are those of the group of all hosts, in which ranks are numbered host by host.
+    """An exchange over hosts; indices are those of the group of all hosts, whose ranks are numbered host by host.
 
     A step of a call is a generator that yields a status of `Exchange.resume` where it waits.
 
@@ -117,7 +117,7 @@ class HostsExchange:
         self.busy = False
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
-        """See `Exchange.begin`."""
+        """Begin a call on contiguous arrays, and go on as `resume` does."""
         if self._memory.broken:
             return BROKEN
         self.calls += 1
@@ -133,7 +133,7 @@ class HostsExchange:
         return self.resume(patience_s)
 
     def resume(self, patience_s: float) -> int:
-        """See `Exchange.resume`."""
+        """Go on until the call has ended, or AGAIN when nothing happens for so long."""
         self._until = time.monotonic() + patience_s
         self.busy = True
         try:
@@ -144,7 +144,7 @@ class HostsExchange:
             self.busy = False
 
     def missing(self) -> list[int]:
-        """See `Exchange.missing`."""
+        """List the ranks that the call waits for."""
         if self._within:
             here = [self._firsts[self._host] + q for q in self._local.missing()]
             if self._first is not None and not self.busy:
@@ -159,16 +159,16 @@ class HostsExchange:
         return sorted(found)
 
     def left(self) -> list[int]:
-        """See `Exchange.left`."""
+        """List the ranks that have closed the group."""
         away = [link.to.member for link in self._links.all if link.left]
         return sorted(away + [self._firsts[self._host] + q for q in self._local.left()])
 
     def leave(self) -> None:
-        """See `Exchange.leave`."""
+        """Show the others that this rank has closed the group."""
         self._local.leave()  # the links learn it by `close`, when no call of another thread uses them
 
     def called(self) -> dict[int, Array]:
-        """See `Exchange.called`."""
+        """Return the `headline` of the latest call of each rank that came to it."""
         found = {self._firsts[self._host] + q: header for q, header in self._local.called().items()}
         if self._first is None:  # else the ranks of this host compare what they call
             found = {self._firsts[self._host] + self._index: np.frombuffer(self._links.header, np.int64)}
@@ -179,7 +179,7 @@ class HostsExchange:
         return dict(sorted(found.items()))
 
     def broken_link(self) -> str:
-        """See `Exchange.broken_link`."""
+        """Say why the call cannot end though no rank is known to be absent; empty if it can, as far as is known."""
         if self._within:
             return ""
         return self._links.broken(self._owes) or ("" if self._pending is None else self._pending.why_failed())
@@ -190,7 +190,7 @@ class HostsExchange:
             self._links.send_last_record(how, text)
 
     def close(self) -> None:
-        """See `Exchange.close`."""
+        """Close what the exchange has opened itself."""
         if not self.busy:
             self._links.send_last_record(None, b"")
         self._links.close()

@@ -130,11 +130,11 @@ class GlooHosts:
         self._group._set_default_timeout(timedelta(seconds=_LIBRARY_TIMEOUT_S))
 
     def begin_sum(self, array: Array) -> Pending:
-        """See `HostsLibrary.begin_sum`."""
+        """Begin to replace a contiguous array by the sum over the hosts, each of which calls this in the same order."""
         return _GlooSum(self._group.allreduce([self._torch.from_numpy(array)]))
 
     def close(self, failed: bool) -> None:
-        """See `HostsLibrary.close`."""
+        """Release the library; where a call has ``failed``, without waiting for the other hosts."""
         if failed and self._group is not None:
             _keep_for_ever(self._group)  # its end would wait for what never comes
         self._group = self._store = self._device = None
@@ -204,7 +204,7 @@ class MpiHosts:
         self._ours = found.Dup()
 
     def begin_sum(self, array: Array) -> Pending:
-        """See `HostsLibrary.begin_sum`."""
+        """Begin to replace a contiguous array by the sum over the hosts, each of which calls this in the same order."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="platoon-mpi", daemon=True)
             self._thread.start()
@@ -217,7 +217,7 @@ class MpiHosts:
             pending.run(self._ours, self._mpi.IN_PLACE, self._mpi.SUM)
 
     def close(self, failed: bool) -> None:
-        """See `HostsLibrary.close`."""
+        """Release the library; where a call has ``failed``, without waiting for the other hosts."""
         self._orders.put(None)  # a thread that is in a call stays there, and keeps the array
         if self._began and not failed:
             # At the very end of the process: it waits for the other hosts, which may wait for this one to leave.

@@ -97,7 +97,7 @@ class Link:
         self.head, self.fits, self._waits_for = None, False, []
 
     def place(self, tag: int, offset: int, length: int) -> memoryview | None:
-        """See `Receiver.place`."""
+        """Return a buffer for a payload of ``length`` bytes; None leaves this and later records for a later pull."""
         kind, links = tag & 255, self._links
         if kind in (SHARE, RESULT) and self.head is not None:
             if not self.fits or links.work is None:
@@ -119,7 +119,7 @@ class Link:
         return memoryview(self._buffer)
 
     def done(self, tag: int, offset: int, length: int) -> None:
-        """See `Receiver.done`."""
+        """Handle a record whose payload now lies in the buffer that `place` returned."""
         kind = tag & 255
         if kind == HEAD:
             self.head = self._buffer

@@ -272,7 +272,7 @@ class Reduction:
             self._combine(chunk, int(piece))
 
     def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:
-        """See `Work.place`."""
+        """Return the memory for data that come from a host; None if they are not expected."""
         if chunk >= len(self._widths) or offset % self._item or length % self._item:
             return None
         width_bytes = self._widths[chunk] * self._item
@@ -292,7 +292,7 @@ class Reduction:
         return self._bytes[row * self._shares.shape[2] * self._item + offset :][:length]
 
     def done(self, host: int, kind: int, chunk: int, offset: int, length: int) -> None:
-        """See `Work.done`."""
+        """Record that data of a host have arrived in their place."""
         self._reach[host] += length
         if kind == RESULT:
             self._chunks[chunk].bytes_left -= length
@@ -388,12 +388,12 @@ class ChunkedAllGather:
         return host in self._came and self._came[host] * self._rails < len(self._blocks[host])
 
     def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:
-        """See `Work.place`."""
+        """Return the memory for data that come from a host; None if they are not expected."""
         block = self._memory.get(host)
         if kind != RESULT or chunk or block is None or offset + length > len(block):
             return None
         return block[offset : offset + length]
 
     def done(self, host: int, kind: int, chunk: int, offset: int, length: int) -> None:
-        """See `Work.done`."""
+        """Record that data of a host have arrived in their place."""
         self._came[host] += length

@@ -30,55 +30,55 @@ class LocalCollective:
     rank, size = 0, 1
 
     def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float = 0.0) -> Any:
-        """See `Collective.all_reduce`."""
+        """Return the values of the only rank, which are their own sum, mean, product and so on."""
         _check(array, timeout_s, op)
         return _copied(array, array.shape, out, in_place=True)
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float = 0.0) -> Any:
-        """See `Collective.broadcast`."""
+        """Return ``array`` as it is."""
         _check(array, timeout_s)
         canonical_root(root, 1)
         require_writable(array, "array")
         return array
 
     def all_gather(self, array: Any, out: Any = None, *, timeout_s: float = 0.0) -> Any:
-        """See `Collective.all_gather`."""
+        """Return the array with an axis of length 1 before its own."""
         _check(array, timeout_s)
         return _copied(array, (1, *array.shape), out)
 
     def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float = 0.0) -> Any:
-        """See `Collective.reduce_scatter`."""
+        """Return the array without its first axis, which has length 1."""
         _check(array, timeout_s, op)
         if not array.shape or array.shape[0] != 1:
             raise ConfigurationError(f"got shape {array.shape}: the first axis must be the number of ranks, 1")
         return _copied(array, array.shape[1:], out)
 
     def barrier(self, *, timeout_s: float = 0.0) -> None:
-        """See `Collective.barrier`."""
+        """Return at once."""
         require_timeout(timeout_s)
 
     def close(self) -> None:
-        """See `Collective.close`."""
+        """Do nothing: the group has no memory of its own."""
 
 
 class LocalFactory:
     """Forms the groups of a job of one."""
 
     def host(self, timeout_s: float) -> Collective:
-        """See `CollectiveFactory.host`."""
+        """Return a group of one that takes ndarrays."""
         return LocalCollective()
 
     def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
-        """See `CollectiveFactory.device`."""
+        """Return a group of one that takes GpuArrays."""
         return LocalCollective()
 
     def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
-        """See `CollectiveFactory.tensors`."""
+        """Return a group of one that takes torch's tensors."""
         group: Collective = importlib.import_module("platoon_base.collectives.tensors").HostTensors(host())
         return group
 
     def nccl(self, ordinal: int | None, timeout_s: float) -> None:
-        """See `CollectiveFactory.nccl`: nobody is there to combine with."""
+        """Return None: there is no other rank to combine with."""
 
 
 def _check(array: Any, timeout_s: float, op: str = "sum") -> None:

@@ -39,7 +39,7 @@ class StagedCollective:
         self._empty = _empty if empty is None else empty
 
     def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
-        """See `Collective.all_reduce`."""
+        """Combine the arrays of all ranks element by element; every rank gets the same bits."""
         if isinstance(array, np.ndarray):
             return self._host.all_reduce(array, op, out, timeout_s=timeout_s)
         with self._refusing():
@@ -48,7 +48,7 @@ class StagedCollective:
         return _store(out, self._host.all_reduce(staged, op, staged, timeout_s=timeout_s))
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
-        """See `Collective.broadcast`."""
+        """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``."""
         if isinstance(array, np.ndarray):
             return self._host.broadcast(array, root, timeout_s=timeout_s)
         with self._refusing():
@@ -57,7 +57,7 @@ class StagedCollective:
         return array if root == self.rank else _store(array, staged)
 
     def all_gather(self, array: Any, out: Any = None, *, timeout_s: float) -> Any:
-        """See `Collective.all_gather`."""
+        """Stack the arrays of all ranks: ``shape`` becomes ``(size, *shape)``, in the order of the ranks."""
         if isinstance(array, np.ndarray):
             return self._host.all_gather(array, out, timeout_s=timeout_s)
         with self._refusing():
@@ -66,7 +66,7 @@ class StagedCollective:
         return _store(out, self._host.all_gather(staged, timeout_s=timeout_s))
 
     def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
-        """See `Collective.reduce_scatter`."""
+        """Combine as `all_reduce` does, and keep this rank's part: ``(size, *shape)`` becomes ``shape``."""
         if isinstance(array, np.ndarray):
             return self._host.reduce_scatter(array, op, out, timeout_s=timeout_s)
         with self._refusing():
@@ -75,11 +75,11 @@ class StagedCollective:
         return _store(out, self._host.reduce_scatter(staged, op, timeout_s=timeout_s))
 
     def barrier(self, *, timeout_s: float) -> None:
-        """See `Collective.barrier`."""
+        """Wait until every rank of the group has come here."""
         self._host.barrier(timeout_s=timeout_s)
 
     def close(self) -> None:
-        """See `Collective.close`."""
+        """Close the group on the host; a second call does nothing."""
         self._host.close()
 
     @contextlib.contextmanager

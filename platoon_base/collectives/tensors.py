@@ -53,7 +53,7 @@ class NcclTensors:
         self._flag = torch.zeros(1, device=device)
 
     def all_reduce(self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float) -> Tensor:
-        """See `Collective.all_reduce`."""
+        """Combine the arrays of all ranks element by element; every rank gets the same bits."""
         name = canonical_op(op)
         array, out, dtype = self._prepared(array, out, tuple(array.shape))
         if array.numel():
@@ -64,7 +64,7 @@ class NcclTensors:
         return out
 
     def broadcast(self, array: Tensor, root: int = 0, *, timeout_s: float) -> Tensor:
-        """See `Collective.broadcast`."""
+        """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``."""
         root = canonical_root(root, self.size)
         source, _, dtype = self._prepared(array, None, ())
         if source.numel():
@@ -74,7 +74,7 @@ class NcclTensors:
         return array
 
     def all_gather(self, array: Tensor, out: Tensor = None, *, timeout_s: float) -> Tensor:
-        """See `Collective.all_gather`."""
+        """Stack the arrays of all ranks: ``shape`` becomes ``(size, *shape)``, in the order of the ranks."""
         array, out, dtype = self._prepared(array, out, (self.size, *array.shape))
         if array.numel():
             self._group.all_gather(
@@ -83,7 +83,7 @@ class NcclTensors:
         return out
 
     def reduce_scatter(self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float) -> Tensor:
-        """See `Collective.reduce_scatter`."""
+        """Combine as `all_reduce` does, and keep this rank's part: ``(size, *shape)`` becomes ``shape``."""
         name = canonical_op(op)
         _require_rows(array, self.size)
         array, out, dtype = self._prepared(array, out, tuple(array.shape[1:]))
@@ -95,12 +95,12 @@ class NcclTensors:
         return out
 
     def barrier(self, *, timeout_s: float) -> None:
-        """See `Collective.barrier`."""
+        """Wait until every rank of the group has come here."""
         self.all_reduce(self._flag, "max", self._flag, timeout_s=timeout_s)
         torch.cuda.current_stream(self._device).synchronize()
 
     def close(self) -> None:
-        """See `NcclGroup.close`."""
+        """Wait for queued calls, unless the group is broken, and release the communicator."""
         self._group.close()
 
     def _prepared(self, array: Tensor, out: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, _DType]:
@@ -140,7 +140,7 @@ class HostTensors:
         self._staged: dict[tuple[Any, ...], _Staged] = {}
 
     def all_reduce(self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float) -> Tensor:
-        """See `Collective.all_reduce`."""
+        """Combine the arrays of all ranks element by element; every rank gets the same bits."""
         if out is not array or not array.is_cuda:
             return _stored(out, self._host.all_reduce(_fetched(array), op, timeout_s=timeout_s), array)
         _require_on_host(array)
@@ -155,21 +155,21 @@ class HostTensors:
         return array
 
     def broadcast(self, array: Tensor, root: int = 0, *, timeout_s: float) -> Tensor:
-        """See `Collective.broadcast`."""
+        """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``."""
         staged = np.array(_fetched(array), order="C")
         return _stored(array, self._host.broadcast(staged, root, timeout_s=timeout_s), array)
 
     def all_gather(self, array: Tensor, out: Tensor = None, *, timeout_s: float) -> Tensor:
-        """See `Collective.all_gather`."""
+        """Stack the arrays of all ranks: ``shape`` becomes ``(size, *shape)``, in the order of the ranks."""
         return _stored(out, self._host.all_gather(_fetched(array), timeout_s=timeout_s), array)
 
     def reduce_scatter(self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float) -> Tensor:
-        """See `Collective.reduce_scatter`."""
+        """Combine as `all_reduce` does, and keep this rank's part: ``(size, *shape)`` becomes ``shape``."""
         _require_rows(array, self.size)
         return _stored(out, self._host.reduce_scatter(_fetched(array), op, timeout_s=timeout_s), array)
 
     def barrier(self, *, timeout_s: float) -> None:
-        """See `Collective.barrier`."""
+        """Wait until every rank of the group has come here."""
         self._host.barrier(timeout_s=timeout_s)
 
     def close(self) -> None:

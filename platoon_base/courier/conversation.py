@@ -132,7 +132,7 @@ class Conversation:
         return self.stream.held and (self.fresh or self.totals_buffer is None)
 
     def place(self, tag: int, offset: int, length: int) -> memoryview | None:
-        """See `Receiver.place`."""
+        """Return a buffer for a payload of ``length`` bytes; None leaves this and later records for a later pull."""
         if tag in _WITHOUT_CONTENT:
             return memoryview(bytearray(0))
         if (tag == COPY and self.fresh) or (tag == TOTALS and self.totals_buffer is None):
@@ -155,7 +155,7 @@ class Conversation:
         return memoryview(self._whole if tag == _WHOLE else b"")
 
     def done(self, tag: int, offset: int, length: int) -> None:
-        """See `Receiver.done`."""
+        """Handle a record whose payload now lies in the buffer that `place` returned."""
         if tag == _ASK:
             self.asked = offset
         elif tag == _STAMP:

@@ -34,7 +34,7 @@ class FileMemory:
         self.form = Form.of(self._rows, "")
 
     def rows(self) -> Array:
-        """See `Memory.rows`."""
+        """Return all rows, read-only."""
         if self._rows is None:
             raise closed_error()
         return self._rows
@@ -51,7 +51,7 @@ class FileMemory:
         """Do nothing: the file is the user's."""
 
     def close(self) -> None:
-        """See `Memory.close`."""
+        """Release the memory; a second call does nothing."""
         self._rows = None
 
     def _refusal(self, done: str) -> ConfigurationError:

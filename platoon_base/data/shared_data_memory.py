@@ -115,11 +115,11 @@ class LocalMemory:
         fill(self._rows)
 
     def rows(self) -> Array:
-        """See `Memory.rows`."""
+        """Return all rows as they are now, read-only."""
         return _read_only(self._open())
 
     def resize(self, rows: int, timeout_s: float) -> None:
-        """See `Memory.resize`."""
+        """Change the number of rows; new ones are zeros."""
         before = self._open()
         self._rows = np.zeros((rows, *self.form.row_shape), self.form.dtype)
         kept = min(rows, len(before))
@@ -127,14 +127,14 @@ class LocalMemory:
 
     @contextlib.contextmanager
     def writing(self, timeout_s: float) -> Iterator[Array]:
-        """See `Memory.writing`."""
+        """Give all rows to write to, to one worker at a time."""
         yield self._open()
 
     def remove(self) -> None:
-        """See `Memory.remove`."""
+        """Remove the name, so that no worker finds the data any more."""
 
     def close(self) -> None:
-        """See `Memory.close`."""
+        """Release the memory; a second call does nothing."""
         self._rows = None
 
     def _open(self) -> Array:
@@ -186,7 +186,7 @@ class JobMemory:
         self._mapped: _Mapped | None = _Mapped(segment)
 
     def rows(self) -> Array:
-        """See `Memory.rows`."""
+        """Return all rows as they are now, read-only."""
         mapped = self._mapped
         if mapped is None:
             raise closed_error()
@@ -199,7 +199,7 @@ class JobMemory:
         return mapped.rows
 
     def resize(self, rows: int, timeout_s: float) -> None:
-        """See `Memory.resize`. Memory is never given back: other workers may have arrays on it."""
+        """Change the number of rows. Memory is never given back: other workers may have arrays on it."""
         with self._locked(timeout_s), Segment.attach(self._segment_name) as segment:
             header: Any = array_on(segment.buffer, (), _HEADER)
             before = int(header["rows"])
@@ -211,17 +211,17 @@ class JobMemory:
 
     @contextlib.contextmanager
     def writing(self, timeout_s: float) -> Iterator[Array]:
-        """See `Memory.writing`."""
+        """Give all rows to write to, to one worker at a time."""
         with self._locked(timeout_s), Segment.attach(self._segment_name) as segment:
             header: Any = array_on(segment.buffer, (), _HEADER)
             yield _rows_on(segment, self.form, int(header["rows"]))
 
     def remove(self) -> None:
-        """See `Memory.remove`."""
+        """Remove the name, so that no worker finds the data any more."""
         Segment.unlink(self._segment_name)
 
     def close(self) -> None:
-        """See `Memory.close`."""
+        """Release the memory; a second call does nothing."""
         if self._mapped is not None:
             self._mapped.close()
             self._mapped = None

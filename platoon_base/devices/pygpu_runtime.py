@@ -24,7 +24,7 @@ _TOUCH = 'extern "C" __global__ void touch(const char *one, const char *other) {
 
 
 class PygpuRuntime:
-    """See `DeviceRuntime`. libgpuarray orders all work by the arrays that it is given.
+    """A device by libgpuarray, which orders all work by the arrays that it is given.
 
     Parameters
     ----------
@@ -56,11 +56,11 @@ class PygpuRuntime:
         return _Buffer(gpuarray.zeros((size,), dtype, context=self._context))
 
     def change(self, arrays: Sequence[GpuArray], queue: Queue) -> None:
-        """See `DeviceRuntime.change`: a kernel is ordered by its arguments, on whatever stream."""
+        """Queue a kernel, which is ordered by its arguments, on whatever stream."""
         queue([int(array.gpudata) for array in arrays], 0)
 
     def compile(self, name: str, source: Source, types: Types, arrays: int) -> _Kernel:
-        """See `DeviceRuntime.compile`: the arrays are arguments too, unused, for the order of the work."""
+        """Compile a kernel that has the arrays as arguments too, unused, for the order of the work."""
         given = [GpuArray if type_ is None else np.dtype(type_) for type_ in types]
         have_double = "float64" in types
         return _Kernel(self._kernel(source(arrays), name, [*given, *[GpuArray] * arrays], have_double))

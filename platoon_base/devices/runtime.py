@@ -166,7 +166,7 @@ class CudaRuntime:
         return _Buffer(self, size, np.dtype(dtype))
 
     def compile(self, name: str, source: Source, types: Types, arrays: int) -> _Kernel:
-        """See `DeviceRuntime.compile`: one kernel does for any number of arrays, and for all centers of a process."""
+        """Compile a kernel: one for any number of arrays, and for all centers of a process."""
         text = source(0)
         if text not in self._kernels:
             self._kernels[text] = _Kernel(self, self._load(text, name), types)

@@ -144,7 +144,7 @@ class JobCollectives(CollectiveFactory):
         self._counter = counter
 
     def host(self, timeout_s: float) -> Collective:
-        """See `CollectiveFactory.host`: through shared memory, and by links between hosts."""
+        """Form a group that takes ndarrays: through shared memory, and by links between hosts."""
         if self._world.several:
             from platoon_base.collectives.hosts import HostsCollective
 
@@ -160,7 +160,7 @@ class JobCollectives(CollectiveFactory):
         return self._membership.form("host collective", create, attach, timeout_s)
 
     def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
-        """See `CollectiveFactory.device`: NCCL if every rank has a CUDA device of its own, or else by the host."""
+        """Form a group for GpuArrays: NCCL if every rank has a CUDA device of its own, or else by the host."""
         if isinstance(context, CudaContext):
             raise ConfigurationError("got a CudaArray: collectives take NumPy arrays and GpuArrays; use numpy.asarray")
         from platoon_base.collectives.staged import StagedCollective
@@ -182,14 +182,14 @@ class JobCollectives(CollectiveFactory):
         return StagedCollective(host()) if group is None else NcclArrays(group, runtime, context)
 
     def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
-        """See `CollectiveFactory.tensors`: NCCL if every rank has a CUDA device of its own, or else by the host."""
+        """Form a group for tensors: NCCL if every rank has a CUDA device of its own, or else by the host."""
         tensors = importlib.import_module("platoon_base.collectives.tensors")
         group = None if device.type == "cpu" else self.nccl(device.index if device.type == "cuda" else None, timeout_s)
         found: Collective = tensors.HostTensors(host()) if group is None else tensors.NcclTensors(group, device)
         return found
 
     def nccl(self, ordinal: int | None, timeout_s: float) -> NcclGroup | None:
-        """See `CollectiveFactory.nccl`; no device, where there is no NCCL, by None."""
+        """Form a group of CUDA devices, or return None on all ranks; ``ordinal`` is None where there is no NCCL."""
         from platoon_base.collectives.nccl_group import NcclGroup
         from platoon_base.devices.cuda import device_identity
         from platoon_base.devices.nccl import new_unique_id

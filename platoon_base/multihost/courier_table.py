@@ -84,7 +84,7 @@ class CourierTable:
             self._roster.story.add("courier", [news.host], before, after, f"as that of host {host} says")
 
     def center_made(self, made: CenterMade) -> None:
-        """See `HostsCouriers.center_made`."""
+        """Begin the exchanges between the center of a host and those of the others."""
         specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in made.shared.layout.specs]
         rule, every_s = courier_settings(os.environ)
         self._here.start(specs, rule, every_s)
@@ -98,13 +98,13 @@ class CourierTable:
             self._here.made()
 
     def center_source(self, source: CenterSource) -> None:
-        """See `HostsCouriers.center_source`."""
+        """Start the centers of all hosts from the values of a host that is not host 0."""
         log.warning("%s: centers that are made from now on begin with the values of host %d", source.why, source.host)
         self._roster.story.add("host", [source.host], "", "has the values that all centers begin with", source.why)
         self._source, self._changed = source.host, True
 
     def round_met(self, met: RoundReached) -> None:
-        """See `HostsCouriers.round_met`."""
+        """Let hosts exchange what their workers have contributed to a round."""
         lost = {member.host for member in self._members.values() if member.lost}
         hosts = {host: workers for host, workers in met.hosts.items() if host not in lost}
         self._order_round(self._round.begin(met.number, hosts, self._at.keys() - lost - hosts.keys()))
@@ -125,7 +125,7 @@ class CourierTable:
                 self._here.round(order)
 
     def center_dropped(self) -> None:
-        """See `HostsCouriers.center_dropped`."""
+        """End the exchanges between centers: the workers have released their parameters."""
         self._at, self._changed, self._source = {}, False, 0
         self._here.dropped()
         for member in self._members.values():

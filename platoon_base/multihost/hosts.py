@@ -77,7 +77,7 @@ class HostTable:
         children: WorkerProcesses,
         controller: Controller,
     ) -> None:
-        """See `OtherHosts.begin`."""
+        """Begin a job."""
         mirror = Mirror(job_state, files.job_state)
         changes = StateChanges(
             job_state, roster, lambda rank: mirror.holds(rank) if roster[rank].host_index else is_held(rank)
@@ -277,21 +277,21 @@ class HostTable:
                     self._outbox.send(member, between.Replies(batch))
 
     def adopt(self, late: Participant) -> None:
-        """See `OtherHosts.adopt`."""
+        """Watch a worker that has joined late on another host."""
         member = self._members[late.host_index]
         self._present.watch(member, [late.rank])
         self._outbox.send(member, between.AdoptWorker(late.rank, late.pid, late.pid_namespace))
 
     def saved(self, about: About, folder: Path) -> None:
-        """See `OtherHosts.saved`."""
+        """Send the other hosts what a checkpoint says: they write one themselves if this host is lost."""
         self._outbox.send_all(between.SavedState(about, str(folder.absolute())))
 
     def relayed(self, local: ServerChannel) -> ServerChannel:
-        """See `OtherHosts.relayed`."""
+        """Return the channel to the workers of all hosts, given that to those of this host."""
         return RelayServer(local, self)
 
     def end(self) -> None:
-        """See `OtherHosts.end`."""
+        """End the job."""
         job, self._job = self._job, None
         if job is not None:
             job.end()

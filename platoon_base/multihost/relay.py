@@ -53,7 +53,7 @@ class RelayServer:
         self._hosts = hosts
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
-        """See `ServerChannel.wait`; it may return before the time is over, with nothing."""
+        """Sleep until a request of any host arrives; it may return before the time is over, with nothing."""
         self._hosts.flush()
         sockets = self._hosts.sockets
         requests, ready = self._local.wait(min(timeout_s, self._hosts.sleep_s), [*fds, *sockets])
@@ -61,13 +61,13 @@ class RelayServer:
         return requests, ready.difference(sockets)
 
     def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
-        """See `ServerChannel.reply`."""
+        """Send an answer; to a peer that is gone it is dropped."""
         if divided_peer(peer)[0]:
             self._hosts.reply(peer, request_id, data)
         else:
             self._local.reply(peer, request_id, data)
 
     def close(self) -> None:
-        """See `ServerChannel.close`."""
+        """Send what waits for other hosts, and close the channel to the workers of this one."""
         self._hosts.flush()
         self._local.close()

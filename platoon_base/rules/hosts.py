@@ -67,7 +67,7 @@ class AverageHosts:
             raise ConfigurationError(f"got strength {self.strength!r}: it must be more than 0 and at most 1")
 
     def correction(self, own: Array, mean: Array, state: State = ()) -> Array:
-        """See `HostsRule.correction`."""
+        """Return what the host's center and workers are to move by; changes the states in place."""
         moved: Array = mean - own
         if self.strength != 1:
             moved *= own.dtype.type(self.strength)
@@ -108,7 +108,7 @@ class DiLoCoHosts:
             )
 
     def correction(self, own: Array, mean: Array, state: State) -> Array:
-        """See `HostsRule.correction`."""
+        """Return what the host's center and workers are to move by; changes the states in place."""
         outer, velocity = state
         scalar = own.dtype.type
         gradient = outer - mean

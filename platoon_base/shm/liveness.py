@@ -86,7 +86,7 @@ class JobLiveness:
         self._waiting: dict[int, tuple[int, float]] = {}
 
     def why_absent(self, ranks: Sequence[int]) -> str:
-        """See `Liveness.why_absent`."""
+        """Return why one of these ranks will never make the call that this worker waits in; empty if all may."""
         self._progress_watch.poll()
         self._job_state.row(self._rank)["waited_at"] = time.monotonic()
         for rank in ranks:
@@ -100,32 +100,32 @@ class JobLiveness:
         return ""
 
     def moved(self, ranks: Sequence[int]) -> float:
-        """See `Liveness.moved`."""
+        """Return the earliest of these workers' times of latest progress, in seconds of the monotonic clock."""
         return min(map(self._progress_watch.last, ranks))
 
     def gone(self, rank: int) -> bool:
-        """See `Liveness.gone`."""
+        """Return whether this worker has left or died; False for a worker that has yet to join."""
         row = self._job_state.row(rank)
         return bool(row["ending"]) or (bool(row["left"]) and not self._alive(rank))
 
     def incarnation(self, rank: int) -> int:
-        """See `Liveness.incarnation`."""
+        """Return how many processes this rank has had: a restarted one lacks the memory of the earlier ones."""
         return int(self._job_state.row(rank)["lives"])
 
     def died(self, rank: int) -> bool:
-        """See `Liveness.died`."""
+        """Return whether this worker ended without leaving in order."""
         return not self._lives(rank) and not self._job_state.row(rank)["left"]
 
     def latest_call(self, rank: int) -> Call:
-        """See `Liveness.latest_call`."""
+        """Return the latest collective call on devices that this worker has begun."""
         return Call.of(int(self.call_counter(rank)[0]))
 
     def call_counter(self, rank: int) -> Any:
-        """See `Liveness.call_counter`."""
+        """Return a view of the field with that call: an array of shape (1,), int64."""
         return self._job_state.collectives(rank)
 
     def left_flag(self, rank: int) -> Any:
-        """See `Liveness.left_flag`."""
+        """Return a view of the flag that the worker sets when it leaves in order: an array of shape (1,), int64."""
         return self._job_state.left(rank)
 
     def _lives(self, rank: int) -> bool:

@@ -262,7 +262,6 @@ class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring
         self.__dict__.update(state, _loaded=True)
 
     def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
-        """See `DistributedExtension.dispatch`."""
         if self._loaded:
             self._loaded = False
             training = self.training

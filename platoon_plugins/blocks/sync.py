@@ -122,7 +122,6 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         return {**self.__dict__, "settings": self.settings._replace(worker=None)}
 
     def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
-        """See `DistributedExtension.dispatch`."""
         callback = str(callback_invoked)
         if callback == "before_training":
             self._cost.watch(self.main_loop.algorithm)

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Asynchronous(Mode):
-    """See `Mode`.
+    """Each worker trains a model of its own, and synchronizes it with the center by a rule.
 
     Parameters
     ----------

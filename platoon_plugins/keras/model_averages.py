@@ -40,12 +40,12 @@ class ModelAverages:
         self._batches = 0
 
     def place(self, device: Any) -> None:
-        """See `GradientAverage.place`."""
+        """Prepare for gradients that are all on a device, as the back end names it; None if that is the host."""
         for member in self.members:
             member.place(device)
 
     def attach(self, policy: str, like: Sequence[Array]) -> None:
-        """See `GradientAverage.attach`; of several, which weights are whose is seen in the first step."""
+        """Begin a fit; of several optimizers, which weights are whose is seen in the first step."""
         self._calls.clear()
         self._batches = 0
         if len(self.members) == 1:
@@ -55,7 +55,7 @@ class ModelAverages:
             member.attach(policy, member.like, self._calls)
 
     def detach(self) -> None:
-        """See `GradientAverage.detach`."""
+        """End the fit: the next one has to attach again."""
         for member in self.members:
             member.detach()
 
@@ -66,21 +66,21 @@ class ModelAverages:
 
     @property
     def stops(self) -> bool:
-        """See `GradientAverage.stops`."""
+        """Whether the votes seen in the latest call suffice: the same answer on every worker."""
         return any(member.stops for member in self.members)
 
     @property
     def lags(self) -> bool:
-        """See `GradientAverage.lags`."""
+        """Whether the votes that are seen are those of an earlier batch."""
         return any(member.lags for member in self.members)
 
     def require_attached(self) -> None:
-        """See `GradientAverage.require_attached`."""
+        """Raise `ConfigurationError` if no fit that goes on has prepared the model."""
         for member in self.members:
             member.require_attached()
 
     def require_sound(self) -> None:
-        """See `GradientAverage.require_sound`."""
+        """Raise the error of an earlier call, where it could not be raised in that call."""
         for member in self.members:
             member.require_sound()
 
@@ -91,7 +91,7 @@ class ModelAverages:
             member.count(steps)
 
     def program_started(self) -> None:
-        """See `GradientAverage.program_started`."""
+        """Record that the compiled program of a batch has been started."""
         for member in self.members:
             member.program_started()
 

@@ -26,7 +26,7 @@ _MAY_DIFFER = ("name", "learning_rate")  # the latter is rank 0's for all
 
 
 class Synchronous(Mode):
-    """See `Mode`: all models are the same, but for what callbacks change at an epoch's end.
+    """All workers train one model by averaged gradients; models differ by what callbacks change at an epoch's end.
 
     Parameters
     ----------

@@ -143,11 +143,7 @@ def test_a_hangup_that_is_ignored_is_no_reason_to_end(launch, output_of, tmp_pat
 
 def test_workers_of_a_launcher_in_the_background_have_time_to_save(launch, output_of, tmp_path):
     """A shell without job control starts it with SIGINT ignored."""
-    launcher = launch(
-        script_path("signals_workers_of_a_launcher_in_the_background"),
-        2,
-        shell="trap '' INT",
-    )
+    launcher = launch(script_path("signals_a_worker_that_is_interrupted_saves"), 2, shell="trap '' INT")
     for rank in range(2):
         await_file(tmp_path / f"ready{rank}", launcher)
     launcher.send_signal(signal.SIGTERM)
@@ -185,7 +181,7 @@ def test_however_often_ctrl_c_is_pressed_the_summary_and_the_status_are_right(la
 
 
 def test_after_ctrl_c_a_worker_has_time_to_save(launch, output_of, tmp_path):
-    launcher = launch(script_path("signals_after_ctrl_c_a_worker_has_time_to_save"))
+    launcher = launch(script_path("signals_a_worker_that_is_interrupted_saves"), args=["takes its time"])
     for rank in range(3):
         await_file(tmp_path / f"ready{rank}", launcher)
     launcher.send_signal(signal.SIGINT)

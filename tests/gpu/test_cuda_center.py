@@ -394,3 +394,23 @@ def test_without_nvrtc_the_center_is_on_the_host_and_a_line_says_so(run_job, fra
         """
     ).require_success()
     assert all("pip install 'platoon-plugins[cuda]'" in log for log in outcome.logs), outcome.logs
+
+
+def test_a_center_that_is_closed_is_freed_at_once(run_on_cuda):
+    """Its memory on the device goes with its last reference, not when Python looks for circles."""
+    run_on_cuda(
+        """
+        import gc, weakref
+        from platoon_base.centers.device import DeviceCenter
+
+        x = on_device(np.zeros(1000))
+        worker.init_shared_params([x], CenterMomentum())
+        worker.sync_params()
+        gc.collect()
+        gc.disable()
+        (center,) = [each for each in gc.get_objects() if type(each) is DeviceCenter]
+        center = weakref.ref(center)
+        worker.release_shared_params()
+        assert center() is None, gc.get_referrers(center())
+        """
+    ).require_success()

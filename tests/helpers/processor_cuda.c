@@ -27,12 +27,14 @@ static u64 map(int file, u64 size)
 }
 
 int cuInit(unsigned flags) { return 0; }
+int cuDeviceGetCount(int *found) { *found = 1; return 0; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetUuid_v2(int *uuid, int device) { memset(uuid, 0, 16); *uuid = getpid(); return 0; } /* each has its own */
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute == 16 ? 1 : 9; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &count; return 0; }
 int cuCtxPushCurrent_v2(void *context) { entered++; return context == &count ? 0 : 201; }
 int cuCtxPopCurrent_v2(void **context) { *context = &count; return entered-- > 0 ? 0 : 201; }
+int cuCtxGetDevice(int *device) { *device = 0; return entered ? 0 : 201; }
 int cuCtxSynchronize(void) { return entered ? 0 : 201; }
 int cuEventCreate(void **event, unsigned flags) { *event = &shared; return 0; }
 int cuEventRecord(void *event, void *stream) { return event == &shared ? 0 : 400; }

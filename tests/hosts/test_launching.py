@@ -71,12 +71,10 @@ def test_a_stop_that_one_worker_asks_for_ends_all(start_job):
 
 
 @pytest.mark.long
-def test_votes_reach_all_hosts(start_job):
-    job = start_job(
-        script_path("launching_votes_reach_all_hosts"),
-        workers=(1, 1, 1),
-    )
+def test_votes_and_stops_reach_all_of_three_hosts(start_job):
+    job = start_job(script_path("two_hosts_what_one_worker_does_all_see"), workers=(1, 1, 1))
     assert job.wait() == [0, 0, 0], job.text()
+    assert [job.said(rank) for rank in range(3)] == [[["voted"], ["rank 1 has enough"]]] * 3
 
 
 @pytest.mark.long

@@ -14,7 +14,6 @@ from scripts_here import script_path
 from platoon_base import compat
 from platoon_base.cli.doctor import checks
 from platoon_base.cli.launcher import choose_center, worker_environment
-from platoon_base.cli.log_lines import LogLines
 from platoon_base.devices import warn_if_not_on_device
 from platoon_base.devices.discovery import CPU_DEFAULT, can_share_center, choose_devices, cuda_devices, require_devices
 from platoon_base.devices.isolation import brought_to_front
@@ -294,23 +293,6 @@ def test_threads_are_limited_for_several_workers_alone():
     several = worker_environment("cpu", 2, {})
     assert [several[name] for name in THREADS] == [str(max(1, cores // 2))] * 3
     assert not [name for name in worker_environment("cpu", 1, {}) if name.endswith("_THREADS")]
-
-
-@base
-def test_marked_lines_are_found_once_and_whole(tmp_path):
-    logs = [tmp_path / "a", tmp_path / "b"]
-    mark = "2026-11-24 16:12:47,123 rank 1 WARNING platoon_base.some: "
-    logs[0].write_text(f"{mark}of an earlier run\n")
-    lines = LogLines(logs)
-    assert list(lines.new()) == []
-    with logs[0].open("a") as file:
-        file.write(f"x\n{mark}one\n{mark[:-10]}")
-    assert list(lines.new()) == [(0, "one", True)]
-    with logs[0].open("a") as file:
-        file.write(f"{mark[-10:]}two\n")
-    logs[1].write_bytes(mark.encode() + b"\xff\n" + b"." * 2**20 + f"\n{mark}end\n".encode())
-    assert list(lines.new()) == [(0, "two", True), (1, "\ufffd", True)]
-    assert list(lines.new()) == [(1, "end", True)]
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_links_of_docs_lead_to_files_and_headings(path):
     assert wrong == []
 
 
-# The drawings of docs/design.md: a file and a function in each line of a block.
+# The drawings of docs/design_ways.md: a file and a function in each line of a block.
 STEP = re.compile(r"^ *([a-z][\w/]*\.py) +([A-Za-z_]\w*(?:\.\w+)?)(?= |$)", re.MULTILINE)
 
 
@@ -151,7 +151,7 @@ def defines(path, name):
 
 
 def test_the_ways_in_the_design_are_those_of_the_code():
-    text = (ROOT / "docs" / "design.md").read_text()
+    text = (ROOT / "docs" / "design_ways.md").read_text()
     blocks = re.findall(r"^```\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
     steps = {step for block in blocks for step in STEP.findall(block)}
     assert len(steps) > 50
@@ -173,7 +173,8 @@ def test_the_decisions_name_files_that_are_there():
 
 
 def test_the_names_of_the_glossary_are_in_the_code():
-    rows = re.findall(r"^\|.*\|.*\|(.*)\|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("glossary.md", "glossary_code.md"))
+    rows = re.findall(r"^\|.*\|.*\|(.*)\|$", text, re.MULTILINE)
     named = {
         name for cell in rows for name in re.findall(r"`([A-Za-z_][\w.]*)`", cell) if not name.endswith((".py", ".c"))
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
 
@@ -74,4 +75,4 @@ def command(follow: bool, rank: int | None, lines: int, job: str) -> None:
             view.show(last=ended)
             if ended:
                 return
-            view.wait(_POLL_INTERVAL_S)
+            time.sleep(_POLL_INTERVAL_S)

@@ -17,9 +17,9 @@ Array = np.ndarray[Any, Any]
 
 
 class CompiledAverage(GradientAverage):
-    """See `GradientAverage`. An error in a compiled program would come out of it behind pages of traces.
+    """Averages of a compiled program, out of which an error would come behind pages of traces.
 
-    So it is kept, and raised by `require_sound` and by the next call.
+    So the error is kept, and raised by `require_sound` and by the next call.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -27,7 +27,6 @@ class CompiledAverage(GradientAverage):
         self._failure: PlatoonError | None = None
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """See `GradientAverage.attach`."""
         self._failure = None
         super().attach(policy, like, calls)
 
@@ -61,6 +60,5 @@ class CompiledAverage(GradientAverage):
                 out[...] = 0
 
     def require_sound(self) -> None:
-        """See `GradientAverage.require_sound`."""
         if self._failure is not None:
             raise self._failure

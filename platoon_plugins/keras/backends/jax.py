@@ -39,7 +39,7 @@ _taken_over = jax.jit(lambda value: value, donate_argnums=0)
 
 
 class _JaxVariable(KerasVariable):
-    """See `KerasVariable`.
+    """A variable of Keras on JAX.
 
     Attributes
     ----------
@@ -51,11 +51,10 @@ class _JaxVariable(KerasVariable):
     _sent: Any = None  # the array that is being copied to a device
 
     def on_host(self) -> bool:
-        """See `KerasVariable.on_host`."""
         return all(device.platform == "cpu" for device in self.variable.value.devices())
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
-        """See `Variable.set_value`; a copy, as JAX takes aligned memory of NumPy over."""
+        """Change the value to a copy, as JAX takes aligned memory of NumPy over."""
         self.variable.assign(jnp.array(value, self.dtype, copy=True))
 
     def prefetch(self) -> None:
@@ -64,7 +63,7 @@ class _JaxVariable(KerasVariable):
             self.variable.value.copy_to_host_async()
 
     def borrow(self) -> Array:
-        """See `KerasVariable.borrow`: the memory itself, in a new array that nobody else has, if one device holds it.
+        """Return the memory itself, in a new array that no other code has, if one device holds it.
 
         Copies in and out would take 3 ms for 10 MB, more than the rule.
         """
@@ -75,7 +74,6 @@ class _JaxVariable(KerasVariable):
         return writable(self.view())
 
     def view(self) -> Any:
-        """See `KerasVariable.view`."""
         return np.asarray(self.variable.value)
 
     def on_device(self) -> Any:
@@ -110,14 +108,14 @@ class _Jax(Keras3):
         self._donated: weakref.WeakSet[_JaxVariable] = weakref.WeakSet()
 
     def weights(self, model: Any) -> list[KerasVariable]:
-        """See `Backend.weights`: the arrays are given away to each step that is compiled."""
-        return self._given_away(model, super().weights(model))
+        """Return the trainable weights, whose arrays are donated to each compiled step."""
+        return self._donated_of(model, super().weights(model))
 
     def moments(self, model: Any) -> list[KerasVariable]:
-        """See `Backend.moments`: they are given away as the weights are."""
-        return self._given_away(model, super().moments(model))
+        """Return the moments, whose arrays are donated like those of the weights."""
+        return self._donated_of(model, super().moments(model))
 
-    def _given_away(self, model: Any, variables: list[KerasVariable]) -> list[KerasVariable]:
+    def _donated_of(self, model: Any, variables: list[KerasVariable]) -> list[KerasVariable]:
         if getattr(model, "jit_compile", False) and not getattr(model, "run_eagerly", True):
             for variable in variables:
                 variable.donated = True
@@ -125,17 +123,16 @@ class _Jax(Keras3):
         return variables
 
     def steps_are_over(self) -> None:
-        """See `Backend.steps_are_over`: no step ends what a callback has kept any more."""
+        """Record the last step of a fit: no step ends what a callback has kept any more."""
         for variable in self._donated:
             variable.donated = False
         self._donated.clear()
 
     def attach(self, model: Any) -> None:
-        """See `Backend.attach`: the trainer takes the variables' values over before its next step."""
+        """Make sure that the trainer takes the variables' values over before its next step."""
         model.jax_state_sync()
 
     def average(self, worker: Any) -> GradientAverage:
-        """See `Backend.average`."""
         return CallbackAverage(worker) if JaxAverage is None else JaxAverage(worker, self.settle)
 
     def gradient_device(self, model: Any) -> int | None:
@@ -147,7 +144,7 @@ class _Jax(Keras3):
         return int(device.local_hardware_id) if device.platform == "gpu" else None
 
     def place_gradients(self, model: Any, average: ModelAverages, worker: Any) -> None:
-        """See `Backend.place_gradients`: on the devices, if each worker has one of its own and NCCL."""
+        """Average gradients on the devices, if each worker has one of its own and NCCL."""
         ordinal = self.gradient_device(model)
         on_devices = worker.gather(ordinal is not None, name="where gradients are averaged")
         were_there = average.lags
@@ -157,7 +154,6 @@ class _Jax(Keras3):
             model.train_function = self._guarded(model, average)
 
     def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
-        """See `Backend.watch_losses`."""
         losses = super().watch_losses(model, average)
         step = model.train_function
         if average is not None and step is not None and getattr(step, "average", None) is not average:
@@ -165,12 +161,10 @@ class _Jax(Keras3):
         return losses
 
     def call_on_host(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
-        """See `Keras3.call_on_host`."""
         scalars = map(jax.lax.stop_gradient, map(jnp.asarray, values))
         io_callback(lambda *numbers: call(*map(float, numbers)), None, *scalars, ordered=True)
 
     def settle(self) -> None:
-        """See `Backend.settle`."""
         results, self._results = self._results, None
         # A program that failed tells whoever uses its results; JAX would tell of an effect again and again.
         with contextlib.suppress(jax.errors.JaxRuntimeError):

@@ -20,7 +20,7 @@ _POLL_INTERVAL_S = 1.0  # how often who waits for a program's call looks whether
 
 
 class JaxArray(CudaArray):
-    """See `CudaArray`. JAX's arrays do not change: this holds another one after each change.
+    """A jax.Array on a device. As those do not change, this holds another one after each change.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class JaxArray(CudaArray):
 
     @staticmethod
     def change(arrays: Sequence[JaxArray], queue: Queue) -> None:
-        """See `CudaArray.change`: of copies, by a program between those that JAX has been given before and after."""
+        """Queue work on copies, by a program between those that JAX has been given before and after."""
         try:
             values = _program.run([array.value for array in arrays], queue)
         except BaseException:
@@ -49,26 +49,23 @@ class JaxArray(CudaArray):
             array.value = value
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
-        """See `CudaArray.__array__`."""
         return np.asarray(self.value, dtype)
 
     def __setitem__(self, key: Any, values: Any) -> None:
-        """See `CudaArray.__setitem__`; all values at once."""
+        """Take values over, all at once."""
         if key is not Ellipsis:
             raise TypeError(f"got [{key!r}]: JAX's arrays do not change; set all values, by [...]")
         given = values.value if isinstance(values, JaxArray) else np.broadcast_to(values, self.shape)
         self.value = jnp.array(given, self.dtype, copy=True, device=next(iter(self.value.devices())))
 
     def __getitem__(self, key: Any) -> JaxArray:
-        """See `CudaArray.__getitem__`."""
         return JaxArray(self.value[key])
 
     def reshape(self, shape: tuple[int, ...]) -> JaxArray:
-        """See `CudaArray.reshape`."""
         return JaxArray(self.value.reshape(shape))
 
     def copy(self) -> JaxArray:
-        """See `CudaArray.copy`; the value itself does not change."""
+        """Return another holder of the same value, which does not change."""
         return JaxArray(self.value)
 
 
@@ -110,7 +107,7 @@ class _Program:
             return found
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
-        """See `xla_calls.Queuer`."""
+        """Queue the work that waits for the program; what it raises is kept for the caller."""
         try:
             if self._work is not None:
                 self._work([block.address for block in blocks], stream)

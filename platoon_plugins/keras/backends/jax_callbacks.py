@@ -18,10 +18,10 @@ Array = np.ndarray[Any, Any]
 
 
 class CallbackAverage(CompiledAverage):
-    """See `CompiledAverage`: by ordered calls, as all workers must make them in one order."""
+    """Averages by ordered calls from the program, as all workers must make them in one order."""
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
-        """See `CompiledAverage.average_in_program`. JAX has a gradient of every weight."""
+        """Return the averages of a batch; JAX has a gradient of every weight."""
         shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in batch.gradients]
         call, weight = (self._sum, 1.0) if batch.weight is None else (self._mean, batch.weight)
         averages: Sequence[Any] = io_callback(call, shapes, list(batch.gradients), weight, ordered=True)

@@ -34,7 +34,7 @@ _KEPT = 1000  # calls that nobody has looked at, in loops over train_on_batch
 
 
 class JaxAverage(CallbackAverage):
-    """See `GradientAverage`. Gradients on a device are added up there, between the kernels of the compiled step.
+    """Averages of JAX. Gradients on a device are added up there, between the kernels of the compiled step.
 
     ::
 
@@ -66,11 +66,11 @@ class JaxAverage(CallbackAverage):
         self._due = self._visible = self._queued.count
 
     def place(self, sums: Any) -> None:
-        """See `GradientAverage.place`; a `DeviceAllReduce`."""
+        """Prepare for gradients on a device, which a `DeviceAllReduce` combines."""
         self._sums = sums
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """See `GradientAverage.attach`.
+        """Begin a fit.
 
         Raises
         ------
@@ -91,11 +91,11 @@ class JaxAverage(CallbackAverage):
 
     @property
     def lags(self) -> bool:
-        """See `GradientAverage.lags`."""
+        """Whether the votes that are seen are those of an earlier batch: they arrive behind the device's work."""
         return self.on_device
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
-        """See `CompiledAverage.average_in_program`: on a CUDA device, on the CPU in its memory, or by copies."""
+        """Return the averages of a batch: on a CUDA device, on the CPU in its memory, or by copies."""
         is_sum = batch.weight is None
         weight = 1.0 if is_sum else batch.weight
         if self.on_device:
@@ -134,7 +134,6 @@ class JaxAverage(CallbackAverage):
             self._queued.fail()
 
     def count(self, steps: int) -> None:
-        """See `GradientAverage.count`."""
         if not self.on_device:
             return
         if not self._per_batch:
@@ -143,7 +142,7 @@ class JaxAverage(CallbackAverage):
         self._due += steps * self._per_batch
 
     def program_started(self) -> None:
-        """See `GradientAverage.program_started`: what came with the batches before can be had beside its work."""
+        """Record the start of a batch's program: what came with earlier batches can be had beside its work."""
         self._visible = self._due
 
     def _latest(self) -> Array:
@@ -152,7 +151,6 @@ class JaxAverage(CallbackAverage):
         return super()._latest()
 
     def settle(self) -> None:
-        """See `GradientAverage.settle`."""
         if not self.on_device:
             return
         self._settle_programs()
@@ -162,13 +160,11 @@ class JaxAverage(CallbackAverage):
         self._due = self._visible = calls
 
     def require_sound(self) -> None:
-        """See `GradientAverage.require_sound`."""
         super().require_sound()
         if self.on_device:
             self._sums.require_sound()
 
     def is_last_call(self) -> bool:
-        """See `GradientAverage.is_last_call`."""
         if not self.on_device:
             return super().is_last_call()
         self._call_without_gradients()
@@ -232,7 +228,7 @@ class _Filler:
         self._average, self._is_sum = average, is_sum
 
     def fill(self, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
-        """See `xla_calls.Filler`. JAX has a gradient of every weight."""
+        """Fill ``outs`` with averages; JAX has a gradient of every weight."""
         self._average.fill(Batch(ins, None if self._is_sum else scalar, [True] * len(ins)), outs)
 
 
@@ -243,7 +239,7 @@ class _Call:
         self._average, self._like, self._counts = average, like, counts
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
-        """See `xla_calls.Queuer`."""
+        """Queue the averages of this call's gradients behind what made them."""
         self._average.queue(blocks, stream, self._like, self._counts)
 
 

@@ -39,7 +39,7 @@ class KerasVariable:
         return True
 
     def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
-        """See `Variable.get_value`; the internal type is NumPy's where the value is on the host."""
+        """Return the value; the internal type is NumPy's where the value is on the host."""
         if return_internal_type and not self.on_host():
             return self.variable
         return self.view() if borrow else np.array(self.view())
@@ -72,7 +72,7 @@ class KerasVariable:
         return value
 
     def set_value(self, value: Array, borrow: bool = False) -> None:
-        """See `Variable.set_value`."""
+        """Change the value."""
         self.variable.assign(value)
 
 
@@ -84,7 +84,7 @@ class Keras3Metrics(Metrics):
         self._checked = 0
 
     def epoch_begins(self) -> None:
-        """See `Metrics.epoch_begins`: sums and counts start from zero."""
+        """Record the begin of an epoch: sums and counts start from zero."""
         self._checked = len(self._model.metrics_variables)
         for metric in _each(self._model.metrics):
             require_declared(metric, keras.metrics.Metric)
@@ -94,7 +94,7 @@ class Keras3Metrics(Metrics):
                     raise not_additive(metric.name, variable.name)
 
     def train_state(self) -> list[Array]:
-        """See `Metrics.train_state`: an evaluation has not reset it yet when it calls on_test_begin."""
+        """Return the state of the training metrics, which on_test_begin of an evaluation still finds."""
         if self._checked != len(self._model.metrics_variables):  # TensorFlow makes them in the first step
             state = self.test_state()
             self._model.reset_metrics()
@@ -103,11 +103,9 @@ class Keras3Metrics(Metrics):
         return self.test_state()
 
     def test_state(self) -> list[Array]:
-        """See `Metrics.test_state`."""
         return [np.array(keras.ops.convert_to_numpy(v)) for v in self._model.metrics_variables]
 
     def results(self, state: Sequence[Array]) -> dict[str, Any]:
-        """See `Metrics.results`."""
         self._assign(state)
         flat: dict[str, Any] = {}
         for name, value in self._model.get_metrics_result().items():
@@ -121,22 +119,20 @@ class Keras3Metrics(Metrics):
 
 
 class Keras3(Backend):
-    """See `Backend`; torch, jax and tensorflow add what is theirs."""
+    """Keras 3; torch, jax and tensorflow add what is theirs."""
 
     watches_batches = False
     variable: type[KerasVariable] = KerasVariable
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
-        """See `Backend.require_trainable`."""
         if not getattr(model, "compiled", False):
             raise ConfigurationError("got a model that is not compiled: call model.compile(...) before fit")
 
     def trains_together(self, model: Any) -> bool:
-        """See `Backend.trains_together`: by a distribution of Keras's own, on JAX."""
+        """Return whether a distribution of Keras's own, on JAX, trains on several processes."""
         return keras.distribution.distribution() is not None
 
     def compiled_with(self, model: Any) -> dict[str, Any]:
-        """See `Backend.compiled_with`."""
         metrics, loss = (getattr(model, name, None) for name in ("_compile_metrics", "_compile_loss"))
         return {
             "metrics": getattr(metrics, "_user_metrics", None),
@@ -145,24 +141,22 @@ class Keras3(Backend):
         }
 
     def weights(self, model: Any) -> list[KerasVariable]:
-        """See `Backend.weights`."""
         return [self.variable(v) for v in model.trainable_variables]
 
     def statistics(self, model: Any) -> list[KerasVariable]:
-        """See `Backend.statistics`: frozen weights are among them, alike on all workers, and stay so."""
+        """Return the other float state; frozen weights are among it, alike on all workers, and stay so."""
         # A GAN on JAX keeps variables of its optimizers among its own.
         of_optimizers = {id(v) for optimizer in optimizers_of(model) for v in optimizer.variables}
         return [self.variable(v) for v in model.non_trainable_variables if _is_float(v) and id(v) not in of_optimizers]
 
     def optimizer_state(self, model: Any) -> list[KerasVariable]:
-        """See `Backend.optimizer_state`; before the first step it may not be built."""
+        """Return the variables of the optimizer, which may not be built before the first step."""
         compiled_with = getattr(model, "optimizer", None)  # a model that is not compiled has none
         if compiled_with is not None and not compiled_with.built:
             compiled_with.build(model.trainable_variables)
         return [self.variable(v) for optimizer in optimizers_of(model) for v in optimizer.variables]
 
     def moments(self, model: Any) -> list[KerasVariable]:
-        """See `Backend.moments`."""
         shapes = {tuple(v.shape) for v in model.trainable_variables} - {()}
         each = [inner for outer in optimizers_of(model) for inner in with_inner(outer)]
         added_up = {id(v) for optimizer in each for v in getattr(optimizer, "_accumulated_gradients", None) or ()}
@@ -170,7 +164,7 @@ class Keras3(Backend):
         return [self.variable(v) for v in found.values() if tuple(v.shape) in shapes]
 
     def vary_noise(self, model: Any, rank: int) -> None:
-        """See `Backend.vary_noise`: every random layer has a seed generator, whose state is a variable."""
+        """Change the seed generators of the random layers, whose states are variables."""
         for variable in model.non_trainable_variables:
             if variable.path.endswith("seed_generator_state"):
                 state = np.array(keras.ops.convert_to_numpy(variable))
@@ -178,7 +172,7 @@ class Keras3(Backend):
                 variable.assign(state)
 
     def seed(self, seed: int) -> None:
-        """See `Backend.seed`: keras.random draws from one generator of Keras where it is given none.
+        """Seed the generator of Keras from which keras.random draws where it is given none.
 
         If that is not there yet, Python's generator will seed it.
         """
@@ -187,12 +181,10 @@ class Keras3(Backend):
             generator.state.assign(np.array([seed % 2**31, 0]))
 
     def random_state(self) -> Any:
-        """See `Backend.random_state`."""
         generator = global_state.get_global_attribute(_GLOBAL_GENERATOR)
         return None if generator is None else np.array(keras.ops.convert_to_numpy(generator.state))
 
     def restore_random_state(self, state: Any, common_seed: int) -> None:
-        """See `Backend.restore_random_state`."""
         if state is None:
             global_state.set_global_attribute(_GLOBAL_GENERATOR, None)
         else:
@@ -201,27 +193,23 @@ class Keras3(Backend):
             generator.next()
 
     def initial_epoch(self, model: Any) -> int:
-        """See `Backend.initial_epoch`: BackupAndRestore leaves it in the model."""
+        """Return the epoch that BackupAndRestore has left in the model, or 0."""
         return getattr(model, "_initial_epoch", None) or 0
 
     def resume_at(self, model: Any, epoch: int) -> None:
-        """See `Backend.resume_at`."""
         model._initial_epoch = epoch
 
     def metrics(self, model: Any) -> Keras3Metrics:
-        """See `Backend.metrics`."""
         return Keras3Metrics(model)
 
     def silence(self, params: dict[str, Any]) -> None:
-        """See `Backend.silence`."""
         params["verbose"] = 0
 
     def average(self, worker: Any) -> GradientAverage:
-        """See `Backend.average`."""
         return GradientAverage(worker)
 
     def apply_of(self, optimizer_class: type, average: GradientAverage) -> dict[str, Any]:
-        """See `Backend.apply_of`: ``apply`` clips, accumulates and updates, so gradients are averaged before it."""
+        """Return an ``apply`` that averages gradients before Keras's clips, accumulates and updates."""
         base: Any = optimizer_class
         plain_apply = getattr(base.apply, "unchecked", base.apply)  # a copy that averages none would be refused there
         loss_weight = LossWeight()
@@ -245,7 +233,7 @@ class Keras3(Backend):
         return methods
 
     def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
-        """See `Backend.watch_losses`: ``compute_loss`` is where a step has its loss and what belongs to it."""
+        """Have ``compute_loss`` weigh the losses: there a step has its loss and what belongs to it."""
         losses = getattr(model, _LOSSES, None)
         if losses is None:
             losses = BatchLosses()
@@ -294,11 +282,9 @@ class Keras3(Backend):
         raise NotImplementedError
 
     def steps_taken(self, model: Any) -> int:
-        """See `Backend.steps_taken`."""
         return int(keras.ops.convert_to_numpy(model.optimizer.iterations))
 
     def set_learning_rate(self, model: Any, value: float) -> None:
-        """See `Backend.set_learning_rate`."""
         self.attach(model)
         model.optimizer.learning_rate = value
 

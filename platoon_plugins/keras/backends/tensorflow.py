@@ -33,7 +33,7 @@ def _on_host() -> contextlib.AbstractContextManager[Any]:
 
 
 class _TensorFlowVariable(KerasVariable):
-    """See `KerasVariable`; the methods of ``tf.Variable`` take four times as long as the operations that they call."""
+    """A ``tf.Variable``, whose methods take four times as long as the operations that they call."""
 
     def __init__(self, variable: Any) -> None:
         super().__init__(variable)
@@ -44,11 +44,10 @@ class _TensorFlowVariable(KerasVariable):
         self._no_rows: Any = None
 
     def on_host(self) -> bool:
-        """See `KerasVariable.on_host`."""
         return "GPU" not in self._made.device.upper()
 
     def borrow(self) -> Array:
-        """See `KerasVariable.borrow`: the memory itself, which TensorFlow copies if a tensor that was read has it too.
+        """Return the memory itself, which TensorFlow copies if a tensor that was read has it too.
 
         That is what it does before it changes some rows. Here these are none.
         """
@@ -70,11 +69,10 @@ class _TensorFlowVariable(KerasVariable):
             super().give_back(array)
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
-        """See `Variable.set_value`; Keras's own assign takes three times as long."""
+        """Change the value; Keras's own assign takes three times as long."""
         self._made.assign(np.asarray(value, self.dtype))
 
     def view(self) -> Any:
-        """See `KerasVariable.view`."""
         tensor = tf.raw_ops.ReadVariableOp(resource=self._made.handle, dtype=self._made.dtype)
         return np.asarray(memoryview(tensor)) if self.on_host() else tensor.numpy()
 
@@ -83,7 +81,6 @@ class _TensorFlow(Keras3):
     variable = _TensorFlowVariable
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
-        """See `Backend.require_trainable`."""
         super().require_trainable(model, averaged)
         if not model.built:
             raise ConfigurationError(
@@ -97,20 +94,19 @@ class _TensorFlow(Keras3):
             )
 
     def seed_early(self, seed: int) -> None:
-        """See `Backend.seed_early`: data sets draw the seeds of their shuffles when they are built."""
+        """Seed the generator from which data sets draw the seeds of their shuffles when they are built."""
         tf.random.set_seed(seed)
 
     def restore_random_state(self, state: Any, common_seed: int) -> None:
-        """See `Backend.restore_random_state`: nothing tells the seed that TensorFlow had."""
+        """Seed TensorFlow anew: nothing shows the seed that it had."""
         super().restore_random_state(state, common_seed)
         tf.random.set_seed(common_seed)
 
     def average(self, worker: Any) -> GradientAverage:
-        """See `Backend.average`."""
         return TensorFlowAverage(worker)
 
     def call_on_host(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
-        """See `Keras3.call_on_host`: XLA cannot leave its program."""
+        """Call a function of the host in each step, compiled without XLA, which cannot leave its program."""
         if not model.jit_compile:
             tf.numpy_function(lambda *numbers: call(*map(float, numbers)), list(values), [])
 

@@ -19,7 +19,7 @@ _ALIGNMENT_BYTES = 64  # of each array in what is gathered
 
 
 class TensorFlowAverage(CompiledAverage):
-    """See `CompiledAverage`; TensorFlow uses the memory of the averages, and lets go of it.
+    """Averages of TensorFlow, which uses their memory, and releases it.
 
     The gradient of an embedding is a list of rows, one for each look-up, in which the same row may come many times
     (``tf.IndexedSlices``). Keras takes squares, norms and limits of them one by one: Adam adds ``sum_k g_k^2`` to the
@@ -44,7 +44,7 @@ class TensorFlowAverage(CompiledAverage):
         self._row_buffers: dict[str, Array] = {}
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
-        """See `CompiledAverage.average_in_program`; they leave the graph by a NumPy function."""
+        """Return the averages of a batch, which leaves the graph by a NumPy function."""
         sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in batch.gradients]
         tensors: list[Any] = []
         for gradient, is_list in zip(batch.gradients, sparse):

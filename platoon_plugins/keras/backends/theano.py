@@ -24,32 +24,28 @@ Array = np.ndarray[Any, Any]
 
 
 class _Theano(Backend):
-    """See `Backend`. No callback of Keras 2 resumes: its loops ask for their first epoch, see `resuming`."""
+    """Keras 2 on Theano. None of its callbacks resumes: its loops ask for their first epoch, see `resuming`."""
 
     watches_batches = True
     honors_initial_epoch = False
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
-        """See `Backend.require_trainable`."""
         if not getattr(model, "optimizer", None):
             raise ConfigurationError("got a model that is not compiled: call model.compile(...) before fit")
 
     def compiled_with(self, model: Any) -> dict[str, Any]:
-        """See `Backend.compiled_with`."""
         names = {"metrics": "_compile_metrics", "weighted_metrics": "_compile_weighted_metrics"}
         return {name: getattr(model, names.get(name, name), None) for name in (*names, "loss_weights")}
 
     def weights(self, model: Any) -> list[Any]:
-        """See `Backend.weights`."""
         return list(model._collected_trainable_weights)  # those that the compiled function trains
 
     def statistics(self, model: Any) -> list[Any]:
-        """See `Backend.statistics`: frozen weights are among them, alike on all workers, and stay so."""
+        """Return the other float state; frozen weights are among it, alike on all workers, and stay so."""
         trained = {id(weight) for weight in self.weights(model)}
         return [w for w in model.weights if id(w) not in trained and K.dtype(w).startswith("float")]
 
     def optimizer_state(self, model: Any) -> list[Any]:
-        """See `Backend.optimizer_state`."""
         model._make_train_function()  # which makes it, once
         options = (
             value for value in vars(model.optimizer).values() if isinstance(value, theano.compile.SharedVariable)
@@ -57,29 +53,24 @@ class _Theano(Backend):
         return list({id(v): v for v in (*model.optimizer.weights, *options)}.values())
 
     def moments(self, model: Any) -> list[Any]:
-        """See `Backend.moments`."""
         shapes = {w.get_value(borrow=True).shape for w in self.weights(model)} - {()}
         return [v for v in self.optimizer_state(model) if v.get_value(borrow=True).shape in shapes]
 
     def vary_noise(self, model: Any, rank: int) -> None:
-        """See `Backend.vary_noise`."""
         vary_noise(model.train_function.function.get_shared(), rank)
 
     def metrics(self, model: Any) -> _Metrics:
-        """See `Backend.metrics`."""
         return _Metrics(model)
 
     def silence(self, params: dict[str, Any]) -> None:
-        """See `Backend.silence`."""
         params["verbose"] = 0
         keras.callbacks.ProgbarLogger.target = float("inf")  # a silent one reads it, and never sets it
 
     def average(self, worker: Any) -> GradientAverage:
-        """See `Backend.average`."""
         return _InGraph(worker)
 
     def apply_of(self, optimizer_class: type, average: _InGraph) -> dict[str, Callable[..., Any]]:
-        """See `Backend.apply_of`: ``get_gradients`` clips, so it is asked without, and clipping follows."""
+        """Return a ``get_gradients`` that asks Keras's without clipping, averages, and clips then."""
         base: Any = optimizer_class
 
         def get_gradients(optimizer: Any, loss: Any, params: Any) -> list[Any]:
@@ -99,7 +90,7 @@ class _Theano(Backend):
         return {"get_gradients": get_gradients, "get_updates": get_updates}
 
     def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
-        """See `Backend.watch_losses`: losses are sums, or divided by numbers of rows, masked ones too."""
+        """Have averages weigh the losses, which are sums, or divided by numbers of rows, masked ones too."""
         sums = {function.reduction == "sum" for function in model.loss_functions if function is not None}
         if average is not None:
             if len(sums | ({False} if model.losses else set())) > 1:
@@ -117,11 +108,9 @@ class _Theano(Backend):
         return getattr(model, _LOSSES)  # type: ignore[no-any-return]
 
     def steps_taken(self, model: Any) -> int:
-        """See `Backend.steps_taken`."""
         return int(K.get_value(model.optimizer.iterations))
 
     def set_learning_rate(self, model: Any, value: float) -> None:
-        """See `Backend.set_learning_rate`."""
         K.set_value(model.optimizer.lr, value)
 
 
@@ -158,12 +147,10 @@ class _InGraph(GradientAverage):
         self._idle: Any = None
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """See `GradientAverage.attach`."""
         super().attach(policy, like, calls)
         self._ready.set_value(np.int8(1))
 
     def detach(self) -> None:
-        """See `GradientAverage.detach`."""
         super().detach()
         self._ready.set_value(np.int8(0))
 
@@ -202,7 +189,6 @@ class _InGraph(GradientAverage):
         self.like = like  # which of them there are is known when the function is compiled
 
     def send(self, flag: float) -> float:
-        """See `GradientAverage.send`."""
         before = super().send(flag)
         self._header_in.set_value(self._mine.array)
         return before
@@ -240,7 +226,7 @@ class _Metrics(Metrics):
         self._test_loss = np.zeros(2)
 
     def epoch_begins(self) -> None:
-        """See `Metrics.epoch_begins`: sums and counts start from zero."""
+        """Record the begin of an epoch: sums and counts start from zero."""
         for metric in self._metrics:
             require_declared(metric, keras.metrics.Metric)
             for weight in metric.weights:
@@ -250,30 +236,24 @@ class _Metrics(Metrics):
         self._train = self._values()
 
     def train_batch(self, logs: Mapping[str, Any]) -> None:
-        """See `Metrics.train_batch`."""
         self._train_loss += float(logs["loss"]) * logs["size"], logs["size"]
         self._train = self._values()
         self._keep(logs, training=True)
 
     def test_begins(self) -> None:
-        """See `Metrics.test_begins`."""
         self._test_loss[:] = 0
 
     def test_batch(self, logs: Mapping[str, Any]) -> None:
-        """See `Metrics.test_batch`."""
         self._test_loss += float(logs["loss"]) * logs["size"], logs["size"]
         self._keep(logs, training=False)
 
     def train_state(self) -> list[Array]:
-        """See `Metrics.train_state`."""
         return [self._train_loss, *self._train]
 
     def test_state(self) -> list[Array]:
-        """See `Metrics.test_state`."""
         return [self._test_loss, *self._values()]
 
     def results(self, state: Sequence[Array]) -> dict[str, Any]:
-        """See `Metrics.results`."""
         (total, weight), *values = state
         own = self._values()
         self._assign(values)

@@ -27,11 +27,9 @@ class _TorchVariable(KerasVariable):
     _copy: HostCopy | None = None
 
     def on_host(self) -> bool:
-        """See `KerasVariable.on_host`."""
         return bool(self.variable.value.device.type == "cpu")
 
     def view(self) -> Array:
-        """See `KerasVariable.view`."""
         array: Array = self.variable.value.detach().cpu().numpy()
         return array
 
@@ -83,7 +81,6 @@ class _Torch(Keras3):
     variable = _TorchVariable
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
-        """See `Backend.require_trainable`."""
         super().require_trainable(model, averaged)
         if self.trains_together(model):
             raise ConfigurationError(
@@ -102,22 +99,20 @@ class _Torch(Keras3):
             require_dense_layers(model)
 
     def trains_together(self, model: Any) -> bool:
-        """See `Backend.trains_together`: Keras from 3.16 on does so where torch.distributed is initialized."""
+        """Return whether torch.distributed is initialized, by which Keras from 3.16 on trains together."""
         group = torch.distributed
         return hasattr(model, "ddp_model") and group.is_available() and group.is_initialized()
 
     def seed(self, seed: int) -> None:
-        """See `Backend.seed`: torch shuffles, and draws the masks of Dropout."""
+        """Seed torch, which shuffles, and draws the masks of Dropout."""
         super().seed(seed)
         torch.manual_seed(seed)
 
     def random_state(self) -> Any:
-        """See `Backend.random_state`."""
         on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
         return super().random_state(), torch.get_rng_state(), on_gpus
 
     def restore_random_state(self, state: Any, common_seed: int) -> None:
-        """See `Backend.restore_random_state`."""
         of_keras, on_host, on_gpus = state
         super().restore_random_state(of_keras, common_seed)
         torch.set_rng_state(on_host)
@@ -126,7 +121,6 @@ class _Torch(Keras3):
             torch.cuda.set_rng_state_all(on_gpus)
 
     def average(self, worker: Any) -> TorchAverage:
-        """See `Backend.average`."""
         return TorchAverage(worker)
 
     def gradient_device(self, model: Any) -> torch.device | None:
@@ -135,7 +129,7 @@ class _Torch(Keras3):
         return devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
 
     def place_gradients(self, model: Any, average: ModelAverages, worker: Any) -> None:
-        """See `Backend.place_gradients`: on the devices, if each worker has all of them on one.
+        """Average gradients on the devices, if each worker has all of them on one.
 
         From the backward pass on, if it is the one of Keras on each, and its gradients all go to one optimizer.
         """
@@ -153,7 +147,6 @@ class _Torch(Keras3):
                 model.train_function = watched_function(model, watched)
 
     def call_on_host(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
-        """See `Keras3.call_on_host`."""
         call(*(value.detach() if torch.is_tensor(value) else value for value in values))
 
 

@@ -14,7 +14,7 @@ __all__ = ["HostCopy", "TorchArray", "host_copy", "on_cuda"]
 
 
 class TorchArray(CudaArray):
-    """See `CudaArray`; torch orders copies by its current stream, on which the center's kernels are launched too.
+    """A tensor. torch orders copies by its current stream, on which the center's kernels are launched too.
 
     Parameters
     ----------
@@ -39,30 +39,26 @@ class TorchArray(CudaArray):
 
     @staticmethod
     def change(arrays: Sequence[TorchArray], queue: Queue) -> None:
-        """See `CudaArray.change`: in their memory."""
+        """Queue work on the memory of the tensors."""
         tensors = [array._tensor for array in arrays]
         stream = torch.cuda.current_stream(tensors[0].device).cuda_stream
         queue([tensor.data_ptr() for tensor in tensors], int(stream))
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
-        """See `CudaArray.__array__`."""
         return np.asarray(self._tensor.cpu().numpy(), dtype)
 
     def __setitem__(self, key: Any, values: Any) -> None:
-        """See `CudaArray.__setitem__`."""
         given = values._tensor if isinstance(values, TorchArray) else torch.as_tensor(np.asarray(values))
         self._tensor[key] = given.to(self._tensor.device)
 
     def __getitem__(self, key: Any) -> TorchArray:
-        """See `CudaArray.__getitem__`."""
         return TorchArray(self._tensor[key])
 
     def reshape(self, shape: tuple[int, ...]) -> TorchArray:
-        """See `CudaArray.reshape`: a view, if the array is contiguous."""
+        """Return the values in another shape; a view, if the array is contiguous."""
         return TorchArray(self._tensor.reshape(shape))
 
     def copy(self) -> TorchArray:
-        """See `CudaArray.copy`."""
         return TorchArray(self._tensor.clone())
 
 

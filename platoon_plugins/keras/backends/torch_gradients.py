@@ -40,7 +40,7 @@ _WITH_SPARSE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 class TorchAverage(GradientAverage):
-    """See `GradientAverage`. Those on the host are averaged in their memory, those on a device in flat buffers there.
+    """Averages of torch: on the host in the memory of the gradients, on a device in flat buffers there.
 
     ::
 
@@ -66,7 +66,6 @@ class TorchAverage(GradientAverage):
         self._calls_made = 0
 
     def place(self, device: torch.device | None) -> None:
-        """See `GradientAverage.place`."""
         self.watch_none()
         self._device = device
         self._flats = None
@@ -116,12 +115,11 @@ class TorchAverage(GradientAverage):
         log.info("averages of gradients begin in the backward pass, in buckets of %d MB", full >> 20)
 
     def detach(self) -> None:
-        """See `GradientAverage.detach`."""
         super().detach()
         self.watch_none()
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """See `GradientAverage.attach`.
+        """Begin a fit.
 
         Raises
         ------
@@ -141,7 +139,7 @@ class TorchAverage(GradientAverage):
         return self._device is not None
 
     def average(self, batch: Batch) -> list[Tensor | None]:
-        """See `GradientAverage.average`; takes and returns tensors, and each step may leave out other weights.
+        """Average a batch's gradients, tensors; each step may leave out other weights.
 
         On a device they are parts of buffers that the next call overwrites. On the host they are the gradients.
         """
@@ -197,13 +195,12 @@ class TorchAverage(GradientAverage):
             self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
 
     def settle(self) -> None:
-        """See `GradientAverage.settle`."""
         while self._on_way:
             self._take_oldest()
         self._all.flags[:] = 0  # those of an epoch that is over are not to be seen in the first step of the next
 
     def is_last_call(self) -> bool:
-        """See `GradientAverage.is_last_call`: who asks that has nothing else to do, and waits for the device."""
+        """Return whether all workers have ended, after a call without gradients for which it waits."""
         if not self.on_device:
             return super().is_last_call()
         self._call_without_gradients()

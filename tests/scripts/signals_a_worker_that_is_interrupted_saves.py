@@ -1,15 +1,14 @@
-import numpy as np
+import sys
 
 from signals_preamble import FOLDER, connect, rest, tell, until
 
 worker = connect()
-rank, x = worker.global_rank, np.zeros(100_000)
-
-
+rank = worker.global_rank
 try:
     tell(f"ready{rank}")
     rest()
 except KeyboardInterrupt:
     tell(f"saving{rank}")
-    until((FOLDER / "has taken its time").exists)
+    if "takes its time" in sys.argv:
+        until((FOLDER / "has taken its time").exists)
     tell(f"saved{rank}")
