@@ -13,6 +13,7 @@ ALONE, DEFAULTS, AVERAGED = "alone", "defaults", "averaged"
 SCALINGS: dict[str, tuple[str, Callable[[int], float]]] = {
     "unchanged": ("unchanged", lambda workers: 1.0),
     "sqrt": ("times the square root of N (Krizhevsky, arXiv 1404.5997, section 5)", math.sqrt),
+    "sqrt-1.5": ("times 1.5 sqrt(N), found by the simulation", lambda workers: 1.5 * math.sqrt(workers)),
     "linear": ("times N, without warm-up (Goyal et al., arXiv 1706.02677, section 2.1)", float),
 }
 
@@ -92,6 +93,9 @@ METHODS = {
     "easgd-4-sqrt": Method(EASGD, 4, "sqrt"),
     "easgd-4-linear": Method(EASGD, 4, "linear"),
     "easgd-1-linear": Method(EASGD, 1, "linear"),
+    "easgd-2-moments": Method(lambda: EASGD(moments=True), 2, "sqrt-1.5"),
+    "easgd-1-moments": Method(lambda: EASGD(moments=True), 1, "sqrt-1.5"),
+    "local-sgd-10-moments": Method(lambda: LocalSGD(moments=True), 10, "sqrt-1.5"),
     "averaged": Method(AVERAGED),
     "averaged-sqrt": Method(AVERAGED, scaling="sqrt"),
     "averaged-linear": Method(AVERAGED, scaling="linear"),

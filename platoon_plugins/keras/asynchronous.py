@@ -147,6 +147,7 @@ class Asynchronous(Mode):
         self._backend.steps_are_over()
         self.leave_center()
         self._worker.copy_to_local()
+        self._backend.end_averages(self._model)
         self._worker.release_shared_params()
 
     def abandon_center(self) -> None:

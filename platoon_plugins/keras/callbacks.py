@@ -49,6 +49,8 @@ class Fits:
         Whether this worker runs what one runs for all.
     verbose : int or str
         As it was passed to ``fit``.
+    swaps_at_epochs : bool
+        Whether a callback of the user's leaves an average in the place of the weights from one epoch to the next.
     """
 
     def __init__(self, worker: Worker, backend: Backend, settings: Settings, leader_only: tuple[type, ...]) -> None:
@@ -57,6 +59,7 @@ class Fits:
         self._training: Training | None = None
         self.leads = worker.is_leader
         self.verbose: Any = 0
+        self.swaps_at_epochs = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fits:
         """Return what another list needs for a fit of the same worker: its connections have no copy."""
@@ -74,6 +77,8 @@ class Fits:
     def prepare(self, model: Any) -> None:
         """Make the next fit."""
         self._training = Training(self.worker, self.backend, self._settings, model)
+        if self.swaps_at_epochs:
+            self._training.require_no_swap_at_epochs()
 
     @property
     def training(self) -> Training:

@@ -62,14 +62,17 @@ def require_new(steps: int) -> None:
         )
 
 
-def require_no_other_average(model: Any) -> None:
-    """Raise if an optimizer, or one inside it, keeps averages of the weights that a rule would not know of."""
+def require_no_other_average(model: Any, shares_moments: bool) -> None:
+    """Raise if an optimizer, or one inside it, keeps averages of the weights that a rule would not know of.
+
+    A rule that shares the moments of optimizers shares the averages of ``use_ema`` too.
+    """
     for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
-        if getattr(each, "use_ema", False):
+        if getattr(each, "use_ema", False) and not shares_moments:
             raise ConfigurationError(
                 "got an optimizer with use_ema=True and a rule: fit would leave the average of one worker's weights in "
-                "the model, or that of all, but not both; compile without use_ema (the center is an average already), "
-                "or with DistributedOptimizer(optimizer)"
+                "the model, or that of all, but not both; pass rule=EASGD(moments=True), which shares the average too, "
+                "or compile without use_ema, or with DistributedOptimizer(optimizer)"
             )
         if any(cls.__name__.startswith("ScheduleFree") for cls in type(each).__mro__):
             raise ConfigurationError(

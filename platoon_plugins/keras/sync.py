@@ -145,6 +145,7 @@ def _between(callbacks: list[Any], fits: Fits, at_batches: bool) -> list[Any]:
             in_center(callback, fits)
     if not fits.leads:
         callbacks = [stand_by(each) if isinstance(each, fits.leader_only) else each for each in callbacks]
+    fits.swaps_at_epochs = any(getattr(callback, "swap_on_epoch", False) for callback in callbacks)
     standbys = [callback for callback in callbacks if isinstance(callback, Standby)]
     return [make_first(fits, backend.watches_batches), *callbacks, make_last(fits, at_batches, standbys)]
 

@@ -118,10 +118,19 @@ class Training:
             require_new(backend.steps_taken(self._model))
         backend.optimizer_state(self._model)  # which builds it, and what is inside it
         require_distributable(self._model, backend)  # once more, now that all of it is there
-        require_no_other_average(self._model)
         chosen: Any = default_rule() if rule == "auto" else rule
+        require_no_other_average(self._model, shares_moments(chosen))
         period = self._settings.every_n_batches
         return Asynchronous(worker, backend, at_period(chosen, period), period, policy)
+
+    def require_no_swap_at_epochs(self) -> None:
+        """Raise if a rule trains: it would take the average that a callback leaves in the model for the weights."""
+        if self._mode.rule is not None:
+            raise ConfigurationError(
+                "got SwapEMAWeights(swap_on_epoch=True) and a rule: between two epochs the rule puts the weights back; "
+                "leave swap_on_epoch out (evaluations and the model after fit have the average anyway), or compile "
+                "with DistributedOptimizer(optimizer)"
+            )
 
     # The begin of a fit.
 
@@ -163,7 +172,10 @@ class Training:
 
     def _shared(self) -> list[Any]:
         """Return the variables that the rule is for."""
-        moments = self._backend.moments(self._model) if shares_moments(self._mode.rule) else ()
+        moments = []
+        if shares_moments(self._mode.rule):
+            self._backend.begin_averages(self._model)
+            moments = self._backend.moments(self._model)
         return [*self._backend.weights(self._model), *moments]
 
     def _resume(self) -> None:

@@ -27,6 +27,15 @@ def test_keras_moments_are_averaged_with_the_weights(run_keras):
 
 
 @pytest.mark.keras
+def test_keras_averages_of_weights_are_shared_with_the_moments(run_keras):
+    """Against one process on larger batches: what is validated by SwapEMAWeights, and what is left in the model."""
+    run_keras(
+        script_path("rounds_in_adapters_keras_averages_of_weights_are_shared"),
+        workers=2,
+    ).require_success()
+
+
+@pytest.mark.keras
 def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras):
     """5 and 7 batches at a period of 3, and short rounds at the ends of epochs; all begin each epoch at the center."""
     outcome = run_keras(

@@ -163,6 +163,16 @@ class Keras3(Backend):
         found = {id(v): v for optimizer in each for v in optimizer.variables if _is_float(v) and id(v) not in added_up}
         return [self.variable(v) for v in found.values() if tuple(v.shape) in shapes]
 
+    def begin_averages(self, model: Any) -> None:
+        for optimizer in _averaging(model):
+            if not int(keras.ops.convert_to_numpy(optimizer.iterations)):
+                for average, weight in zip(optimizer._model_variables_moving_average, optimizer._trainable_variables):
+                    average.assign(weight)
+
+    def end_averages(self, model: Any) -> None:
+        for optimizer in _averaging(model):
+            optimizer.finalize_variable_values(optimizer._trainable_variables)
+
     def vary_noise(self, model: Any, rank: int) -> None:
         """Change the seed generators of the random layers, whose states are variables."""
         for variable in model.non_trainable_variables:
@@ -342,3 +352,9 @@ def _each(metrics: Sequence[Any]) -> Iterator[Any]:
 
 def _is_float(variable: Any) -> bool:
     return keras.backend.is_float_dtype(keras.backend.standardize_dtype(variable.dtype))
+
+
+def _averaging(model: Any) -> list[Any]:
+    """Return the optimizers of a model that keep averages of its weights (``use_ema``)."""
+    each = (inner for outer in optimizers_of(model) for inner in with_inner(outer))
+    return [optimizer for optimizer in each if getattr(optimizer, "use_ema", False)]
