@@ -145,6 +145,8 @@ class Asynchronous(Mode):
     def finish(self) -> None:
         """Leave the center in the model."""
         self._backend.steps_are_over()
+        if self._backend.keeps_averages(self._model):
+            self.leave_for_good()  # what has changed the weights is no callback: Keras has put the averages in
         self.leave_center()
         self._worker.copy_to_local()
         self._backend.end_averages(self._model)

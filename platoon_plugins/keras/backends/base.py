@@ -121,6 +121,10 @@ class Backend(Protocol):
     def begin_averages(self, model: Any) -> None:
         """Let the averages of weights that optimizers without a step keep begin with the weights, not with zeros."""
 
+    def keeps_averages(self, model: Any) -> bool:
+        """Return whether an optimizer keeps averages of weights, which Keras puts into the model at a fit's end."""
+        return False
+
     def end_averages(self, model: Any) -> None:
         """Put the averages of weights that optimizers keep into the model, as a fit does at its end."""
 

@@ -167,11 +167,15 @@ class Keras3(Backend):
         for optimizer in _averaging(model):
             if not int(keras.ops.convert_to_numpy(optimizer.iterations)):
                 for average, weight in zip(optimizer._model_variables_moving_average, optimizer._trainable_variables):
-                    average.assign(weight)
+                    average.assign(_copied(weight))
+
+    def keeps_averages(self, model: Any) -> bool:
+        return bool(_averaging(model))
 
     def end_averages(self, model: Any) -> None:
         for optimizer in _averaging(model):
-            optimizer.finalize_variable_values(optimizer._trainable_variables)
+            for average, weight in zip(optimizer._model_variables_moving_average, optimizer._trainable_variables):
+                weight.assign(_copied(average))
 
     def vary_noise(self, model: Any, rank: int) -> None:
         """Change the seed generators of the random layers, whose states are variables."""
@@ -352,6 +356,11 @@ def _each(metrics: Sequence[Any]) -> Iterator[Any]:
 
 def _is_float(variable: Any) -> bool:
     return keras.backend.is_float_dtype(keras.backend.standardize_dtype(variable.dtype))
+
+
+def _copied(variable: Any) -> Array:
+    """Return a value in memory of its own: on JAX two variables would share what one is assigned to the other."""
+    return np.array(keras.ops.convert_to_numpy(variable))
 
 
 def _averaging(model: Any) -> list[Any]:
