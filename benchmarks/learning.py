@@ -44,7 +44,7 @@ from pathlib import Path
 import report
 from keras_fit import ONE_THREAD, backend
 from learning_report import Arm, best_rate, describe, draw, first_reach, show, summarize
-from scripts.learning_methods import METHODS, PLAIN
+from scripts.learning_methods import METHODS, PLAIN, PLAIN_AVERAGE
 from scripts.learning_tasks import TASKS, DataMissing
 
 from platoon_base.devices.discovery import cuda_devices
@@ -79,15 +79,17 @@ class Study:
     def run(self) -> None:
         """Run everything: plain training with each learning rate, then the methods with the best one."""
         options = self.options
-        self._measure([Arm(PLAIN, 1, rate) for rate in options.rates])
+        alone = [name for name in (PLAIN, PLAIN_AVERAGE) if name == PLAIN or name in options.methods]
+        self._measure([Arm(name, 1, rate) for name in alone for rate in options.rates])
         self.rate = best_rate(self.runs, self.task.targets, self.task.lower)
         print(f"plain training does best with the learning rate {self.rate:g}", flush=True)
         if len(options.rates) > 2 and self.rate in (min(options.rates), max(options.rates)):
             print("WARNING: no rate beyond it was tried: plain may do better still; pass more with --rates", flush=True)
         slow = [None] if options.slow is None else [None, options.slow]
+        together = [name for name in options.methods if name not in alone]
         for count in options.workers:
-            rates = {name: self.rate * METHODS[name].scale(count) for name in options.methods}
-            self._measure([Arm(name, count, rates[name], rank) for name in options.methods for rank in slow])
+            rates = {name: self.rate * METHODS[name].scale(count) for name in together}
+            self._measure([Arm(name, count, rates[name], rank) for name in together for rank in slow])
 
     def _measure(self, arms: list[Arm]) -> None:
         """Make the runs of these arms with all seeds, some side by side; keep each as it ends."""
@@ -267,7 +269,8 @@ def settle(options: argparse.Namespace) -> None:
     options.epochs = options.epochs or (QUICK_EPOCHS if quick else task.epochs)
     options.workers = options.workers or (WORKERS[:1] if quick else WORKERS)
     options.seeds = options.seeds or (SEEDS[:1] if quick else SEEDS)
-    options.methods = [name for name in options.methods or METHODS if name != PLAIN]
+    here = [name for name in METHODS if options.framework == "keras" or not METHODS[name].averages]
+    options.methods = [name for name in options.methods or here if name != PLAIN]
 
 
 def problem(options: argparse.Namespace) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from platoon_base import EASGD, CenterMomentum, DiLoCo, LocalSGD, SlowMo
-from platoon_base.rules import default_period, default_rule, waits
+from platoon_base.rules import default_period, default_rule, shares_moments, waits
 
 ALONE, DEFAULTS, AVERAGED = "alone", "defaults", "averaged"
 SCALINGS: dict[str, tuple[str, Callable[[int], float]]] = {
@@ -30,11 +30,14 @@ class Method(NamedTuple):
         Mini-batches of a worker from one synchronization to the next; those of the adapters for DEFAULTS.
     scaling : str
         By what the best learning rate of a single process is multiplied on N workers, a key of SCALINGS.
+    averages : bool
+        Whether Adam keeps an average of the weights (``use_ema``), which is validated: with Keras 3 alone.
     """
 
     rule: Callable[[], Any] | str
     every_n_batches: int = 10
     scaling: str = "unchanged"
+    averages: bool = False
 
     @property
     def waits(self) -> bool:
@@ -42,6 +45,11 @@ class Method(NamedTuple):
         if isinstance(self.rule, str) and self.rule != DEFAULTS:
             return self.rule == AVERAGED
         return waits(default_rule() if self.rule == DEFAULTS else self.rule())
+
+    @property
+    def copies(self) -> int:
+        """How many times the size of the model an exchange has: with moments, those of Adam and the average."""
+        return 3 + self.averages if not isinstance(self.rule, str) and shares_moments(self.rule()) else 1
 
     @property
     def what(self) -> str:
@@ -77,7 +85,7 @@ class Method(NamedTuple):
         return ends * (steps // ends // period + 1)
 
 
-PLAIN = "plain"
+PLAIN, PLAIN_AVERAGE = "plain", "plain-average"
 METHODS = {
     PLAIN: Method(ALONE),
     "defaults": Method(DEFAULTS),
@@ -96,6 +104,9 @@ METHODS = {
     "easgd-2-moments": Method(lambda: EASGD(moments=True), 2, "sqrt-1.5"),
     "easgd-1-moments": Method(lambda: EASGD(moments=True), 1, "sqrt-1.5"),
     "local-sgd-10-moments": Method(lambda: LocalSGD(moments=True), 10, "sqrt-1.5"),
+    PLAIN_AVERAGE: Method(ALONE, averages=True),
+    "easgd-2-moments-average": Method(lambda: EASGD(moments=True), 2, "sqrt-1.5", averages=True),
+    "averaged-sqrt-average": Method(AVERAGED, scaling="sqrt", averages=True),
     "averaged": Method(AVERAGED),
     "averaged-sqrt": Method(AVERAGED, scaling="sqrt"),
     "averaged-linear": Method(AVERAGED, scaling="linear"),

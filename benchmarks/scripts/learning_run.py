@@ -50,7 +50,7 @@ def write(args: argparse.Namespace, worker: Any, version: str, parameters: int, 
             "version": version,
             "parameters": parameters,
             "steps_by_rank": by_rank,
-            "bytes_sent": sum(exchanges) * 2 * BYTES * parameters,  # there and back
+            "bytes_sent": sum(exchanges) * METHODS[args.method].copies * 2 * BYTES * parameters,  # there and back
             "curve": points,
         }
         Path(args.file).write_text(json.dumps(result))

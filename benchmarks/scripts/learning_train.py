@@ -19,6 +19,7 @@ from learning_run import parse, write
 from learning_tasks import TASKS
 from platoon_base import connect
 
+EMA_MOMENTUM = 0.99  # the average is over the latest hundred steps or so
 
 class Curve(keras.callbacks.Callback):
     """Keeps steps, seconds and the accuracy on all validation rows, at the end of each epoch.
@@ -86,13 +87,14 @@ def main(args):
     training, validation = ((x.reshape(-1, *task.network.inputs), y) for x, y in task.data())
     getattr(keras.utils, "set_random_seed", np.random.seed)(args.seed)  # Keras 2 on Theano knows NumPy's alone
     model, curve = build(task.network), Curve()
-    optimizer = keras.optimizers.Adam(args.rate)
+    average = {"use_ema": True, "ema_momentum": EMA_MOMENTUM} if method.averages else {}
+    optimizer = keras.optimizers.Adam(args.rate, **average)
     model.compile(
         DistributedOptimizer(optimizer) if method.rule == AVERAGED else optimizer,
         loss="categorical_crossentropy",
         metrics=["accuracy"],
     )
-    rows, steps, mine = shard(*training), None, [curve]
+    rows, steps, mine = shard(*training), None, [curve, *([keras.callbacks.SwapEMAWeights()] if average else ())]
     if worker.global_rank == args.slow:
         mine.append(Slow())
         if not method.waits:
