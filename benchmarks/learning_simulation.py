@@ -1,7 +1,7 @@
 """What combining the steps of N workers is worth by equations alone: many settings and seeds at once, in one process.
 
-    python benchmarks/learning_simulation.py [--workers 2 4 8] [--seeds 1 2 3 4 5] [--passes 20] [--table easgd|scaled] [--slow]
-        [--quick]
+    python benchmarks/learning_simulation.py [--workers 2 4 8] [--seeds 1 2 3 4 5] [--passes 20]
+        [--table rules|easgd|scaled|moments] [--slow] [--quick]
 
 It needs torch, Fashion-MNIST (`make data`) and for the whole table a GPU; on a CPU take --quick. Nothing of this
 package runs: no process, no shared memory. Numbers are steps per worker and say nothing about seconds.
@@ -193,9 +193,7 @@ def simulate(
                 curve.append((t + 1, 0.0, value))
             for curve, value in zip(averaged, network.validate(models.average, x_valid, y_valid)):
                 curve.append((t + 1, 0.0, value))
-    return [
-        (curves[i : i + len(seeds)], averaged[i : i + len(seeds)]) for i in range(0, count, len(seeds))
-    ]
+    return [(curves[i : i + len(seeds)], averaged[i : i + len(seeds)]) for i in range(0, count, len(seeds))]
 
 
 def runs_of(task: Task, row: Setting, rate: float, curves: list[list]) -> list[dict]:

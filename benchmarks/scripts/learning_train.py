@@ -21,6 +21,7 @@ from platoon_base import connect
 
 EMA_MOMENTUM = 0.99  # the average is over the latest hundred steps or so
 
+
 class Curve(keras.callbacks.Callback):
     """Keeps steps, seconds and the accuracy on all validation rows, at the end of each epoch.
 

@@ -105,7 +105,7 @@ class Perceptron(Simulated):
 
 
 class Convolutional(Simulated):
-    """Two layers of 3x3 filters with relu and 2x2 max pooling, a dense layer: weights by Glorot and Bengio, biases 0."""
+    """Two layers of 3x3 filters with relu and 2x2 max pooling, a dense layer; weights and biases as `Perceptron`'s."""
 
     def __init__(self, task: Task, rates: tuple[float, ...]) -> None:
         super().__init__(task, rates)

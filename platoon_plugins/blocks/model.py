@@ -13,12 +13,13 @@ from blocks.serialization import load_parameters
 from theano.gof.graph import ancestors
 
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
+from platoon_base.rules import Rule, shares_moments
 
 __all__ = [
     "collected_statistics",
     "hyperparameters",
-    "moments",
     "require_loaded_model",
+    "shared_by",
     "step_rule_state",
     "trained_parameters",
     "updates_of",
@@ -59,10 +60,14 @@ def step_rule_state(algorithm: Any) -> list[Any]:
     return [variable for variable in kept.values() if variable.dtype in theano.tensor.float_dtypes]
 
 
-def moments(algorithm: Any, parameters: list[Any]) -> list[Any]:
-    """Return the state of the step rule that has the shape of a parameter: its moments, but for those of scalars."""
+def shared_by(rule: Rule | None, algorithm: Any, parameters: list[Any]) -> list[Any]:
+    """Return the variables that a rule is for: parameters, and the moments of the step rule if it shares them.
+
+    Moments are the state that has the shape of a parameter, but for that of scalars.
+    """
     shapes = {parameter.get_value(borrow=True).shape for parameter in parameters} - {()}
-    return [state for state in step_rule_state(algorithm) if state.get_value(borrow=True).shape in shapes]
+    state = step_rule_state(algorithm) if shares_moments(rule) else []
+    return [*parameters, *(each for each in state if each.get_value(borrow=True).shape in shapes)]
 
 
 def hyperparameters(algorithm: Any) -> list[Any]:

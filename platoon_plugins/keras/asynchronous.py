@@ -18,6 +18,7 @@ from platoon_base.schedule import EveryN
 from platoon_base.worker import LossWatch
 from platoon_plugins.keras.backends.base import Backend, Variable
 from platoon_plugins.keras.mode import Mode
+from platoon_plugins.keras.weight_averages import end_averages, keeps_averages
 
 __all__ = ["Asynchronous", "abandon_center"]
 
@@ -145,11 +146,11 @@ class Asynchronous(Mode):
     def finish(self) -> None:
         """Leave the center in the model."""
         self._backend.steps_are_over()
-        if self._backend.keeps_averages(self._model):
+        if keeps_averages(self._model):
             self.leave_for_good()  # what has changed the weights is no callback: Keras has put the averages in
         self.leave_center()
         self._worker.copy_to_local()
-        self._backend.end_averages(self._model)
+        end_averages(self._model)
         self._worker.release_shared_params()
 
     def abandon_center(self) -> None:

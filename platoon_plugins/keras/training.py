@@ -29,6 +29,7 @@ from platoon_plugins.keras.statistics import Statistics
 from platoon_plugins.keras.stopping import Stopping
 from platoon_plugins.keras.synchronous import Synchronous
 from platoon_plugins.keras.torch_loaders import set_sampler_epoch
+from platoon_plugins.keras.weight_averages import begin_averages
 
 __all__ = ["Settings", "Training", "report_epoch_begin", "report_logs"]
 
@@ -174,7 +175,7 @@ class Training:
         """Return the variables that the rule is for."""
         moments = []
         if shares_moments(self._mode.rule):
-            self._backend.begin_averages(self._model)
+            begin_averages(self._model)
             moments = self._backend.moments(self._model)
         return [*self._backend.weights(self._model), *moments]
 

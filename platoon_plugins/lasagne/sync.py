@@ -34,8 +34,8 @@ def sync_updates(
 
     Call it after the initial values are in place (weights loaded): it copies the first worker's values to all others.
     The state of the optimizer (velocities, moments, step counts) stays each worker's own, unless the rule shares the
-    moments, as ``EASGD(moments=True)`` does. Running statistics do so until `evaluate` and `finish_training` average them. Random streams in the graph, such as those of dropout, draw
-    other numbers on each worker.
+    moments, as ``EASGD(moments=True)`` does. Running statistics stay its own until `evaluate` and `finish_training`
+    average them. Random streams in the graph, such as those of dropout, draw other numbers on each worker.
 
     There is one training at a time: `finish_training` ends it before the next one begins. In a job of one launched
     worker the rule changes no parameters, until another worker joins.

@@ -19,7 +19,7 @@ def test_keras_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_ke
 
 @pytest.mark.keras
 def test_keras_moments_are_averaged_with_the_weights(run_keras):
-    """Against SGD with momentum on larger batches in one process; Adam's by EASGD are the center's on all at the end."""
+    """Against SGD with momentum on larger batches in one process; by EASGD the center's are on all at the end."""
     run_keras(
         script_path("rounds_in_adapters_keras_moments_are_averaged_with_the_weights"),
         workers=2,

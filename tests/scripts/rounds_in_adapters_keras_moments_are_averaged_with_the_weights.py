@@ -1,5 +1,5 @@
 import numpy as np
-from keras_preamble import EASGD, data, dense, distribute, everyones, flat, keras, rank, shard, size
+from keras_preamble import EASGD, data, dense, distribute, everyones, flat, keras, shard, size
 
 from platoon_plugins.keras import LocalSGD
 

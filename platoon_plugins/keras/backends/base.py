@@ -118,16 +118,6 @@ class Backend(Protocol):
         """
         ...
 
-    def begin_averages(self, model: Any) -> None:
-        """Let the averages of weights that optimizers without a step keep begin with the weights, not with zeros."""
-
-    def keeps_averages(self, model: Any) -> bool:
-        """Return whether an optimizer keeps averages of weights, which Keras puts into the model at a fit's end."""
-        return False
-
-    def end_averages(self, model: Any) -> None:
-        """Put the averages of weights that optimizers keep into the model, as a fit does at its end."""
-
     def vary_noise(self, model: Any, rank: int) -> None:
         """Let the random layers of this worker's model draw other numbers than those of other ranks."""
         ...

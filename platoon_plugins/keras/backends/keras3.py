@@ -163,20 +163,6 @@ class Keras3(Backend):
         found = {id(v): v for optimizer in each for v in optimizer.variables if _is_float(v) and id(v) not in added_up}
         return [self.variable(v) for v in found.values() if tuple(v.shape) in shapes]
 
-    def begin_averages(self, model: Any) -> None:
-        for optimizer in _averaging(model):
-            if not int(keras.ops.convert_to_numpy(optimizer.iterations)):
-                for average, weight in zip(optimizer._model_variables_moving_average, optimizer._trainable_variables):
-                    average.assign(_copied(weight))
-
-    def keeps_averages(self, model: Any) -> bool:
-        return bool(_averaging(model))
-
-    def end_averages(self, model: Any) -> None:
-        for optimizer in _averaging(model):
-            for average, weight in zip(optimizer._model_variables_moving_average, optimizer._trainable_variables):
-                weight.assign(_copied(average))
-
     def vary_noise(self, model: Any, rank: int) -> None:
         """Change the seed generators of the random layers, whose states are variables."""
         for variable in model.non_trainable_variables:
@@ -356,14 +342,3 @@ def _each(metrics: Sequence[Any]) -> Iterator[Any]:
 
 def _is_float(variable: Any) -> bool:
     return keras.backend.is_float_dtype(keras.backend.standardize_dtype(variable.dtype))
-
-
-def _copied(variable: Any) -> Array:
-    """Return a value in memory of its own: on JAX two variables would share what one is assigned to the other."""
-    return np.array(keras.ops.convert_to_numpy(variable))
-
-
-def _averaging(model: Any) -> list[Any]:
-    """Return the optimizers of a model that keep averages of its weights (``use_ema``)."""
-    each = (inner for outer in optimizers_of(model) for inner in with_inner(outer))
-    return [optimizer for optimizer in each if getattr(optimizer, "use_ema", False)]
