@@ -162,7 +162,7 @@ def test_workers_that_need_each_other_are_all_started_again_from_the_checkpoint(
     again = "starts at (2, 5, 10) late False with 20.0"
     assert [starts(log) for log in logs] == [["starts at (0, 0, 0) late False with 0.0", again, again]] * 2
     output = " ".join(done.stdout.split())
-    assert "rank 1 cannot come again alone: all workers are started again, from the checkpoint" in output
+    assert "rank 1 cannot be restarted alone: all workers are started again, from the checkpoint" in output
     assert "all workers are started again, restart 2 of 2" in output
 
 

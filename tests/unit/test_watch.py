@@ -224,7 +224,7 @@ def test_a_worker_that_cannot_be_watched_is_ended(starts, monkeypatch, tmp_path,
             begin(job, starts, forked)
             assert job.serve().status == 128 + signal.SIGKILL
         else:
-            with pytest.raises(PlatoonError, match="cannot be watched, and so was ended .*Too many open files"):
+            with pytest.raises(PlatoonError, match="cannot be watched, so it was killed .*Too many open files"):
                 begin(job, starts, forked)
 
 
