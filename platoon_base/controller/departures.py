@@ -1,4 +1,4 @@
-"""What follows when a worker ends: a restart, the end of the job, or another leader."""
+"""Consequences of the end of a worker: a restart, the end of the job, or another leader."""
 
 from __future__ import annotations
 
