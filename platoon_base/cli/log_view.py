@@ -1,4 +1,4 @@
-"""The logs of a job as `platoon logs` shows them: their ends, and on request what comes."""
+"""The logs of a job as `platoon logs` shows them: their last lines and, on request, new ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def ranks_in(folder: Path) -> list[int]:
-    """List the ranks that have a log in a folder."""
+    """Return the ranks that have a log in a folder."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -28,11 +28,11 @@ def ranks_in(folder: Path) -> list[int]:
 
 
 def begin_of_last_lines(file: BinaryIO, count: int) -> int:
-    """Return where the last so many lines of a file begin; 0 for all."""
+    """Return the offset of the last ``count`` lines of a file; 0 for all."""
     end = file.seek(0, os.SEEK_END)
     if not count:
         return 0
-    position, found = end, -1  # the end of the last line begins none
+    position, found = end, -1  # no line begins after the last line's end
     while position > 0:
         size = min(_BLOCK_BYTES, position)
         position -= size
@@ -48,15 +48,15 @@ def begin_of_last_lines(file: BinaryIO, count: int) -> int:
 
 
 class LogView:
-    """Writes the ends of logs, and what comes, to a stream.
+    """Writes the last lines of logs, and then new ones, to a stream.
 
     Parameters
     ----------
     folder : Path
     rank : int or None
-        None for all, each line behind its rank in brackets.
+        None for all; each line is prefixed by its rank in brackets then.
     lines : int
-        How many of the last lines to begin with; 0 for all.
+        Number of last lines to begin with; 0 for all.
     stream : binary file
     """
 
@@ -69,23 +69,23 @@ class LogView:
         self._rests: dict[int, bytes] = {}
 
     def show(self, last: bool = False) -> None:
-        """Write what is new; with ``last`` lines without an end too."""
+        """Write new lines; with ``last`` also incomplete ones."""
         for rank in ranks_in(self._folder) if self._rank is None else [self._rank]:
             while self._show(rank, last):
                 pass
         self._stream.flush()
 
     def wait(self, seconds: float) -> None:
-        """Wait until there may be more."""
+        """Wait until there may be new lines."""
         time.sleep(seconds)
 
     def _show(self, rank: int, last: bool) -> bool:
-        """Write a part of what is new in one log; returns whether there is more."""
+        """Write some of the new lines of one log; return whether there are more."""
         try:
             with open_regular(log_file(self._folder, rank)) as file:
                 first = rank not in self._offsets
                 begin = begin_of_last_lines(file, self._lines) if first else self._offsets[rank]
-                if begin > file.seek(0, os.SEEK_END):  # it was begun anew
+                if begin > file.seek(0, os.SEEK_END):  # the file was replaced by a new one
                     begin = 0
                 file.seek(begin)
                 data = file.read(_CHUNK_BYTES)
