@@ -1,7 +1,7 @@
 import sys
 import numpy as np
 from poison_values import HUGE, POISONS, ROUNDS, SHAPES, TURNS
-from platoon_base import connect
+from platoon_base import ASGD, EASGD, CenterMomentum, connect  # noqa: F401 - for the text of the rule
 from platoon_base.centers import host_kernels as kernels
 from platoon_base.errors import NonFiniteError
 
