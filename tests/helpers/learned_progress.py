@@ -2,6 +2,9 @@
 
 import numpy as np
 
+# Two stripes, many blocks: the first goes through C, the second through NumPy, as it has several dtypes.
+SHAPES = [((37, 11), "float32"), ((600_000,), "float32"), ((5,), "float64"), ((3,), "float16")]
+
 
 def progress(rank, step, shape, dtype):
     """Return what a worker learns in a step, whichever process computes it."""
