@@ -91,7 +91,7 @@ class LogLines:
     paths : sequence of Path
         Files, which need not exist yet.
     whole : collection of int
-        The numbers of the files of which all lines are shown, except this package's own log lines below a warning. Of
+        The numbers of the files of which all lines are shown, except this package's log lines below WARNING. Of
         the others only the warnings of this package are shown.
     most_bytes : int
         Maximum shown of a file per poll: its newest lines, after a line with the number of bytes left out.

@@ -111,7 +111,7 @@ def watch_output() -> None:
 
 
 def lenient_output() -> None:
-    """Ignore errors in writing output from now on, including those of the last flush, which affect the exit status."""
+    """Ignore errors in writing output from now on, also at the last flush, so that they change no exit status."""
     for stream in (sys.stdout, sys.stderr):
         buffer = _buffer_of(stream)
         if buffer is not None:
