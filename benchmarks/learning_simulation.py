@@ -125,12 +125,12 @@ class Models:
     def _arrivals(self, moves: np.ndarray) -> None:
         due = moves & (((self.steps + self.phase) % self.period == 0) | (self.steps <= self.first.start))
         if self.method.waits:
-            self._exchange(slice(None), ((self.ticks % self.period) == 0)[:, 0])
+            self.exchange(slice(None), ((self.ticks % self.period) == 0)[:, 0])
         else:
             for worker in range(self.first.workers):
-                self._exchange(worker, due[:, worker])
+                self.exchange(worker, due[:, worker])
 
-    def _exchange(self, who: int | slice, due: np.ndarray) -> None:
+    def exchange(self, who: int | slice, due: np.ndarray) -> None:
         """Let a worker, or all, synchronize in those models in which they are due."""
         if not due.any():
             return

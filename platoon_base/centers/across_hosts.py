@@ -1,4 +1,4 @@
-"""How the center of one host comes to be alike with those of other hosts, as couriers and workers see it."""
+"""The interface by which couriers and workers make the centers of several hosts equal."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ Array = np.ndarray[Any, Any]
 
 
 class AcrossHosts(Protocol):
-    """The center of one host in rounds of all hosts: `HostsRounds` if workers wait in them, else `HostsMeans`.
+    """The center of one host in rounds of all hosts: `HostsRounds` if the rule waits, else `HostsMeans`.
 
     Attributes
     ----------
     workers_wait : bool
-        Whether the center changes in these rounds alone. Otherwise couriers exchange it in between too.
+        Whether other hosts change the center only in these rounds. Otherwise couriers exchange centers in between too.
     """
 
     workers_wait: bool
 
     @property
     def made(self) -> int:
-        """The latest round that this center has come to."""
+        """The latest round that this center has completed."""
         ...
 
     def new_totals(self) -> RoundTotals:
-        """Make room for what a host contributes to a round."""
+        """Allocate memory for a host's contribution to a round."""
         ...
 
     def are_gathered(self, number: int) -> bool:
-        """Return whether this center holds what all hosts have contributed to a round."""
+        """Return whether this center holds the contributions of all hosts to a round."""
         ...
 
     def wait(self, number: int, timeout_s: float) -> None:
@@ -43,11 +43,11 @@ class AcrossHosts(Protocol):
         ...
 
     def read(self, totals: RoundTotals, number: int) -> bool:
-        """Copy what this host contributes to a round; False if a stripe stayed taken: do it again."""
+        """Copy this host's contribution to a round; False if a stripe stayed locked: call it again."""
         ...
 
     def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
-        """Put together what hosts have contributed, in their order; False if a stripe stayed taken: do it again.
+        """Combine the hosts' contributions, in order; False if a stripe stayed locked: call it again.
 
         Parameters
         ----------
@@ -59,5 +59,5 @@ class AcrossHosts(Protocol):
         ...
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Put another host's center, at round ``number``, in place of this one; False if a stripe stayed taken."""
+        """Overwrite this center with another host's, at round ``number``; False if a stripe stayed locked."""
         ...

@@ -1,4 +1,4 @@
-"""The protocols of all centers, and the report of an element that was left out, since it would not be finite."""
+"""The protocols of all centers, and the type that names an element which would not have been finite."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, Any]
 
 
 class NonFiniteElement(NamedTuple):
-    """An element of the center whose new value would not have been finite, so that it was left as it was.
+    """An element of the center that was left unchanged because its new value would not have been finite.
 
     Attributes
     ----------
@@ -32,16 +32,16 @@ class NonFiniteElement(NamedTuple):
 
 
 class Center(Protocol):
-    """The shared parameters that all workers synchronize with.
+    """The shared copy of the parameters, with which all workers synchronize.
 
-    Arrays go in and out as one C-contiguous array for each parameter of the layout, in its order.
+    Arguments are lists of C-contiguous arrays, one for each parameter of the layout, in its order.
 
     Attributes
     ----------
     on_device : bool
-        Whether the arrays are GpuArrays, or else ndarrays.
+        Whether the arrays are GpuArrays; otherwise ndarrays.
     whole : bool
-        Whether the latest synchronization reached all of the center.
+        Whether the latest synchronization covered the whole center.
     """
 
     on_device: bool
@@ -50,13 +50,12 @@ class Center(Protocol):
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
         """Apply the rule once between ``arrays``, changed in place, and the center.
 
-        An element of the center that would not stay finite is left as it was, and so is the local value
-        behind it.
+        An element of the center that would not stay finite is left unchanged, and so is the local element.
 
         Returns
         -------
         NonFiniteElement or None
-            The first element left out; a center on devices tells of it at a later synchronization.
+            The first element left out; a center on devices returns it from a later synchronization.
 
         Raises
         ------
@@ -66,50 +65,50 @@ class Center(Protocol):
         ...
 
     def read(self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False) -> None:
-        """Copy the center into ``out``; with ``begin`` start the rule's states on this worker, at the same moment."""
+        """Copy the center into ``out``; with ``begin`` reset the rule's local states to it, atomically."""
         ...
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
-        """Put ``values`` in place of the center's, and start the rule's states on this worker, at the same moment.
+        """Overwrite the center with ``values``, and reset the rule's local states to them, atomically.
 
-        Momentum, which is a center state that no local state follows, ends where the values are others, element by
-        element. A state that workers follow stays.
+        Momentum, which is a center state that no local state follows, is set to zero at elements whose values change.
+        A center state that workers follow stays.
         """
         ...
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
-        """Give a new center its first values, and start the rule's states on this worker; before others attach.
+        """Fill a new center with the initial values, and reset the rule's local states; before others attach.
 
         Parameters
         ----------
         values : sequence of array
         states : sequence of sequence of ndarray
-            For each of the rule's buffers beside the center one array for each parameter, as a checkpoint holds them;
-            buffers that are not given stay full of zeros.
+            The rule's center states from a checkpoint: for each state one array for each parameter. States that are
+            not given stay zero.
         """
         ...
 
     def finish(self) -> None:
-        """Wait until the center has all values that this worker gave it; on devices calls are queued."""
+        """Wait until this worker's calls have reached the center; on devices they are queued."""
         ...
 
     def settle(self) -> None:
-        """Make the values readable from outside, once all workers have finished and none synchronizes any more."""
+        """Make the values readable for the controller; call it once all workers have finished synchronizing."""
         ...
 
     def close(self, over: bool = False) -> None:
         """Release the memory; a second call does nothing.
 
-        With ``over`` no worker uses the center any more, so that memory which must not be freed may serve the next one.
+        ``over`` states that no worker uses the center any more: memory that cannot be freed may be reused then.
         """
         ...
 
 
 class RoundCenter(Center, Protocol):
-    """A center for an outer-step rule, by which all workers synchronize together in rounds."""
+    """A center for an outer-step rule, with which all workers synchronize together in rounds."""
 
     def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:
-        """Add this worker's progress since it took the center over, wherever it began from the center as it is.
+        """Add this worker's progress since it copied the center, except to parts that have changed since.
 
         An element whose progress is not finite contributes nothing.
 
@@ -123,10 +122,10 @@ class RoundCenter(Center, Protocol):
     def take_over(
         self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float
     ) -> NonFiniteElement | None:
-        """Set ``arrays`` to the center after round ``number``, and make the outer step where nobody has made it yet.
+        """Make the outer step of round ``number`` where no other worker has, and copy the center to ``arrays``.
 
-        All workers of a round have contributed before one of them calls this, with the same number, which is greater
-        than that of the round before.
+        Call it after all workers of the round have contributed, with the same number on each, greater than that of
+        the previous round.
         """
         ...
 
@@ -137,19 +136,19 @@ class CenterFactory(Protocol):
     Attributes
     ----------
     location : str
-        Where the center lies: ``"host"`` or ``"device"``.
+        Where the center is: ``"host"`` or ``"device"``.
     """
 
     location: str
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> Center:
-        """Make the center, full of zeros."""
+        """Create the center, filled with zeros."""
         ...
 
     def attach(self, layout: Layout, rule: Rule, rank: int) -> Center:
-        """Open the center that another worker made."""
+        """Open the center that another worker created."""
         ...
 
     def unlink(self) -> None:
-        """Let nobody open the center any more: its memory goes with the last worker that has it open."""
+        """Remove the name of the center; its memory is freed once no process has it open."""
         ...

@@ -1,8 +1,8 @@
 """A center in the memory of the job's CUDA devices: each owns a partition, which the others open through CUDA IPC.
 
-A synchronization is one kernel over all tiles, on whichever device they lie. Nothing passes the host, and nobody
-waits. A segment of shared memory, the directory, tells who owns which partition. It also holds a mirror of the values
-and center states, copied every few seconds.
+A synchronization is one kernel over all tiles, on whichever devices they are. No data passes the host, and no call
+waits. A segment of shared memory, the directory, records the owner of each partition. It also holds a mirror of the
+values and center states, copied every few seconds.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from platoon_base.shm.segments import Name, Segment
 
 __all__ = ["MIRROR_EVERY_S", "DeviceCenter", "DeviceCenters"]
 
-DeviceArray = Any  # a pygpu GpuArray, or a CudaArray: what the runtime takes
+DeviceArray = Any  # a pygpu GpuArray or a CudaArray, depending on the runtime
 
 MIRROR_EVERY_S = 5.0
-LOCK_NS = 500_000_000  # after which the lock of a tile counts as lost with its holder; it is held for microseconds
+LOCK_NS = 500_000_000  # a tile's lock, normally held for microseconds, is broken after this time
 _THREADS, _BLOCKS_EACH = 256, 8
 _NOTHING_REFUSED = np.array([np.iinfo(np.uint64).max], np.uint64)
 
@@ -40,8 +40,8 @@ _NOTHING_REFUSED = np.array([np.iinfo(np.uint64).max], np.uint64)
 class DeviceCenter:
     """One worker's handle of the center; see `Center`. Arrays are C-contiguous, on the device of the runtime.
 
-    A value refused is told at a later synchronization, since nobody waits for the device. Rules that cannot be told
-    as one addition to the center synchronize under locks, whatever is asked for.
+    A value refused is returned from a later synchronization, since no call waits for the device. Rules that are not a
+    single addition to the center always synchronize under locks.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class DeviceCenter:
     rank : int
         In the job. A rank below the number of partitions makes the partition of that number.
     gone, incarnation : callable
-        Of `Liveness`: whether a worker takes part no more, and the number of its process.
+        Of `Liveness`: whether a worker has left or died, and the number of its process.
     mirror_every_s : float
     """
 
@@ -89,9 +89,9 @@ class DeviceCenter:
         self._states = runtime.zeros(max(states_bytes, 1), "uint8")
         self._refused = runtime.buffer(_NOTHING_REFUSED)
         self._launches: list[_Launch] = []
-        self._planned = 0  # version of the partitions that the launches were planned for
+        self._planned = 0  # version of the partitions for which the launches were planned
         self._next_mirror = 0.0
-        self._mirror: tuple[int, list[int]] = 0, []  # number of the latest mirror, and the partitions on their way
+        self._mirror: tuple[int, list[int]] = 0, []  # number of the latest mirror, and the partitions being copied
 
     def sync(
         self, rule: Rule, arrays: Sequence[DeviceArray], locked: bool, timeout_s: float
@@ -113,7 +113,7 @@ class DeviceCenter:
             self._partitions.open_all(timeout_s)
             self._launch("take_over" if begin else "pull", out)
             return
-        self._directory.read_buffer(0, out)  # nobody has synchronized yet
+        self._directory.read_buffer(0, out)  # valid, since no worker has synchronized yet
         if begin:
             self._start_from_mirror()
 
@@ -130,18 +130,18 @@ class DeviceCenter:
         self._start_from_mirror()
 
     def _start_from_mirror(self) -> None:
-        """Start this worker's states from the mirror, where the first values are until somebody synchronizes."""
+        """Reset this worker's states from the mirror, which has the initial values until the first synchronization."""
         if self._sources:
             buffers = [0 if source is None else 1 + source for source in self._sources]
             self._states.write(np.concatenate([self._directory.buffer_as_state(buffer) for buffer in buffers]))
 
     def make_partition(self) -> None:
-        """Make this worker's partition out of the mirror, unless somebody has it, or this worker has none."""
+        """Make this worker's partition, if it has one, from the mirror, unless another worker owns it."""
         if self._rank < self._directory.workers:
             self._partitions.adopt(self._rank, 0)
 
     def mirror(self) -> None:
-        """Begin to copy this worker's partitions to the host's memory, beside all other work."""
+        """Start an asynchronous copy of this worker's partitions to the host's memory."""
         if self._memory.copying:
             return
         self._next_mirror = time.monotonic() + self._mirror_every_s
@@ -152,7 +152,7 @@ class DeviceCenter:
             self._memory.start_copy(source, start, size)
 
     def _publish_mirror_stamps(self) -> None:
-        """Say of the partitions whose copies have arrived by now how new they are."""
+        """Publish the mirror numbers of the partitions whose copies are complete."""
         number, partitions = self._mirror
         if partitions and not self._memory.copying:
             for partition in partitions:
@@ -170,7 +170,7 @@ class DeviceCenter:
         self._memory.finish_copies()
         for partition in self._partitions.own:
             self._directory.mirrored(partition)
-        self._next_mirror = 0.0  # should somebody synchronize all the same
+        self._next_mirror = 0.0  # mirror at once if another synchronization follows
 
     def close(self, over: bool = False) -> None:
         """Release the memory; a second call does nothing."""
@@ -202,7 +202,7 @@ class DeviceCenter:
         bases: list[int],
         stream: int,
     ) -> None:
-        """Queue one launch, on arrays whose memory begins at ``bases``."""
+        """Queue one launch, on arrays whose memory starts at ``bases``."""
         if bases != launch.bases:
             launch.bases = []
             launch.table.write(np.asarray(bases, dtype="uint64"), stream)
@@ -230,7 +230,7 @@ class DeviceCenter:
         return self._kernels[key]
 
     def _plan(self) -> list[_Launch]:
-        """Group the parameters by dtype into launches, and tell where each of their tiles lies now."""
+        """Group the parameters by dtype into launches, with the current addresses of their tiles."""
         specs, most = self._layout.specs, self._runtime.most_parameters
         by_dtype: dict[str, list[int]] = {}
         for index, spec in enumerate(specs):
@@ -251,7 +251,7 @@ class DeviceCenter:
         return _Launch(parameters, dtype, self._runtime.buffer(rows), len(rows), first, table)
 
     def _take_refused(self) -> NonFiniteElement | None:
-        """Return the first element refused since the last look, if the device has told of one."""
+        """Return the first element refused since the last call, if the device has reported one."""
         if not self._directory.flag(self._rank):
             return None
         word = int(self._refused.read()[0])
@@ -263,7 +263,7 @@ class DeviceCenter:
 
 
 class _Launch:
-    """The arguments of the kernels on one group of parameters, kept from launch to launch."""
+    """The arguments of the kernels for one group of parameters, kept from launch to launch."""
 
     def __init__(
         self,
@@ -291,10 +291,10 @@ class DeviceCenters:
     name : str or HiddenName
         Posix name of the segment with the directory.
     workers : int
-        Number of workers launched together: each makes a partition.
+        Number of workers launched together; each makes a partition.
     runtime : DeviceRuntime
     gone, incarnation : callable
-        Of `Liveness`: whether a worker takes part no more, and the number of its process.
+        Of `Liveness`: whether a worker has left or died, and the number of its process.
     """
 
     location = "device"
@@ -319,7 +319,7 @@ class DeviceCenters:
         return form_of(rule) is not None and {spec.dtype for spec in layout.specs} <= {"float32", "float64"}
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:
-        """Make the segment, in place of one that a creator left when it died."""
+        """Create the segment; replace one that was left by a creator which died."""
         tiling = Tiling(layout, self._workers, len(rule.center_state))
         plan = DirectoryLayout(layout, tiling)
         directory = DeviceDirectory(Segment.create(self.name, plan.size_bytes), plan)

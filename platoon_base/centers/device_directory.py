@@ -1,7 +1,7 @@
 """The directory of a center on devices: the owner of each partition, and a mirror of the values and center states.
 
-It lies in one segment of shared memory, which holds a header, a flag for each worker, an entry for each partition, and
-the buffers of all partitions, one after the other, as they were a few seconds ago.
+It is one segment of shared memory: a header, a flag for each worker, an entry for each partition, and a copy of the
+buffers of all partitions, which is a few seconds old.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["NO_OWNER", "DeviceDirectory", "DirectoryLayout", "Entry"]
 MAGIC = b"PLTNPART"
 VERSION = 5
 NO_OWNER = -1
-FINAL = 1 << 62  # number of the mirror of an owner that has left
+FINAL = 1 << 62  # mirror number of an owner that has left
 _PAGE = 4096
 
 _HEADER = np.dtype(
@@ -54,13 +54,13 @@ class Entry(NamedTuple):
     Attributes
     ----------
     generation : int
-        0 until somebody has made it; it grows with every new owner.
+        0 until the partition is made; it grows with every new owner.
     owner : int
-        A rank, or `NO_OWNER` while somebody writes the next owner down, or has died of it.
+        A rank, or `NO_OWNER` while the entry is being written, or if its writer died.
     handle : bytes
-        By which CUDA IPC opens its memory.
+        The CUDA IPC handle of its memory.
     incarnation : int
-        Which process of that rank it is; see `Liveness.incarnation`.
+        The number of the owner's process; see `Liveness.incarnation`.
     """
 
     generation: int
@@ -70,7 +70,7 @@ class Entry(NamedTuple):
 
 
 class DirectoryLayout:
-    """Where everything lies in the segment."""
+    """The offsets in the segment."""
 
     def __init__(self, layout: Layout, tiling: Tiling) -> None:
         self.layout = layout
@@ -120,7 +120,7 @@ class DeviceDirectory:
 
     @staticmethod
     def partitions_in(segment: Segment) -> int:
-        """Return the number of partitions of a directory that was begun; 0 if it is none."""
+        """Return the number of partitions of a directory; 0 if the segment holds none."""
         if len(segment.buffer) < _PAGE:
             return 0
         header: Any = array_on(segment.buffer, (), _HEADER)
@@ -154,7 +154,7 @@ class DeviceDirectory:
         return bool((self._entries["writes"] > 1).all())
 
     def entry(self, partition: int) -> Entry:
-        """Read the entry of a partition, whole."""
+        """Read the entry of a partition consistently."""
         entry = self._entries[partition]
         writes = int(entry["writes"])
         found = entry.copy()
@@ -163,9 +163,9 @@ class DeviceDirectory:
         return Entry(writes // 2, int(found["owner"]), found["handle"].tobytes(), int(found["incarnation"]))
 
     def publish(self, partition: int, owner: int, handle: bytes, incarnation: int = 0) -> None:
-        """Enter a new owner, which has yet to mirror its partition; only under the partition's lock."""
+        """Write a new owner, whose partition is not mirrored yet; call it under the partition's lock."""
         entry = self._entries[partition]
-        entry["writes"] |= 1  # it is odd already if its latest writer has died meanwhile
+        entry["writes"] |= 1  # odd already if the last writer died while writing
         entry["handle"], entry["owner"], entry["incarnation"], entry["mirrored"] = (
             np.void(handle),
             owner,
@@ -176,49 +176,49 @@ class DeviceDirectory:
         self._header["changes"] += 1
 
     def try_lock(self, partition: int) -> bool:
-        """Take the lock of a partition's entry, without waiting."""
+        """Try to acquire the lock of a partition's entry, without waiting."""
         return self._segment.try_lock(_ENTRIES + _ENTRY.itemsize * partition)
 
     def unlock(self, partition: int) -> None:
-        """Free the lock of a partition's entry."""
+        """Release the lock of a partition's entry."""
         self._segment.unlock(_ENTRIES + _ENTRY.itemsize * partition)
 
-    # Flags, by which a device tells its worker of elements refused.
+    # Flags, by which a device notifies its worker of refused elements.
 
     def flag_offset(self, rank: int) -> int:
-        """Return where a worker's flag lies in the segment."""
+        """Return the offset of a worker's flag in the segment."""
         return _FLAGS + _FLAG_BYTES * rank
 
     def flag(self, rank: int) -> bool:
-        """Return whether a worker's flag is up."""
+        """Return whether a worker's flag is set."""
         return bool(self._flags[rank])
 
     def clear_flag(self, rank: int) -> None:
-        """Take a worker's flag down."""
+        """Clear a worker's flag."""
         self._flags[rank] = 0
 
-    # The mirror. A process that wants a new one asks for it by a number. Owners then enter the number when it is made.
+    # The mirror. A process requests a new one by writing a number; each owner writes that number after the copy.
 
     @property
     def wanted(self) -> int:
-        """The number of the latest mirror that was asked for."""
+        """The number of the latest mirror requested."""
         return int(self._header["wanted"])
 
     def want_mirror(self) -> int:
-        """Ask for a new mirror of all partitions, and return its number."""
+        """Request a new mirror of all partitions; return its number."""
         self._header["wanted"] += 1
         return self.wanted
 
     def mirrored(self, partition: int, number: int = FINAL) -> None:
-        """Say that the mirror of a partition is as new as was asked for under a number, or its owner's last."""
+        """Record that the mirror of a partition satisfies the request of this number, or is its owner's last."""
         self._entries[partition]["mirrored"] = number
 
     def has_mirror(self, number: int) -> bool:
-        """Return whether all partitions are mirrored as asked for; those never made still have their first values."""
+        """Return whether all partitions satisfy the request; those never made still have their initial values."""
         return bool(((self._entries["mirrored"] >= number) | (self._entries["writes"] < 2)).all())
 
     def mirror_of(self, partition: int) -> tuple[int, int]:
-        """Return where the buffers of a partition are mirrored: offset in the segment, and size in bytes."""
+        """Return the mirror of a partition's buffers: offset in the segment and size in bytes."""
         return self._plan.mirrors[partition]
 
     def mirror(self, partition: int) -> np.ndarray[Any, Any]:

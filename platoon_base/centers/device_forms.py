@@ -1,4 +1,4 @@
-"""All that is done with one element of a center on devices, in C, made from the form of its rule."""
+"""The operations on one element of a center on devices, as C expressions made from the form of its rule."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ __all__ = ["Operation", "operations"]
 
 
 class Operation(NamedTuple):
-    """A change of each element, made by one kernel.
+    """An element-wise operation, for which one kernel is made.
 
-    All values have the type ``T``, float or double. An element is left out on all sides if its center or a center state
-    would not be finite.
+    All values have the type ``T``, float or double. An element is left unchanged, locally and in the center, if its
+    center or a center state would not be finite.
 
     Attributes
     ----------
     new : mapping of str to str
-        The new value of everything that changes, in terms of the old ones and of ``compute``.
+        The expression of each value that changes, from the old values and the variables of ``compute``.
     compute : str
-        Declares what the new values have in common. ``times(a, b)`` is a product that is rounded before it is added.
+        Declares common subexpressions. ``times(a, b)`` is a product without a fused multiply-add.
     scalars : tuple of str
         Names of the rule's ``kernel_args()``.
     adds : str
@@ -37,7 +37,7 @@ class Operation(NamedTuple):
 
 
 def operations(rule: Rule) -> dict[str, Operation]:
-    """Return all that is done with the center of a rule that has a form, by the names of the kernels.
+    """Return the operations on the center of a rule that has a form, by the names of their kernels.
 
     These are the rule itself, its ``_atomic`` form without locks if it has one, both kinds of `Adopt`, ``overwrite``
     (c := x) and ``take_over`` (x := c), which start the local states, and ``pull`` (x := c).

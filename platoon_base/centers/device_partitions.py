@@ -1,4 +1,4 @@
-"""The partitions of a center in the memory of devices: one worker's view of who has them, and where they lie."""
+"""The partitions of a center on devices, as one worker has them open: their owners and addresses."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from platoon_base.errors import CollectiveTimeoutError
 
 __all__ = ["Partitions"]
 
-_POLL_INTERVAL_S = 0.25  # how often to look whether the owners of partitions live
-_PATIENCE_S = 20.0  # for a worker that has not made its partition: then another does
+_POLL_INTERVAL_S = 0.25  # between checks whether the owners of partitions live
+_PATIENCE_S = 20.0  # after which another worker makes a partition in its owner's place
 _PAUSE_S = 0.002
 
 
@@ -21,7 +21,7 @@ def _nothing() -> None:
 
 
 class Partitions:
-    """Opens the partitions that others have made, and makes those that are missing or were lost with their owners.
+    """Opens the partitions of other workers, and makes those that are missing or whose owner has died.
 
     Parameters
     ----------
@@ -31,9 +31,9 @@ class Partitions:
     rank : int
         In the job.
     gone, incarnation : callable
-        Of `Liveness`: whether a worker takes part no more, and the number of its process.
+        Of `Liveness`: whether a worker has left or died, and the number of its process.
     finish : callable
-        Wait for the kernels that this worker has queued, before memory that they may use is closed.
+        Waits for the queued kernels of this worker; called before memory that they may use is closed.
     """
 
     def __init__(
@@ -56,20 +56,20 @@ class Partitions:
         self._own: set[int] = set()
         self._seen = -1  # version of the directory
         self._next_poll_at = 0.0
-        self.version = 0  # grows whenever a partition lies elsewhere
+        self.version = 0  # grows whenever the address of a partition changes
 
     @property
     def own(self) -> set[int]:
-        """The partitions that lie in memory of this worker."""
+        """The partitions in this worker's memory."""
         return self._own
 
     @property
     def addresses(self) -> Mapping[int, int]:
-        """Where each partition begins in the memory of its device."""
+        """The address of each partition."""
         return {partition: memory.address for partition, (_, memory) in self._open.items()}
 
     def open_all(self, timeout_s: float) -> None:
-        """Have all partitions open, wherever they lie.
+        """Open all partitions that are not open yet.
 
         Raises
         ------
@@ -106,7 +106,7 @@ class Partitions:
         return self.adopt(partition, entry.generation)
 
     def _owned(self, partition: int, entry: Entry) -> bool:
-        """Return whether the owner of a partition lives; an earlier process of its rank took its partitions with it."""
+        """Return whether the owning process lives; a later process of the same rank does not have the memory."""
         if entry.owner == self._rank:
             return partition in self._own
         return (
@@ -125,25 +125,25 @@ class Partitions:
         self.version += 1
 
     def _close_borrowed(self, partition: int, memory: DeviceMemory) -> None:
-        """Close memory of another process; own memory stays, where another worker took this one for gone."""
+        """Close another process's memory; own memory stays, even if another worker has replaced the partition."""
         if partition in self._own:
             self._own.discard(partition)
         else:
             memory.close()
 
     def adopt(self, partition: int, generation: int) -> bool:
-        """Make a partition anew, from its dead owner's memory if that is open here still, or else from the mirror.
+        """Make a partition again, from its dead owner's memory if that is still open here, otherwise from the mirror.
 
         Parameters
         ----------
         partition : int
         generation : int
-            That of the partition so far, 0 if nobody has made it.
+            The partition's current generation, 0 if it was never made.
 
         Returns
         -------
         bool
-            Whether this worker has made it; otherwise another is about to, or was quicker.
+            Whether this worker has made it; otherwise another worker has, or holds the lock to do so.
         """
         try:
             if not self._directory.try_lock(partition):
@@ -157,7 +157,7 @@ class Partitions:
                 self._finish()
             if known is not None and known[0] == generation:
                 memory.copy(known[1], start)
-            else:  # the partition may have had another owner since it was opened here
+            else:  # memory that is open here may be outdated: another owner may have followed
                 memory.write(start, self._directory.mirror(partition))
             if known is not None:
                 self._close_borrowed(partition, known[1])
@@ -165,16 +165,16 @@ class Partitions:
             self._open[partition] = generation + 1, memory
             self._own.add(partition)
             self.version += 1
-        finally:  # also if Ctrl-C comes before it is known whether the lock was free
+        finally:  # a Ctrl-C may come between acquiring the lock and knowing so
             self._directory.unlock(partition)
         return True
 
     def close(self, over: bool) -> None:
-        """Close what others own; with ``over`` no worker uses the center, and own memory may serve the next one."""
+        """Close other workers' memory; ``over`` states that no worker uses the center: own memory may be reused."""
         for partition, (_, memory) in self._open.items():
             if partition not in self._own:
                 memory.close()
             elif over:
                 memory.reuse()
         self._open = {}
-        self._finish = _nothing  # no circle: the center frees its memory with its last reference
+        self._finish = _nothing  # breaks a reference cycle, so that the center is freed with its last reference

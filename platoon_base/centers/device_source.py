@@ -1,7 +1,7 @@
-"""The text of the CUDA kernels: one launch for all tiles of a synchronization, whichever device each lies on.
+"""The source of the CUDA kernels: one launch covers all tiles of a synchronization, on all devices.
 
-A kernel gets a table with one row a tile, the addresses of the parameters, and, where libgpuarray is to order it
-against other work, the parameters themselves once more, unused.
+A kernel gets a table with one row per tile and the addresses of the parameters. It also gets the parameters
+themselves, unused, where libgpuarray has to order it against other work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ struct Tile { u64 where; unsigned index, size; u64 lock, at[BUFFERS]; };  /* as 
 struct alignas(sizeof(T) * VECTOR) Vec { T v[VECTOR]; };
 """
 
-# What the kernels need of a device.
+# Functions of the device that the kernels call.
 CUDA = r"""
 __device__ __forceinline__ bool finite_bits(float v) { return (__float_as_uint(v) & 0x7f800000u) != 0x7f800000u; }
 __device__ __forceinline__ bool finite_bits(double v)
@@ -33,7 +33,7 @@ __device__ __forceinline__ float times(float a, float b) { return __fmul_rn(a, b
 __device__ __forceinline__ double times(double a, double b) { return __dmul_rn(a, b); }
 __device__ __forceinline__ u64 now_ns() { u64 t; asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t)); return t; }
 
-/* The center is changed by other devices too: it is read and written past the cache of a multiprocessor. */
+/* Other devices change the center too, so bypass the cache of a multiprocessor. */
 __device__ __forceinline__ T load_shared(const T *p) { return __ldcg(p); }
 __device__ __forceinline__ void store_shared(T *p, T v) { __stcg(p, v); }
 
@@ -71,7 +71,7 @@ __device__ __forceinline__ void add_shared(Vec *p, const Vec &d)
 #endif
 }
 
-/* A lock lost with its holder is taken over: nobody keeps one for longer than a millisecond. */
+/* Breaks the lock of a holder that died: a live one holds it for less than a millisecond. */
 __device__ void lock(unsigned *word, unsigned mine)
 {
     if (threadIdx.x == 0) {
@@ -137,8 +137,8 @@ def kernel_source(
 ) -> str:
     """Write a kernel for parameters of a dtype, float32 or float64.
 
-    Its arguments: table of tiles, addresses of the parameters, number of tiles, first tile, this worker's number for
-    the locks, word of the first element refused, address of the flag for the host, the operation's scalars, the
+    Its arguments: table of tiles, addresses of the parameters, number of tiles, first tile, this worker's value in
+    the locks, word for the first element refused, address of the flag for the host, the operation's scalars, the
     parameters.
 
     Parameters
@@ -146,15 +146,15 @@ def kernel_source(
     name : str
         Of the kernel.
     form : Form
-        Of the center's rule, for the states that the tiles have.
+        Of the center's rule; it determines the states of a tile.
     operation : Operation
     dtype : dtype
     parameters : int
-        How many follow the arguments.
+        Number of parameters at the end of the arguments.
     lock_ns : int
-        After which a lock counts as lost with its holder.
+        Nanoseconds after which a lock is broken.
     device : str
-        What the kernel needs of a device; other text than `CUDA` lets it run elsewhere.
+        Functions of the device; tests pass others than `CUDA` to run the kernel without a GPU.
     """
     settings = {
         "T": "float" if dtype == np.float32 else "double",
@@ -182,8 +182,8 @@ def kernel_types(operation: Operation, dtype: np.dtype[Any]) -> list[str | None]
 
 
 def _update(form: Form, operation: Operation) -> str:
-    """Write what happens to one element."""
-    # All new values are known before the first old one is given up.
+    """Write the update of one element."""
+    # Compute all new values before the first old one is overwritten.
     values = " ".join(f"T new_{name} = {value};" for name, value in operation.new.items())
     keep = " ".join(f"{name} = new_{name};" for name in operation.new)
     guarded = _guarded(form, operation)
@@ -202,13 +202,13 @@ def _guarded(form: Form, operation: Operation) -> list[str]:
 
 
 def _memory(form: Form, operation: Operation) -> dict[str, str]:
-    """Write how the values of one element, or of several as vectors, are loaded and stored."""
+    """Write the loads and stores of one element, and of several as vectors."""
     shared = ("c", *form.center)
     columns = (*shared, *form.local)
     written = [name for name in ("x", *columns) if name in operation.new]
     read = set(re.findall(r"\w+", " ".join([operation.compute, *operation.new.values()])))
     if _guarded(form, operation):
-        read |= set(written)  # what is left out is written as it was, since vectors are written whole
+        read |= set(written)  # vectors are written whole, so elements left out are written back
     used = [name for name in ("x", *columns) if name in read or name in written]
     added = ["added"] if operation.adds else []
 

@@ -1,4 +1,4 @@
-"""Tiles of a center in the memory of several devices: cut from the parameters, dealt out to the partitions in turn."""
+"""The tiles of a center on devices: pieces of the parameters, assigned to the partitions in turn."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ TILE_BYTES = 1 << 16  # measured on NVLink: large against the cost of a lock, sm
 ALIGNMENT = 256  # bytes
 _ELEMENT_BITS = 40
 ELEMENT = (1 << _ELEMENT_BITS) - 1  # the bits of a word that number an element; those above number a parameter
-LOCK_BYTES = 32  # from one tile's lock to the next: a sector of the device's cache
+LOCK_BYTES = 32  # distance of the tiles' locks: a sector of the device's cache
 
 
 class Tile(NamedTuple):
-    """Elements ``start`` to ``start + size`` of a parameter, and where the center keeps them.
+    """Elements ``start`` to ``start + size`` of a parameter, and their place in the center.
 
     Attributes
     ----------
@@ -29,8 +29,8 @@ class Tile(NamedTuple):
         ``start`` and ``size`` in elements of the flattened parameter.
     partition : int
     lock, offset : int
-        Bytes from the start of the partition to the tile's lock and to its values. The tile of the next center state
-        lies `Tiling.buffer_bytes` behind.
+        Bytes from the start of the partition to the tile's lock and to its values. The tile of each center state
+        follows `Tiling.buffer_bytes` after the previous one.
     state : int
         Bytes from the start of a state buffer of one worker, which holds all tiles.
     """
@@ -45,14 +45,14 @@ class Tile(NamedTuple):
 
 
 class Tiling:
-    """Cut a layout into tiles, dealt out to the partitions in turn, so that all links are used at once.
+    """The tiles of a layout, assigned to the partitions in turn, so that all links are used at once.
 
     Parameters
     ----------
     layout : Layout
     partitions : int
     center_states : int
-        How many buffers the rule has beside the center's values.
+        Number of the rule's center states.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Tiling:
     partition_bytes : list of int
         Size of each partition: its locks, then its values, then each center state.
     values_start : list of int
-        Where the values begin in each partition, in bytes.
+        Offset of the values in each partition, in bytes.
     buffer_bytes : list of int
         Size of the values of each partition, and of each center state.
     state_bytes : int
@@ -97,17 +97,17 @@ class Tiling:
 def tile_table(
     tiling: Tiling, parameters: Sequence[int], partition_at: Mapping[int, int], states_at: Sequence[int]
 ) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Make the table that tells a kernel where the tiles of some parameters lie: one row of words for each.
+    """Make the kernel's table of the tiles of some parameters: one row of words per tile.
 
-    The words of a row are the parameter's number in the layout, above the bits of `ELEMENT`, with the tile's first
-    element; the parameter's index in ``parameters``, with the tile's size in the upper half; the address of the tile's
-    lock; those of its values in the center, in each center state, and in each of the worker's own states.
+    The words of a row are: the tile's first element, with the parameter's number in the layout in the bits above
+    `ELEMENT`; the parameter's index in ``parameters``, with the tile's size in the upper half; the address of the
+    tile's lock; the addresses of its values in the center, in each center state, and in each local state.
 
     Parameters
     ----------
     tiling : Tiling
     parameters : sequence of int
-        Numbers of the parameters that the kernel gets, in its order.
+        Numbers of the kernel's parameters, in order.
     partition_at : mapping of int to int
         The address of each partition.
     states_at : sequence of int
@@ -126,7 +126,7 @@ def tile_table(
 
 
 def split_element_code(word: int) -> tuple[int, int]:
-    """Split the word by which a kernel tells of an element: the parameter's number in the layout, and the element."""
+    """Split the word with which a kernel reports an element: the parameter's number in the layout, and the element."""
     return word >> _ELEMENT_BITS, word & ELEMENT
 
 

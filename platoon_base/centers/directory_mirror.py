@@ -15,7 +15,7 @@ __all__ = ["DirectoryMirror"]
 
 Array = np.ndarray[Any, Any]
 
-# Synchronizations counted already may still be queued on a device; then their workers have to come by to mirror it.
+# Workers copy their partitions when they synchronize, after the work that is queued on their devices.
 _SETTLE_S, _MIRROR_S, _POLL_INTERVAL_S = 0.5, 10.0, 0.005
 
 
@@ -34,7 +34,7 @@ class DirectoryMirror:
         self._layout = layout
 
     def snapshot(self, may_wait: bool) -> tuple[list[Array], list[list[Array]]]:
-        """Copy the values and states, mirrored anew unless all owners have left; workers go on meanwhile."""
+        """Copy the values and states from a new mirror, or the last one if all owners have left; workers continue."""
         if not self._directory.has_mirror(FINAL):
             self._await_mirror(may_wait)
         values, *states = (self._layout.empty() for _ in range(1 + self._directory.tiling.center_states))
@@ -45,7 +45,7 @@ class DirectoryMirror:
     def _await_mirror(self, may_wait: bool) -> None:
         if not may_wait:
             raise CollectiveTimeoutError(
-                "a center on devices is mirrored on the host by workers who do not wait themselves"
+                "a center on devices is mirrored on the host by workers that do not wait themselves"
             )
         time.sleep(_SETTLE_S)
         number, deadline = self._directory.want_mirror(), time.monotonic() + _MIRROR_S

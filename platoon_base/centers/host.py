@@ -40,32 +40,31 @@ Array = np.ndarray[Any, Any]
 
 log = logging.getLogger(__name__)
 
-STRIPE_BYTES = 1 << 21  # the least: large against the cost of a lock
-STRIPES_EACH = 4  # for each of several workers, so that a free one is always found
-# A stripe is worked on for milliseconds: a worker that holds it for so long is stopped, or has no processor.
+STRIPE_BYTES = 1 << 21  # the minimum: large against the cost of a lock
+STRIPES_EACH = 4  # per worker, if there are several, so that a free one is always found
+# A stripe is held for milliseconds; a worker that holds one for this long is suspended or gets no processor.
 PATIENCE_S = 3.0
-_MIN_S = 1.0  # to visit the stripes in, after a wait for other hosts
+_MIN_S = 1.0  # for visiting the stripes, even if the wait for other hosts has used up the timeout
 
 
 class HostCenter:
     """The center on one host.
 
-    The segment is described in `platoon_base.centers.host_memory`. A stripe's lock is the
-    kernel's lock on its holder word, so it is freed when its holder dies; the word tells who holds it. Workers begin at
-    different stripes and pass over those that are taken, so N workers move N stripes at once. A stripe whose holder
-    does not go on is left out by the others until it does: rules are element-wise, so the rest of the center is as good
-    without it.
+    `platoon_base.centers.host_memory` describes the segment. A stripe's lock is a file lock on its holder word: the
+    kernel releases it when the holder dies, and the word names the holder. Workers start at different stripes and
+    retry locked ones later, so N workers update N stripes at once. A stripe whose holder is stalled is left out until
+    it is released; rules are element-wise, so the rest of the center is valid without it.
 
     Parameters
     ----------
     segment : Segment
     layout : Layout
     rule : Rule or None
-        Whose states the center has; None for a process that does not synchronize.
+        The rule, which determines the states; None for a process that does not synchronize.
     shape : Shape
         Of the segment.
     rank : int
-        Of this worker, for the holder words and for the stripe to begin with.
+        Of this worker, for the holder words and the first stripe to visit.
     gone : callable, optional
         ``gone(rank)`` returns whether that worker's process has ended. Its locks are then ignored: a child that C code
         has forked may still hold them.
@@ -73,13 +72,13 @@ class HostCenter:
     Attributes
     ----------
     across_hosts : AcrossHosts or None
-        How this center comes to be alike with those of other hosts; None in a job on one.
+        The interface that makes the centers of all hosts equal; None in a job on one host.
     overwrites : Overwrites
-        What other hosts have to get.
+        The overwrites that other hosts have to receive.
     values : list of ndarray
         The center's memory, one array for each parameter.
     states : list of list of ndarray
-        The rule's buffers beside the center, each one array for each parameter.
+        The rule's center states, each a list of one array for each parameter.
     """
 
     on_device = False
@@ -124,7 +123,7 @@ class HostCenter:
             )
         self.whole = True
         self._one_thread = threading.Lock()
-        self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
+        self._left_out: dict[int, int] = {}  # stripes left out by the last `sync`, and their counts of visits then
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
         """Apply the rule once to each stripe, but for those that another worker has held longer than `PATIENCE_S`."""
@@ -148,9 +147,7 @@ class HostCenter:
         left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
         self.whole = not left_out
         if left_out.keys() - self._left_out.keys():
-            log.warning(
-                "rank %d leaves out what another holds: %s", self._rank, self._locks.timeout_text(left, PATIENCE_S)
-            )
+            log.warning("rank %d leaves out locked stripes: %s", self._rank, self._locks.timeout_text(left, PATIENCE_S))
         self._left_out = left_out
         return min(refusals, default=None)
 
@@ -180,7 +177,7 @@ class HostCenter:
     def _visit_round(
         self, work: Callable[[Rounds, Stripe], tuple[int, int] | None], timeout_s: float
     ) -> NonFiniteElement | None:
-        """Do one step of a round on each stripe; no stripe is left out, since all workers wait for this one anyway."""
+        """Do one step of a round on each stripe; wait for locked stripes too, since a round needs all of them."""
         rounds, refusals = self._rounds, []
         if rounds is None:
             raise ConfigurationError("this center has no rounds: it was made for a rule that does not wait")
@@ -231,7 +228,7 @@ class HostCenter:
             raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
 
     def _overwrite(self, work: Callable[[Stripe], None], timeout_s: float) -> None:
-        """Do ``work`` on all stripes at once, and wait until the other hosts have the center."""
+        """Do ``work`` with all stripes locked, and wait until the other hosts have the center."""
         self._require_open()
         deadline = time.monotonic() + timeout_s
         with self._one_thread:
@@ -247,13 +244,13 @@ class HostCenter:
         self.overwrites.await_all_hosts(count, max(deadline - time.monotonic(), _MIN_S))
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Put another host's center, at round ``number``, in place of this one; False if a stripe stayed taken."""
+        """Overwrite this center with another host's, at round ``number``; False if a stripe stayed locked."""
         if self.across_hosts is None:
             raise ConfigurationError("this center is that of a job on one host: there is no other to replace it")
         return self.across_hosts.replace(values, states, number)
 
     def _put_all(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> bool:
-        """Put values and the rule's states into the center; False if a stripe stayed taken."""
+        """Write values and the rule's states into the center; False if a stripe stayed locked."""
 
         def put(stripe: Stripe) -> None:
             for state, given in zip(self.states, states):
@@ -270,7 +267,7 @@ class HostCenter:
             self._put(stripe, cut(values, stripe.pieces))
 
     def _put(self, stripe: Stripe, values: Sequence[Array]) -> None:
-        """Put values into a stripe, and start this worker's states from there."""
+        """Write values into a stripe, and reset this worker's states to them."""
         if self._rounds is not None:
             self._rounds.write(stripe.index, values)
         else:
@@ -278,7 +275,7 @@ class HostCenter:
         self._start(stripe)
 
     def _start(self, stripe: Stripe) -> None:
-        """Start this worker's states from what a stripe holds."""
+        """Reset this worker's states to the values of a stripe."""
         if self._shift is not None:
             self._shift.begin(stripe)
         for state, source in zip(self._local_states, self._local_sources):
@@ -286,9 +283,9 @@ class HostCenter:
             copy_all(cut(state, stripe.pieces), start)
 
     def move(self, by: Sequence[Array], written: int, timeout_s: float = PATIENCE_S) -> bool:
-        """Move the center by an array for each parameter, and its workers at their next visits; False if not all.
+        """Add ``by`` to the center, and to its workers at their next visits; False if a stripe stayed locked.
 
-        Parts that a worker has overwritten meanwhile, so that ``overwrites.written`` is another, stay.
+        Stripes that a worker has overwritten meanwhile, so that ``overwrites.written`` differs, stay.
         """
         shift = self._require_shift()
 
@@ -299,9 +296,9 @@ class HostCenter:
         return not self._visit(move, True, timeout_s)
 
     def change(self, old: Sequence[Array], new: Sequence[Array]) -> None:
-        """Change the center from ``old`` to ``new``, which no other worker does at this time.
+        """Add ``new - old`` to the center, while no other worker changes it.
 
-        The courier may have moved it meanwhile: that stays. A stripe that somebody holds is changed without its lock.
+        Moves by the courier meanwhile are kept. A stripe that stays locked is changed without its lock.
         """
 
         def work(stripe: Stripe) -> None:
@@ -315,7 +312,7 @@ class HostCenter:
             work(stripe)
 
     def move_to(self, values: Sequence[Array], timeout_s: float = PATIENCE_S) -> bool:
-        """Move the center, which nobody changes meanwhile, to values; see `move`."""
+        """Move the center to ``values`` while no worker changes it; see `move`."""
         shift = self._require_shift()
         return not self._visit(lambda stripe: shift.move_to(stripe, cut(values, stripe.pieces)), True, timeout_s)
 
@@ -325,11 +322,11 @@ class HostCenter:
         return self._shift
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
-        """Copy the values and the rule's states, each stripe under its lock, so that they belong together.
+        """Copy the values and the rule's states, each stripe under its lock, so that they are consistent.
 
-        With rounds all stripes are locked at once, and copied between two rounds: no copy mixes them.
+        With rounds all stripes are locked at once and copied between two rounds, so no copy mixes rounds.
         """
-        with self._one_thread:  # to the kernel, all threads of a process are the same holder
+        with self._one_thread:  # file locks do not exclude threads of the same process
             values, *states = (self._layout.empty() for _ in range(1 + len(self.states)))
 
             def copy(stripe: Stripe) -> None:
@@ -395,7 +392,7 @@ class HostCenters:
     name : str or HiddenName
         Posix name of the segment.
     workers : int
-        Number of workers that will share the center when it is created; a worker alone needs one lock only.
+        Number of workers that share the center when it is created; for a single worker one stripe suffices.
     gone : callable, optional
         See `HostCenter`.
     several_hosts : bool, optional
@@ -417,7 +414,7 @@ class HostCenters:
         self._gone = gone
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
-        """Make the segment, in place of one that a creator left when it died."""
+        """Create the segment; replace one that was left by a creator which died."""
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
         stripe_bytes = max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted))
         shape = Shape(stripe_bytes, len(rule.center_state), waits(rule), self._several_hosts)
@@ -440,7 +437,7 @@ class HostCenters:
         return self._open(layout, rule, rank)
 
     def watch(self, layout: Layout, by: int = CONTROLLER) -> HostCenter:
-        """Open the segment for the controller, see `Readable`, or for the courier; its memory is not touched yet."""
+        """Open the segment for the controller, see `Readable`, or for the courier, without touching its memory yet."""
         return self._open(layout, None, by)
 
     def _open(self, layout: Layout, rule: Rule | None, rank: int) -> HostCenter:

@@ -1,6 +1,6 @@
-"""Rules applied to memory in one pass: by the C extension where it can, by NumPy block by block otherwise.
+"""Apply a rule to memory in one pass: by the C extension if possible, otherwise by NumPy, block by block.
 
-Both forms give the same bits, and both leave an element alone whose center value would not stay finite.
+Both give bitwise equal results, and both leave elements unchanged whose center value would not stay finite.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from platoon_base.rules.center import Adopt, Rule, form_of, names_of
 from platoon_base.rules.forms import COMPILED, Form
 from platoon_base.system.environment import NO_KERNELS
 
-EXTENSION: Any = None  # the module in C, if it is there
+EXTENSION: Any = None  # the C extension, if it was built
 if not os.environ.get(NO_KERNELS):
     try:
         EXTENSION = importlib.import_module("platoon_base._kernels")
     except ImportError:
-        pass  # no compiler at installation: NumPy does it, several times slower; `platoon doctor` says so
+        pass  # not built, for want of a compiler; NumPy is several times slower, as `platoon doctor` reports
 
 __all__ = ["BLOCK", "HAVE_FUSED", "PieceArrays", "Plan", "apply", "find_fused"]
 
 Array = np.ndarray[Any, Any]
 Fused = Callable[..., Optional[tuple[int, int]]]
 
-# What a rule works on: local array, center array, local state arrays, center state arrays.
+# The arrays of one piece: local, center, local states, center states.
 PieceArrays = tuple[Array, Array, tuple[Array, ...], tuple[Array, ...]]
 
-BLOCK = 32768  # elements that the NumPy form treats at a time: few calls, and copies that stay in the cache
+BLOCK = 32768  # elements per NumPy call: few calls, and copies that stay in the cache
 HAVE_FUSED = EXTENSION is not None
-_ADOPT_STATES = 64  # `Adopt` has loops for any rule of at most so many states
+_ADOPT_STATES = 64  # maximum number of states for which `Adopt` has C loops
 _FUSED_DTYPES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}  # of this machine's byte order
 
 
 class Plan:
-    """A synchronization prepared once for the fixed memory of a stripe, and run often.
+    """A synchronization that is prepared once for the memory of a stripe, and run often.
 
     Parameters
     ----------
     center : sequence of ndarray, each 1-d, of a float dtype
         One array for each piece of the stripe.
     local_states, center_states : sequence of sequence of ndarray
-        For each state buffer of the rule its pieces, like those of the center.
+        For each state of the rule its pieces, with the sizes and dtypes of the center's.
 
     Raises
     ------
     ConfigurationError
-        If a state's piece is not like the center's, or an array is read-only.
+        If a state's piece differs from the center's in size or dtype, or an array is read-only.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Plan:
             for array in (c, *own, *shared):
                 _require_like(array, c)
         self._dtype = self._fused_dtype()
-        self._latest: Rule | None = None  # and its loops: a rule is the same for many runs
+        self._latest: Rule | None = None  # the rule of the last run, whose loops are cached
         self._fused: Fused | None = None
         fixed = [(c, *own, *shared) for c, own, shared in zip(self._center, self._local_states, self._center_states)]
         # Columns: address of x, of c, of each local and each center state; number of elements.
@@ -89,17 +89,17 @@ class Plan:
         rule : Rule
         local : sequence of ndarray
             1-d, C-contiguous, one for each piece, with the center's dtypes and sizes. Their memory must not overlap
-            the center's: `apply` checks that, this does not.
+            the center's; only `apply` checks that.
 
         Returns
         -------
-        (piece, element) of the first center value that would not have been finite, or None. Such elements are left
-        as they were on all sides.
+        (piece, element) of the first center value that would not have been finite, or None. Such elements stay
+        unchanged in all arrays.
 
         Raises
         ------
         ConfigurationError
-            If the pieces do not fit those of the center, or the rule needs other states than the plan has.
+            If the pieces do not fit the center's, or the plan was made for other states than the rule's.
         """
         if (len(rule.local_state), len(rule.center_state)) != self._states:
             raise ConfigurationError(
@@ -114,7 +114,7 @@ class Plan:
         return fused(self._address, len(self._center), *rule.kernel_args())
 
     def _require_fit(self, local: Sequence[Array]) -> bool:
-        """Raise unless ``local`` can be used, and tell whether all of it is aligned."""
+        """Raise unless ``local`` can be used; return whether all of it is aligned."""
         if len(local) != len(self._center):
             raise ConfigurationError(f"got {len(local)} arrays, the center has {len(self._center)}")
         aligned = True
@@ -130,7 +130,7 @@ class Plan:
         return aligned
 
     def _fused_dtype(self) -> str | None:
-        """Name the one dtype of all pieces if there are fused loops for it and for how they lie in memory."""
+        """Return the common dtype of all pieces if there are C loops for it and the pieces are aligned."""
         states = zip(self._center, self._local_states, self._center_states)
         arrays = [a for c, own, shared in states for a in (c, *own, *shared)]
         dtypes = {a.dtype for a in arrays}
@@ -139,7 +139,7 @@ class Plan:
         return _FUSED_DTYPES.get(dtypes.pop())
 
     def fused_form(self, rule: Rule) -> Fused | None:
-        """Return the loops in C for a rule; None if NumPy has to do it."""
+        """Return the C loops for a rule; None if NumPy has to apply it."""
         if isinstance(rule, Adopt):
             return self._adopt_form(rule)
         if rule is not self._latest:
@@ -149,7 +149,7 @@ class Plan:
         return self._fused
 
     def _adopt_form(self, rule: Adopt) -> Fused | None:
-        """Return the loops of `Adopt`, which are there for any states."""
+        """Return the C loops of `Adopt`, which fit any rule's states."""
         adopt = None if self._dtype is None else _find_fused("adopt", self._dtype)
         states = sum(self._states)
         if adopt is None or states > _ADOPT_STATES:
@@ -158,7 +158,7 @@ class Plan:
 
     def _run_numpy(self, rule: Rule, local: Sequence[Array]) -> tuple[int, int] | None:
         first = None
-        with np.errstate(all="ignore"):  # as in C, also where the user has set warnings
+        with np.errstate(all="ignore"):  # as in C, even if the user has turned warnings on
             for piece, x in enumerate(local):
                 fixed = (self._center[piece], self._local_states[piece], self._center_states[piece])
                 for start in range(0, x.size, BLOCK):
@@ -169,13 +169,13 @@ class Plan:
 
 
 def apply(rule: Rule, pieces: Sequence[PieceArrays]) -> tuple[int, int] | None:
-    """Apply ``rule`` once to pieces of memory, in place, after checking all of them; a `Plan` repeats it cheaper.
+    """Apply ``rule`` once to pieces of memory, in place, after checking them; a `Plan` repeats it at less cost.
 
     Parameters
     ----------
     rule : Rule
     pieces : sequence of (local, center, local_state, center_state)
-        1-d arrays of one size and dtype in each piece; the states are tuples of them.
+        1-d arrays of equal size and dtype within a piece; the states are tuples of arrays.
 
     Returns
     -------
@@ -184,7 +184,7 @@ def apply(rule: Rule, pieces: Sequence[PieceArrays]) -> tuple[int, int] | None:
     Raises
     ------
     ConfigurationError
-        If the arrays of a piece are not alike, or any two arrays overlap in memory.
+        If the arrays of a piece differ in size or dtype, or any two arrays overlap in memory.
     """
     _require_disjoint([a for local, center, own, shared in pieces for a in (local, center, *own, *shared)])
     for _, _, own, shared in pieces:
@@ -203,7 +203,7 @@ def _adopt(adopt: Fused, about: tuple[int, ...], address: int, pieces: int) -> t
 
 
 def find_fused(kernel: str, dtype: np.dtype[Any]) -> Fused | None:
-    """Return the loops in C of this name for a dtype; None if there are none."""
+    """Return the C loops of this name for a dtype; None if there are none."""
     name = _FUSED_DTYPES.get(dtype)
     return None if name is None else _find_fused(kernel, name)
 
@@ -229,7 +229,7 @@ def _require_like(array: Array, center: Array) -> None:
 
 
 def _require_disjoint(arrays: Sequence[Array]) -> None:
-    """Refuse arrays whose spans of memory, from their first byte to their last, overlap."""
+    """Raise if the memory of two arrays, from the first byte to the last, overlaps."""
     spans = []
     for array in arrays:
         if array.size:
@@ -251,7 +251,7 @@ def _run_block(
     center_states: tuple[Array, ...],
     block: slice,
 ) -> int | None:
-    """Apply the NumPy form to copies of one block; keep the elements whose center, with its states, is finite."""
+    """Apply the rule by NumPy to copies of one block; write back elements whose center and center states are finite."""
     arrays = [local, center, *local_states, *center_states]
     copies = [array[block].copy() for array in arrays]
     split = 2 + len(local_states)

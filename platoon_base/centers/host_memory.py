@@ -1,4 +1,4 @@
-"""The shared memory of a center on the host: a header, a word for each stripe, and the buffers behind them."""
+"""The shared memory of a center on the host: a header, a record for each stripe, then the buffers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Array = np.ndarray[Any, Any]
 
 _MAGIC = b"PLTNCNTR"
 _VERSION = 9
-FREE, CONTROLLER, COURIER = -1, -2, -3  # holders that are no ranks
+FREE, CONTROLLER, COURIER = -1, -2, -3  # values in place of a rank
 HOLDER_NAMES = {CONTROLLER: "the controller", COURIER: "the courier"}
 
 _HEADER = np.dtype(
@@ -49,22 +49,22 @@ _HEADER = np.dtype(
     ]
 )
 _FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
-# The worker that has a stripe, and the count of all visits: a stripe that stays taken without a new visit is stuck.
+# The holder of a stripe, and the count of all visits: a stripe that stays locked without a new visit is stuck.
 _HOLDER = np.dtype([("rank", "i4"), ("visits", "u4"), ("shifts", "u4"), *WORDS], align=True)
 
 
 class Shape(NamedTuple):
-    """Describes what the memory of a center holds besides its values.
+    """Describes the memory of a center besides its values.
 
     Attributes
     ----------
     stripe_bytes : int
     states : int
-        Buffers of the rule beside the center.
+        Number of the rule's center states.
     rounds : bool
-        Whether the memory of rounds follows them, see `host_rounds`.
+        Whether the memory of rounds follows, see `host_rounds`.
     several_hosts : bool
-        Whether other hosts take part; without rounds the sum of their moves follows then, see `host_shift`.
+        Whether other hosts take part. Without rounds the sum of their moves follows then, see `host_shift`.
     """
 
     stripe_bytes: int
@@ -74,22 +74,22 @@ class Shape(NamedTuple):
 
     @property
     def shift(self) -> bool:
-        """Whether the sum of other hosts' moves is there."""
+        """Whether the memory holds the sum of other hosts' moves."""
         return self.several_hosts and not self.rounds
 
     def buffers_start(self, layout: Layout) -> int:
-        """Return where the center's values begin; the states follow, and then what the rule needs."""
+        """Return the offset of the center's values; the states follow, then the memory of rounds or moves."""
         holders = _HOLDER.itemsize * len(layout.stripes(self.stripe_bytes))
         return -(-(_FIRST_HOLDER + holders) // 4096) * 4096
 
     def size_bytes(self, layout: Layout) -> int:
-        """Return the bytes of all."""
+        """Return the size of the whole memory."""
         size_bytes = self.buffers_start(layout) + layout.nbytes * (1 + self.states)
         size_bytes += wide(layout).nbytes if self.shift else 0
         return size_bytes + (rounds_bytes(layout, self.stripe_bytes, self.states) if self.rounds else 0)
 
     def write_header(self, segment: Segment, layout: Layout) -> None:
-        """Write the header and the words of stripes that nobody holds."""
+        """Write the header and the records of free stripes."""
         header: Any = array_on(segment.buffer, (), _HEADER)
         stripes = len(layout.stripes(self.stripe_bytes))
         holders_on(segment, stripes)["rank"] = FREE
@@ -117,31 +117,31 @@ class Shape(NamedTuple):
 
 
 def byte_of(stripe: int) -> int:
-    """Return the byte whose lock is that of a stripe; the next one serves if a child of the dead holder keeps it."""
+    """Return the byte whose lock is the stripe's; the next byte is used if a dead holder's child keeps this one."""
     return _FIRST_HOLDER + _HOLDER.itemsize * stripe
 
 
 def lock_bytes(stripes: int) -> tuple[int, int]:
-    """Return the first byte of all locks, and the number of bytes."""
+    """Return the offset and the number of the bytes for all locks."""
     return _FIRST_HOLDER, _HOLDER.itemsize * stripes
 
 
 def header_on(segment: Segment) -> Any:
-    """Return the header, which has words about overwrites and means of all hosts too."""
+    """Return the header, which also has the words of overwrites and of the hosts' means."""
     return array_on(segment.buffer, (), _HEADER)
 
 
 def holders_on(segment: Segment, stripes: int) -> Array:
-    """Return the words of all stripes."""
+    """Return the records of all stripes."""
     holders: Array = array_on(segment.buffer, (stripes,), _HOLDER, _FIRST_HOLDER)
     return holders
 
 
 def no_header() -> Any:
-    """Return the header of no memory."""
+    """Return a header for a closed center."""
     return np.zeros((), _HEADER)
 
 
 def free_holders() -> Array:
-    """Return the words of no stripe."""
+    """Return the records of no stripes, for a closed center."""
     return np.empty(0, dtype=_HOLDER)

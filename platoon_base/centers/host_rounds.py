@@ -1,22 +1,21 @@
 """The rounds of an outer-step rule at the center on the host, stripe by stripe.
 
-A round is three steps of each worker, see `platoon_base.worker.rounds`: it adds its progress to the stripes, meets the
-others, and takes the stripes over. The first worker that comes to a stripe after the meeting makes the rule's outer
-step there. A worker that dies leaves its stripes to the others. In a job on several hosts the courier of each host puts
-the sum over all hosts in place of the totals, after the meeting and before any step; see
+A round has three steps on each worker, see `platoon_base.worker.rounds`: it adds its progress to the totals of the
+stripes, waits for the other workers, and copies the stripes. The first worker at a stripe after the wait makes the
+rule's outer step there, so the stripes of a dead worker are not left out. In a job on several hosts each host's courier
+replaces the totals by the sum over all hosts, after the wait and before any step; see
 `platoon_base.centers.round_totals`.
 
-Rounds do not mix. A worker adds to a stripe only if the stripe's values are those that it took over there: the stripe's
-generation tells. So whoever adds to a stripe for the next round has brought it to this round before, by itself taking
-it over. A stripe's round number returns whether its step was made.
+Rounds do not mix. A worker adds to a stripe only if the stripe's generation is the one that it copied. So a worker that
+adds to a stripe for the next round has made sure before that this round's step was made there. The stripe's round
+number records that.
 
-A worker that dies leaves nothing half done. The totals of a stripe are kept twice, and with each the number of
-contributions: a worker writes the sum with its own into the totals that are not in use, and then makes them the ones in
-use, by one store. If it dies before, it has added nothing; the mean of each stripe is over the contributions that
-reached it. Before the step changes a block, what the block holds is copied: whoever finishes the step of a worker that
-died puts it back first.
+A worker that dies leaves nothing half done. Each stripe has two totals, with their numbers of contributions: a worker
+writes the new sum into the totals that are not in use, and then switches to them by one store. If it dies before that,
+it has added nothing; the mean of each stripe is over its actual contributions. The step copies each block before it
+changes it, so that another worker can restore the block and finish the step.
 
-All that is done to a stripe here is done under its lock.
+All of this happens under the stripe's lock.
 """
 
 from __future__ import annotations
@@ -40,10 +39,9 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-# Beside the lock of each stripe: the latest round whose step was made; how often the values were changed; the totals
-# in use. For each of the two totals: contributions to the next step, and the sum of their parts; elements of the step
-# under way that are done; the same with the block whose values are copied; the round of which they are the sum over all
-# hosts, 0 for those of this host alone.
+# For each stripe: the latest round whose step was made; how often the values were changed; which totals are in use.
+# For each of the two totals: the number of contributions, and the sum of their parts; the elements up to which the
+# step is made; those up to which the current block was copied; the round whose sum over all hosts it holds, or 0.
 WORDS = [
     ("round", "u4"),
     ("generation", "u4"),
@@ -57,7 +55,7 @@ WORDS = [
 ]
 _PER_TOTALS = ("count", "parts", "done", "copied", "gathered")
 
-_NO_GENERATION = -1  # no generation: what this worker has does not come from the stripe as it is
+_NO_GENERATION = -1  # this worker's values are not a copy of the current stripe
 
 
 class StripeArrays(NamedTuple):
@@ -72,9 +70,9 @@ class StripeArrays(NamedTuple):
     totals : two lists of ndarray
         Like the center.
     states : list of tuple of ndarray
-        For each piece the rule's states beside the center.
+        For each piece the rule's center states.
     undo : ndarray of uint8
-        Room for the copy of a block.
+        Memory for the copy of a block.
     """
 
     words: Any
@@ -85,7 +83,7 @@ class StripeArrays(NamedTuple):
 
 
 def rounds_bytes(layout: Layout, stripe_bytes: int, states: int) -> int:
-    """Bytes that the rounds take behind the center and its states."""
+    """Return the size of the rounds' memory, after the center and its states."""
     stripes = len(layout.stripes(stripe_bytes))
     return 2 * layout.nbytes + stripes * undo_bytes(layout, states)
 
@@ -93,7 +91,7 @@ def rounds_bytes(layout: Layout, stripe_bytes: int, states: int) -> int:
 def open_rounds(
     buffer: Any, start: int, layout: Layout, stripes: Sequence[Stripe], states: Sequence[Sequence[Array]]
 ) -> Rounds:
-    """Open the rounds whose memory begins at byte ``start`` of a buffer."""
+    """Open the rounds whose memory starts at byte ``start`` of a buffer."""
     totals = [layout.views(buffer, start + i * layout.nbytes) for i in range(2)]
     size_bytes = undo_bytes(layout, len(states))
     undo = array_on(buffer, (len(stripes), size_bytes), "uint8", start + 2 * layout.nbytes)
@@ -107,11 +105,11 @@ def open_rounds(
 
 
 def use_other(words: Any, count: int, parts: float, gathered: int) -> None:
-    """Use the other totals of a stripe from here on, as the sum of so many contributions."""
+    """Switch to the other totals of a stripe, which are the sum of ``count`` contributions."""
     other = 1 - int(words["in_use"])
     for name, value in zip(_PER_TOTALS, (count, parts, 0, 0, gathered)):
         words[name][other] = value
-    words["in_use"] = other  # one store: a death is before it or after it
+    words["in_use"] = other  # a single store, so that a death cannot leave it half done
 
 
 class Rounds:
@@ -131,13 +129,13 @@ class Rounds:
         self._kernels = [
             [RoundKernels(*piece, s.undo) for piece in zip(s.center, zip(*s.totals), s.states)] for s in stripes
         ]
-        self._begun = [_NO_GENERATION] * len(self.stripes)  # the generations that this worker's parameters began from
+        self._begun = [_NO_GENERATION] * len(self.stripes)  # the generations that this worker copied
         self._read = list(self._begun)
 
     def contribute(self, index: int, local: Sequence[Array], part: float) -> tuple[int, int] | None:
-        """Add ``x - c`` to a stripe's total, if this worker's parameters began from what the stripe holds.
+        """Add ``x - c`` to a stripe's total, if this worker's parameters started from the stripe's current values.
 
-        Nothing is added to a step that was begun either: its worker has died, and another one is to finish it.
+        Nothing is added either if a worker died during the step on the stripe: another has to finish it first.
 
         Returns
         -------
@@ -146,24 +144,24 @@ class Rounds:
         words = self.stripes[index].words
         if self._begun[index] != words["generation"] or self._is_half_done(index):
             return None
-        self._begun[index] = _NO_GENERATION  # a second time it would count twice
+        self._begun[index] = _NO_GENERATION  # a second call must not count twice
         used = int(words["in_use"])
         refused = [(piece, k.contribute(x, used)) for piece, (k, x) in enumerate(zip(self._kernels[index], local))]
         self._use_other(index, int(words["count"][used]) + 1, float(words["parts"][used]) + part)
         return next(((piece, element) for piece, element in refused if element is not None), None)
 
     def _use_other(self, index: int, count: int, parts: float) -> None:
-        """Use the other totals from here on, as the sum of so many contributions."""
+        """See `use_other`."""
         use_other(self.stripes[index].words, count, parts, 0)
 
     def _is_half_done(self, index: int) -> bool:
-        """Whether a step was begun on a stripe and not finished."""
+        """Whether the step on a stripe was begun and not finished."""
         words = self.stripes[index].words
         used = int(words["in_use"])
         return bool(words["done"][used] or words["copied"][used])
 
     def between(self) -> bool:
-        """Whether all stripes are at the same round, and no step is half done; ask while all are locked."""
+        """Whether all stripes are at the same round, and no step is half done; read it while all are locked."""
         numbers = {int(stripe.words["round"]) for stripe in self.stripes}
         return len(numbers) <= 1 and not any(map(self._is_half_done, range(len(self.stripes))))
 
@@ -180,9 +178,9 @@ class Rounds:
         ----------
         visit : callable
         lock_all : callable
-            Locks all stripes until a deadline on `time.monotonic`; returns whether it did.
+            Locks all stripes, up to a deadline by `time.monotonic`; returns whether it did.
         free : callable
-            Frees those that are locked.
+            Unlocks those that are locked.
         patience_s : float
         """
         deadline, pause = time.monotonic() + patience_s, FIRST_PAUSE_S
@@ -191,7 +189,7 @@ class Rounds:
                 between = lock_all(deadline) and self.between()
                 if between or time.monotonic() > deadline:
                     if not between:
-                        log.warning("no moment between two rounds within %g s: this copy mixes them", patience_s)
+                        log.warning("no moment between two rounds within %g s: this copy mixes two rounds", patience_s)
                     visit()
                     return
             finally:
@@ -200,12 +198,12 @@ class Rounds:
             pause = min(2 * pause, LONGEST_PAUSE_S)
 
     def take_over(self, index: int, rule: OuterRule, local: Sequence[Array], number: int) -> tuple[int, int] | None:
-        """Make the outer step of round ``number`` on a stripe unless it is made, and take the values over.
+        """Make the outer step of round ``number`` on a stripe unless it was made, and copy the values to ``local``.
 
         Returns
         -------
-        (piece, element) of the first center value that would not have been finite, or None. Such elements, with the
-        rule's states, stay as they were.
+        (piece, element) of the first center value that would not have been finite, or None. Such elements and their
+        states stay unchanged.
         """
         words, center, *_ = self.stripes[index]
         first = self._step(index, rule, number) if words["round"] < number else None
@@ -222,10 +220,10 @@ class Rounds:
         for piece, center in enumerate(self.stripes[index].center if count else ()):
             for block in blocks(center.size):
                 done += block.stop - block.start
-                if done <= words["done"][used]:  # by a worker that died in the midst of it
+                if done <= words["done"][used]:  # by a worker that died during the step
                     continue
                 kernels = self._kernels[index][piece]
-                if words["copied"][used] == done:  # and in the midst of this very block
+                if words["copied"][used] == done:  # it died during this block
                     kernels.put_back(block, used)
                 else:
                     kernels.copy(block, used)
@@ -234,7 +232,7 @@ class Rounds:
                 words["done"][used] = done
                 if refused is not None and first is None:
                     first = (piece, refused)
-        # In this order: whoever goes on after a death between two of them makes no step twice, and leaves none out.
+        # The order matters: after a death between two of these lines, no step is made twice or left out.
         for name in _PER_TOTALS:
             words[name][used] = 0
         words["generation"] += 1
@@ -242,28 +240,28 @@ class Rounds:
         return first
 
     def note_read(self, index: int) -> None:
-        """Record that a stripe was copied; see `begin`."""
+        """Record that a stripe was read or written; see `begin`."""
         self._read[index] = int(self.stripes[index].words["generation"])
 
     def begin(self) -> None:
-        """Record that this worker's parameters are now what was read, or written, last."""
+        """Record that this worker's parameters are now equal to the stripes last read or written."""
         self._begun = list(self._read)
 
     def note_changed(self, index: int) -> None:
-        """Record that this worker has changed a stripe otherwise, while no other took part."""
+        """Record that this worker has changed a stripe without a round, as a single worker does."""
         words = self.stripes[index].words
         words["generation"] += 1
         self._begun[index] = int(words["generation"])
 
     def write(self, index: int, values: Sequence[Array]) -> None:
-        """Put values into a stripe; progress made from others counts no more."""
+        """Write values into a stripe; progress from earlier values no longer counts."""
         words, center, *_ = self.stripes[index]
         if not all(np.array_equal(c, value) for c, value in zip(center, values)):
             self.replace(index, values)
         self._read[index] = self._begun[index] = int(words["generation"])
 
     def replace(self, index: int, values: Sequence[Array]) -> None:
-        """Put values into a stripe, also those that it holds; what was added to it for the next step is left out."""
+        """Write values into a stripe, and drop the contributions to its next step."""
         words, center, totals, *_ = self.stripes[index]
         words["generation"] += 1
         for total in totals[1 - int(words["in_use"])]:

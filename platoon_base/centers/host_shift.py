@@ -1,6 +1,6 @@
-"""Moves of the center by other hosts: its workers move along, each at its next visit.
+"""Moves of the center by other hosts, which each worker applies to its own parameters at its next visit.
 
-Without it the springs of the workers would pull a center that was moved back to where they are.
+Without this the workers' elastic pull would undo the move of the center.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Array = np.ndarray[Any, Any]
 
 
 def wide(layout: Layout) -> Layout:
-    """Return the layout of sums of moves: half-precision numbers would lose small ones beside a large sum."""
+    """Return the layout of the sum of moves, in float32 instead of half precision, which would lose small moves."""
     return Layout(
         tuple(spec._replace(dtype="float32") if np.dtype(spec.dtype).itemsize < 4 else spec for spec in layout.specs)
     )
 
 
 class Shift:
-    """The sum of all moves, in shared memory beside the center, and what one worker has seen of it.
+    """The sum of all moves, in shared memory with the center, and the part of it that a worker has applied.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Shift:
     total : list of ndarray
         The sum, one array for each parameter, see `wide`.
     remembering : list of list of ndarray
-        The worker's buffers that remember the center, and so move with it.
+        The worker's states that hold copies of the center, and so move with it.
     """
 
     def __init__(self, layout: Layout, total: list[Array], remembering: list[list[Array]]) -> None:
@@ -44,13 +44,13 @@ class Shift:
         self._counts: dict[int, int] = {}
 
     def begin(self, stripe: Stripe) -> None:
-        """Take the present sum as seen: this worker has just read the center."""
+        """Mark the current sum as applied: this worker has just read the center."""
         self._counts[stripe.index] = int(stripe.holder["shifts"])
         for seen, total in zip(cut(self._seen, stripe.pieces), cut(self._total, stripe.pieces)):
             np.copyto(seen, total)
 
     def follow(self, stripe: Stripe, arrays: Sequence[Array]) -> None:
-        """Move a worker's part of a stripe by what it has not seen yet."""
+        """Apply the moves that a worker has not applied yet to its part of a stripe."""
         count = int(stripe.holder["shifts"])
         if count == self._counts.get(stripe.index):
             return
@@ -67,14 +67,14 @@ class Shift:
                 state[i] += moved
 
     def move(self, stripe: Stripe, by: Sequence[Array]) -> None:
-        """Move the center's part of a stripe, and let the workers know."""
+        """Move the center's part of a stripe, and add the move to the sum."""
         for center, total, moved in zip(stripe.center, cut(self._total, stripe.pieces), by):
             center += moved
             total += moved
         stripe.holder["shifts"] += 1
 
     def move_to(self, stripe: Stripe, values: Sequence[Array]) -> None:
-        """Move the center's part of a stripe to values, and let the workers know."""
+        """Move the center's part of a stripe to ``values``, and add the move to the sum."""
         for center, total, value in zip(stripe.center, cut(self._total, stripe.pieces), values):
             total += value.astype(total.dtype, copy=False) - center
             np.copyto(center, value)

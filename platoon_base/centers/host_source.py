@@ -1,4 +1,4 @@
-"""The loops in C of this package's rules, made from their forms: run this module after a change of a form.
+"""Generates the C loops of this package's rules from their forms; run this module after a form has changed.
 
 python -m platoon_base.centers.host_source
 """
@@ -44,7 +44,7 @@ static int64_t ${name}_$T(const int64_t *row, const double *scalars)
     $search
 }
 """)
-# Such an element is still as it was; another worker may have changed the center meanwhile.
+# Finds the element that was left unchanged; 0 if another worker has changed the center meanwhile.
 _SEARCH = Template("""\
 for (int64_t i = 0; i < n; i++) {
         $equations
@@ -56,7 +56,7 @@ _TYPES = {"float": "float32", "double": "float64"}
 
 
 def header_text() -> str:
-    """Return what `HEADER` has to hold."""
+    """Return the text of the file `HEADER`."""
     forms = [COMPILED[name] for name in sorted(COMPILED)]
     loops = [_loops(form, real) for form in forms for real in _TYPES]
     entries = [_entry(form, real) for form in forms for real in _TYPES]
@@ -71,7 +71,7 @@ def _loops(form: Form, real: str) -> str:
     pointers = [f"{name}_at" for name in arrays]
     read = [f"{real} {', '.join(f'{name} = {name}_at[i]' for name in arrays)};"]
     stores = [f"{name}_at[i] = select_{real}(keep, {new[name]}, {name});" for name in arrays if name in new]
-    if form.is_step:  # the totals of a round take the place of x: their mean is d, and they become 0
+    if form.is_step:  # a round has totals in place of x: their mean is d, and they are set to 0
         pointers.insert(0, "totals")
         read.insert(0, f"{real} d = totals[i] / count;")
         stores.insert(0, f"totals[i] = select_{real}(keep, 0, totals[i]);")
@@ -96,7 +96,7 @@ def _loops(form: Form, real: str) -> str:
 
 
 def _needed(declarations: list[str], expression: str) -> list[str]:
-    """Leave out the declarations of what an expression does not need."""
+    """Return only the declarations that an expression needs."""
     needed, found = set(re.findall(r"\w+", expression)), []
     for line in reversed(declarations):
         names = re.findall(r"(\w+) = ", line)
@@ -107,7 +107,7 @@ def _needed(declarations: list[str], expression: str) -> list[str]:
 
 
 def _entry(form: Form, real: str) -> str:
-    """Write what makes the loops a function of the extension."""
+    """Write the macro that defines the extension's function for the loops."""
     scalars, columns = _scalars(form), len(form.arguments) + 1
     return f'ENTRY({form.name}, {real}, {columns}, "Kn{"d" * len(scalars)}:{form.name}_{_TYPES[real]}")\n'
 

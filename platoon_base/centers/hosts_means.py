@@ -1,8 +1,8 @@
-"""The mean of all hosts' centers, where workers that do not wait for each other have met, and stand still.
+"""The mean of all hosts' centers, taken while all workers wait, in training with rules that do not wait.
 
-It is a round like those of rules that wait, see `platoon_base.centers.round_totals`: the courier of each host copies
-the center, and sends the copy to the others; once it is known whose copies all hosts have, each puts the mean of those,
-in the order of the hosts, in place of its center. So all have the same bits.
+It is a round like those of rules that wait, see `platoon_base.centers.round_totals`: each host's courier copies the
+center and sends the copy to the others. Once it is known whose copies all hosts have, each host replaces its center by
+the mean of these, in the order of the hosts. So all centers are bitwise equal.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ log = logging.getLogger(__name__)
 
 
 class HostsMeans:
-    """The center of one host, as means of several hosts change it; in place of a `HostsRounds`.
+    """The center of one host, for means over several hosts; see `AcrossHosts`.
 
     Parameters
     ----------
     layout : Layout
     header : structured scalar
-        With ``mean``, the number of the latest mean that this center has come to, in shared memory.
+        With ``mean``, the number of the latest mean that was written to this center, in shared memory.
     snapshot : callable
         Copies the center.
     move_to : callable
-        ``move_to(values)`` moves the center; returns False if a part stayed taken.
+        ``move_to(values)`` moves the center; it returns False if a stripe stayed locked.
     put : callable
-        ``put(values, states)`` puts others in place of the center and the rule's states, likewise.
+        ``put(values, states)`` overwrites the center and the rule's states; it returns False likewise.
     """
 
     workers_wait = False
@@ -55,23 +55,23 @@ class HostsMeans:
 
     @property
     def made(self) -> int:
-        """The latest mean that this center has come to."""
+        """The latest mean that was written to this center."""
         return int(self._header["mean"])
 
     def wait(self, number: int, timeout_s: float) -> None:
-        """Wait until this center has come to a mean; raises `CollectiveTimeoutError`."""
-        await_count(lambda: self.made, number, timeout_s, "the centers of all hosts to come to their mean")
+        """Wait until a mean was written to this center; raises `CollectiveTimeoutError`."""
+        await_count(lambda: self.made, number, timeout_s, "the mean of the centers of all hosts")
 
     def new_totals(self) -> RoundTotals:
-        """Make room for a copy."""
+        """Allocate memory for a copy."""
         return RoundTotals(self._layout, 0)
 
     def are_gathered(self, number: int) -> bool:
-        """Return whether this center has come to a mean."""
+        """Return whether a mean was written to this center."""
         return self.made >= number
 
     def read(self, totals: RoundTotals, number: int) -> bool:
-        """Copy the center; all begin from the same base."""
+        """Copy the center; the base is the same on all hosts."""
         values, _ = self._snapshot()
         for target, value in zip(totals.arrays, values):
             np.copyto(target, value)
@@ -79,9 +79,9 @@ class HostsMeans:
         return True
 
     def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
-        """Put the mean of several hosts' copies, in their order, in place of the center; False if a part stayed taken.
+        """Replace the center by the mean of several hosts' copies, in order; False if a stripe stayed locked.
 
-        A copy that holds NaN or infinity is left out, on all hosts.
+        A copy with NaN or infinity is left out, on all hosts.
 
         Parameters
         ----------
@@ -106,7 +106,7 @@ class HostsMeans:
         return True
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Put another host's center in place of this one, with the mean that it has come to; see `gather`."""
+        """Overwrite this center with another host's, and record the number of its latest mean; see `gather`."""
         if not self._put(values, states):
             return False
         self._header["mean"] = max(number, self.made)
@@ -114,7 +114,7 @@ class HostsMeans:
 
 
 def weighted_mean(copies: Sequence[Sequence[Array]], weights: Sequence[float]) -> list[Array]:
-    """Return the mean of several hosts' copies, array by array; that of equal copies is equal to them, bit by bit.
+    """Return the mean of several hosts' copies, array by array; the mean of equal copies is bitwise equal to them.
 
     Half-precision numbers are added in float32.
     """
@@ -126,7 +126,7 @@ def weighted_mean(copies: Sequence[Sequence[Array]], weights: Sequence[float]) -
         first = arrays[0].astype(wide, copy=False)
         mean = first.copy()
         for array, weight in zip(arrays[1:], weights[1:]):
-            # Products, not the mean of differences: the difference of two large numbers may overflow.
+            # Add products, not differences: the difference of two large numbers may overflow.
             part = wide.type(weight / total)
             mean += array.astype(wide, copy=False) * part - first * part
         means.append(mean.astype(dtype, copy=False))
@@ -136,5 +136,5 @@ def weighted_mean(copies: Sequence[Sequence[Array]], weights: Sequence[float]) -
 def is_finite(array: Array) -> bool:
     """Return whether all numbers are finite."""
     with np.errstate(over="ignore", invalid="ignore"):
-        total = array.sum(dtype="f4" if array.dtype.itemsize < 4 else array.dtype)  # faster than to ask each
+        total = array.sum(dtype="f4" if array.dtype.itemsize < 4 else array.dtype)  # faster than many tests
         return bool(np.isfinite(total)) or bool(np.isfinite(array).all())

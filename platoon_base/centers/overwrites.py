@@ -1,7 +1,7 @@
-"""How a center that a worker overwrites gets to the other hosts of a job: words in its memory, beside the stripes.
+"""Words in a center's memory by which an overwrite reaches the other hosts of a job.
 
-The worker counts what it has written, and waits; the courier of its host gives the center to all others, and then says
-so. A stamp tells which of two hosts' centers was overwritten later; it is alike on all hosts between two overwrites.
+The worker counts its overwrite and waits; its host's courier sends the center to all others and then records that. A
+stamp orders the overwrites of different hosts; when none is in progress, it is equal on all hosts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _HOST_BITS = 16
 
 
 class Overwrites:
-    """The words about overwrites of one center.
+    """The words for the overwrites of one center.
 
     Parameters
     ----------
@@ -35,13 +35,13 @@ class Overwrites:
         return int(self._header["written"])
 
     def note(self) -> int:
-        """Count an overwrite, and return the count; the caller holds the locks of all stripes."""
+        """Count an overwrite and return the count; the caller holds the locks of all stripes."""
         self._header["written"] = self.written + 1
         return self.written
 
     @property
     def spread(self) -> int:
-        """The latest of these that all other hosts have."""
+        """The count of the latest overwrite that all other hosts have."""
         return int(self._header["spread"])
 
     @spread.setter
@@ -50,7 +50,7 @@ class Overwrites:
 
     @property
     def stamp(self) -> int:
-        """Of the latest overwrite, on whichever host, that this center holds."""
+        """The stamp of the latest overwrite, on whichever host, that this center holds."""
         return int(self._header["stamp"])
 
     @stamp.setter
@@ -59,7 +59,7 @@ class Overwrites:
 
     @staticmethod
     def later(stamp: int, host: int) -> int:
-        """Return the stamp of the next overwrite, on ``host``; if two hosts make one at once, that of the higher."""
+        """Return the stamp of the next overwrite on ``host``; of simultaneous ones the higher host's is later."""
         return ((stamp >> _HOST_BITS) + 1 << _HOST_BITS) | host
 
     def await_all_hosts(self, count: int, timeout_s: float) -> None:
@@ -70,7 +70,7 @@ class Overwrites:
 
 
 def await_count(read: Callable[[], int], count: int, timeout_s: float, what: str) -> None:
-    """Wait until a count that the courier writes has come so far; raises `CollectiveTimeoutError`."""
+    """Wait until a count written by the courier reaches ``count``; raises `CollectiveTimeoutError`."""
     if not wait_until(lambda: read() >= count, timeout_s):
         raise CollectiveTimeoutError(
             f"waited {timeout_s:g} s for {what}: is the network slow or cut, or a host suspended? Look into the "

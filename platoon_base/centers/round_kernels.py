@@ -1,6 +1,6 @@
-"""The loops of rounds on the memory of one stripe: by the C extension where it can, by NumPy otherwise.
+"""The loops of rounds on the memory of one stripe: by the C extension if possible, otherwise by NumPy.
 
-Both forms give the same bits, and both leave out what would not be finite.
+Both give bitwise equal results, and both leave out elements that would not be finite.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def blocks(size: int) -> Iterator[slice]:
 
 
 def undo_bytes(layout: Layout, states: int) -> int:
-    """Bytes that the copy of a block takes: its totals, its center, and the rule's states."""
+    """Return the size of the copy of a block: its totals, its center, and the rule's states."""
     largest = max(min(spec.size, BLOCK) * np.dtype(spec.dtype).itemsize for spec in layout.specs)
     return (2 + states) * -(-largest // ALIGNMENT) * ALIGNMENT
 
@@ -39,14 +39,14 @@ class RoundKernels:
     center : ndarray, shape (n,), of a float dtype
     totals : two ndarrays, like it
     states : tuple of ndarray
-        The rule's states beside the center, like it.
+        The rule's center states, like it.
     undo : ndarray of uint8
-        Room for the copy of a block, see `undo_bytes`.
+        Memory for the copy of a block, see `undo_bytes`.
     """
 
     def __init__(self, center: Array, totals: tuple[Array, Array], states: tuple[Array, ...], undo: Array) -> None:
         self._center, self._totals = center, totals
-        self._changing = [[total, center, *states] for total in totals]  # by a step
+        self._changing = [[total, center, *states] for total in totals]  # the arrays that a step changes
         width = min(center.size, BLOCK)
         size = (2 + len(states)) * width
         self._undo = undo[: size * center.itemsize].view(center.dtype).reshape(2 + len(states), width)
@@ -56,7 +56,7 @@ class RoundKernels:
         self._address = self._row.ctypes.data
 
     def contribute(self, x: Array, used: int) -> int | None:
-        """Put the sum of the totals in use and ``x - c`` into the other ones; returns the first element left out."""
+        """Write totals in use plus ``x - c`` into the other totals; return the first element left out."""
         total, sums = self._totals[used], self._totals[1 - used]
         fused = find_fused("contribute", self._center.dtype) if self._aligned and x.flags.carray else None
         if fused is not None:
@@ -75,17 +75,17 @@ class RoundKernels:
         return first
 
     def copy(self, block: slice, used: int) -> None:
-        """Copy what a step will change in a block."""
+        """Copy the values of a block that a step will change."""
         for copy, array in zip(self._undo, self._changing[used]):
             np.copyto(copy[: block.stop - block.start], array[block])
 
     def put_back(self, block: slice, used: int) -> None:
-        """Undo a step on a block that may be half done."""
+        """Undo a step on a block, which may be half done."""
         for copy, array in zip(self._undo, self._changing[used]):
             np.copyto(array[block], copy[: block.stop - block.start])
 
     def step(self, rule: OuterRule, block: slice, used: int, count: int, part: float) -> int | None:
-        """Make the outer step on a block, and clear its totals; returns the first element that stays as it was."""
+        """Make the outer step on a block and clear its totals; return the first element that stays unchanged."""
         form = step_form_of(rule) if self._aligned else None
         fused = None if form is None else find_fused(form.name, self._center.dtype)
         if fused is not None:

@@ -1,10 +1,10 @@
-"""The totals of a round as the hosts of a job exchange them, and what their sum does to the center of each.
+"""The exchange of a round's totals between the hosts of a job.
 
-All workers of a round have contributed on their hosts, and wait. The courier of each host copies the totals there,
-and sends them to the others; once it is known whose totals all hosts have, each adds those up in the order of the
-hosts, so all get the same bits, and puts the sum in place of its own totals. Then workers make the same outer step
-on each host. A host whose center is not at the round of the others (it came late, or has returned) gets their center
-first, and what it contributed is left out.
+All workers of a round have contributed on their hosts, and wait. Each host's courier copies the totals there and sends
+them to the others. Once it is known whose totals all hosts have, each host adds these in the order of the hosts, so
+that the sums are bitwise equal, and replaces its own totals by the sum. Then the workers of each host make the same
+outer step. A host whose center is not at the round of the others (it joined late, or has returned) gets their center
+first, and its contribution is left out.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["HostsRounds", "RoundTotals", "are_gathered", "gather", "read_own"]
 
 Array = np.ndarray[Any, Any]
 
-_PATIENCE_S = 1.0  # that a stripe is waited for
-_NUMBER, _BASE, _FIRST = 0, 1, 2  # of the head's words
+_PATIENCE_S = 1.0  # wait for a locked stripe
+_NUMBER, _BASE, _FIRST = 0, 1, 2  # indices of words: the round, its base, the first count
 
 
 class RoundTotals:
@@ -34,7 +34,7 @@ class RoundTotals:
     ----------
     layout : Layout
     stripes : int
-        Of the center; alike on all hosts.
+        Of the center; the same on all hosts.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class RoundTotals:
 
     @property
     def number(self) -> int:
-        """The number of the round; 0 before there is one."""
+        """The number of the round; 0 before the first."""
         return int(self._head[_NUMBER])
 
     @number.setter
@@ -65,7 +65,7 @@ class RoundTotals:
 
     @property
     def base(self) -> int:
-        """The latest round of the center that the contributions began from."""
+        """The latest round of the center from which the contributions started."""
         return int(self._head[_BASE])
 
     @base.setter
@@ -74,7 +74,7 @@ class RoundTotals:
 
 
 class HostsRounds:
-    """The center of one host, as rounds of several hosts change it.
+    """The center of one host, for rounds over several hosts; see `AcrossHosts`.
 
     Parameters
     ----------
@@ -82,10 +82,10 @@ class HostsRounds:
     stripes : sequence of Stripe
     rounds : Rounds
     holders : structured array
-        The words of all stripes.
+        The records of all stripes.
     visit : callable
         ``visit(work, timeout_s)`` calls ``work(stripe)`` for each stripe under its lock, and returns those that stayed
-        taken.
+        locked.
     """
 
     workers_wait = True
@@ -108,25 +108,25 @@ class HostsRounds:
         return int(self._holders["round"].min()) if len(self._holders) else 0
 
     def new_totals(self) -> RoundTotals:
-        """Make room for the totals of a round."""
+        """Allocate memory for the totals of a round."""
         return RoundTotals(self._layout, len(self._stripes))
 
     def wait(self, number: int, timeout_s: float) -> None:
         """Wait until all stripes hold the sum over all hosts for a round; raises `CollectiveTimeoutError`."""
         if not wait_until(lambda: self.are_gathered(number), timeout_s):
             raise CollectiveTimeoutError(
-                f"waited {timeout_s:g} s for what other hosts have contributed to round {number}: is the network slow "
+                f"waited {timeout_s:g} s for the contributions of other hosts to round {number}: is the network slow "
                 "or cut? Look into the logs of the launchers, or give a longer timeout_s"
             )
 
     def are_gathered(self, number: int) -> bool:
-        """Return whether all stripes hold the sum over all hosts for a round, or its step is made."""
+        """Return whether all stripes hold the sum over all hosts for a round, or its step was made."""
         holders = self._holders
         latest = holders["gathered"][self._each, holders["in_use"]]
         return bool(((holders["round"] >= number) | (latest == number)).all())
 
     def read(self, totals: RoundTotals, number: int) -> bool:
-        """Copy this host's own totals of a round; False if a stripe stayed taken: do it again."""
+        """Copy this host's own totals of a round; False if a stripe stayed locked: call it again."""
         totals.number, totals.base = 0, min(self.made, number - 1)
 
         def copy(stripe: Stripe) -> None:
@@ -138,9 +138,9 @@ class HostsRounds:
         return True
 
     def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
-        """Put the sum of several hosts' totals, in their order, in place of this host's; see `read`.
+        """Replace this host's totals by the sum of several hosts' totals, in order; see `read`.
 
-        The totals count contributions themselves, so the numbers of workers are not needed.
+        The totals include their numbers of contributions, so ``workers`` is not used.
         """
 
         def put(stripe: Stripe) -> None:
@@ -149,7 +149,7 @@ class HostsRounds:
         return not self._visit(put, _PATIENCE_S)
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Put another host's center in place of this one, with the round that it is at; see `read`."""
+        """Overwrite this center with another host's, and set the number of its round; see `read`."""
         number = max(number, self.made)
 
         def put(stripe: Stripe) -> None:
@@ -163,7 +163,7 @@ class HostsRounds:
 
 
 def read_own(stripe: StripeArrays, place: Stripe, totals: RoundTotals, number: int) -> None:
-    """Copy this host's totals of round ``number`` of one locked stripe, also if their sum was put in place already."""
+    """Copy this host's totals of round ``number`` of one locked stripe, even if the sum has replaced them already."""
     words = stripe.words
     used = int(words["in_use"])
     if are_gathered(words, number):
@@ -172,25 +172,25 @@ def read_own(stripe: StripeArrays, place: Stripe, totals: RoundTotals, number: i
     targets = cut(totals.arrays, place.pieces)
     if totals.counts[place.index]:
         copy_all(targets, stripe.totals[used])
-    else:  # what nobody has added to holds anything
+    else:  # without a contribution the totals are undefined
         for target in targets:
             target[...] = 0
 
 
 def are_gathered(words: Any, number: int) -> bool:
-    """Return whether a stripe holds the sum over all hosts for round ``number``, or its step is made."""
+    """Return whether a stripe holds the sum over all hosts for round ``number``, or its step was made."""
     return bool(words["round"] >= number or words["gathered"][words["in_use"]] == number)
 
 
 def gather(stripe: StripeArrays, place: Stripe, totals: Sequence[RoundTotals], number: int) -> None:
-    """Put the sum of several hosts' totals in place of this host's; the stripe is locked."""
+    """Replace this host's totals by the sum of several hosts' totals; the stripe is locked."""
     if are_gathered(stripe.words, number):
         return
     target = stripe.totals[1 - int(stripe.words["in_use"])]
     own = [cut(each.arrays, place.pieces) for each in totals]
     for piece, into in enumerate(target):
         into[...] = own[0][piece] if own else 0
-        with np.errstate(over="ignore", invalid="ignore"):  # the step leaves out what is not finite
+        with np.errstate(over="ignore", invalid="ignore"):  # the step leaves out elements that are not finite
             for other in own[1:]:
                 into += other[piece]
     count = sum(int(each.counts[place.index]) for each in totals)

@@ -1,4 +1,4 @@
-"""The locks of a center's stripes: the kernel's, on the words that tell who holds them."""
+"""The locks of a center's stripes: file locks on the words that name the holders."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _POLL_INTERVAL_S = 0.02
 class StripeLocks:
     """The locks of all stripes, for one worker.
 
-    A lock is freed by the kernel when its holder dies. Workers begin at different stripes and pass over those that are
-    taken, so N workers are at N stripes at once.
+    The kernel releases a lock when its holder dies. Workers start at different stripes and retry locked ones later, so
+    N workers use N stripes at once.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class StripeLocks:
     def __init__(self, segment: Segment, stripes: Sequence[Stripe], rank: int, gone: Callable[[int], bool]) -> None:
         self._segment, self._stripes = segment, list(stripes)
         self._rank, self._gone = rank, gone
-        self._dead_holders: dict[int, int] = {}  # stripes locked here by their second byte, and their dead holders
+        self._dead_holders: dict[int, int] = {}  # stripes locked here by the second byte -> dead holder of the first
 
     def holder(self, stripe: int) -> int | None:
         """Return the rank in a stripe's holder word, or None; a dead worker's rank stays until the next visit."""
@@ -45,13 +45,13 @@ class StripeLocks:
     def visit(
         self, work: Callable[[Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int]
     ) -> list[Stripe]:
-        """Do ``work`` once on each stripe, under its lock; a stripe that is taken is come back to.
+        """Do ``work`` once on each stripe, under its lock; retry locked stripes later.
 
-        Returns those that stayed taken for ``timeout_s``. Those in ``stuck``, which stayed so the last time, are not
-        waited for if nobody has visited them since.
+        Returns those that stayed locked for ``timeout_s``. Those in ``stuck``, which stayed locked the last time, are
+        not waited for if no worker has visited them since.
         """
         stripes = self._stripes
-        start = int(self._rank * _GOLDEN * len(stripes)) % max(len(stripes), 1)  # elsewhere than the other ranks
+        start = int(self._rank * _GOLDEN * len(stripes)) % max(len(stripes), 1)  # other ranks start elsewhere
         todo = stripes[start:] + stripes[:start]
         if not locked:
             for stripe in todo:
@@ -59,7 +59,7 @@ class StripeLocks:
             return []
         try:
             return self._visit_locked(work, todo, timeout_s, stuck)
-        except BaseException:  # Ctrl-C may have come right after a lock was taken, or before it was freed
+        except BaseException:  # a Ctrl-C may have come right after a lock was acquired, or before it was released
             self.release_all()
             raise
 
@@ -72,7 +72,7 @@ class StripeLocks:
             taken = [stripe for stripe in todo if not self._work_locked(work, stripe)]
             worked = len(todo) - len(taken)
             now = time.monotonic()
-            # Not at once: a worker that has just locked a stripe has yet to count its visit.
+            # Not in the first pass: a worker that has just locked a stripe has yet to count its visit.
             known = stuck if now - began > _POLL_INTERVAL_S else {}
             hopeless = [stripe for stripe in taken if known.get(stripe.index) == int(stripe.holder["visits"])]
             given_up += hopeless
@@ -98,7 +98,7 @@ class StripeLocks:
         return True
 
     def lock(self, stripe: Stripe) -> bool:
-        """Lock a stripe if it is free; the byte behind its own one if a child of the dead holder keeps that."""
+        """Lock a stripe if it is free, by its second byte if a dead holder's child keeps the first locked."""
         byte = byte_of(stripe.index)
         if not self._segment.try_lock(byte):
             dead = int(stripe.holder["rank"])
@@ -110,9 +110,9 @@ class StripeLocks:
         return True
 
     def lock_all(self, deadline: float) -> bool:
-        """Lock all stripes together, until a moment of `time.monotonic`; False if some stay taken.
+        """Lock all stripes together, up to a deadline by `time.monotonic`; False if some stay locked.
 
-        Workers hold one each and wait for none, so there is no deadlock.
+        Workers hold one stripe each and wait for no second one, so there is no deadlock.
         """
         todo = list(self._stripes)
 
@@ -123,14 +123,14 @@ class StripeLocks:
         return wait_until(are_locked, deadline - time.monotonic())
 
     def release_all(self) -> None:
-        """Free every stripe that this handle may hold."""
+        """Unlock every stripe that this handle may hold."""
         for stripe in self._stripes:
             if stripe.holder["rank"] == self._rank:
                 stripe.holder["rank"] = self._dead_holders.pop(stripe.index, FREE)
         self._segment.unlock(*lock_bytes(len(self._stripes)))
 
     def close(self) -> None:
-        """Release the memory; no lock is held any more."""
+        """Release the memory; call it when no stripe is locked."""
         self._stripes = []
 
     def timeout_text(self, taken: list[Stripe], timeout_s: float) -> str:

@@ -15,11 +15,11 @@ __all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "Stripe", "copy_all", "cut", "wai
 
 Array = np.ndarray[Any, Any]
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 2e-3  # between two tries of a lock
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 2e-3  # between two attempts at a lock
 
 
 class Stripe:
-    """One stripe: its pieces of the center and the plan that updates them."""
+    """One stripe: its pieces of the center, and the `Plan` that updates them."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ def cut(arrays: Sequence[Array], pieces: tuple[Piece, ...]) -> list[Array]:
 
 
 def wait_until(done: Callable[[], bool], timeout_s: float) -> bool:
-    """Ask again and again, at growing intervals, whether something is done; False if it is not in time."""
+    """Poll ``done``, at growing intervals, until it returns True; return False at the timeout."""
     deadline, pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
     while not done():
         if time.monotonic() > deadline:

@@ -1,6 +1,6 @@
 """The command ``platoon``: its subcommands, its output, and the checks before a job is started.
 
-Users call it. `commands` has the subcommands; `launcher` starts a job, `display` and `report` show it.
+`commands` has the subcommands; `launcher` starts a job, `display` and `report` show it.
 """
 
 from platoon_base.cli.commands import main

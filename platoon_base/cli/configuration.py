@@ -1,4 +1,4 @@
-"""The hosts and devices that the user has configured: by arguments, else by the environment, else by ``.platoonrc``."""
+"""The configured hosts and devices: from arguments, else from the environment, else from ``.platoonrc``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _THIS_HOST = ("localhost", "127.0.0.1")
 
 
 class _Setting(NamedTuple):
-    """Names that were configured, and the place where."""
+    """Configured names, and where they were configured."""
 
     names: list[str]
     origin: str
 
 
 def chosen_devices(workers: int | None, words: Sequence[str]) -> Choice:
-    """Choose the workers' devices: by ``-n`` and ``-D`` if one is given, else as configured, else those that are there.
+    """Choose the workers' devices: by ``-n`` and ``-D`` if one is given, else as configured, else those available.
 
     Parameters
     ----------
@@ -51,12 +51,12 @@ def chosen_devices(workers: int | None, words: Sequence[str]) -> Choice:
 
 
 def require_this_host(words: Sequence[str]) -> None:
-    """Raise `ConfigurationError` if another host than this one is named, by arguments or by configuration.
+    """Raise `ConfigurationError` if arguments or configuration name a host other than this one.
 
     Parameters
     ----------
     words : sequence of str
-        From the command line. If there are any, the configuration does not count.
+        From the command line. If there are any, the configuration is ignored.
     """
     given = _Setting(_split(" ".join(words)), "-H") if words else _configured_hosts()
     others = [] if given is None else [name for name in given.names if not _is_this_host(name)]
@@ -68,12 +68,12 @@ def require_this_host(words: Sequence[str]) -> None:
 
 
 def other_hosts_named(words: str | None) -> tuple[list[str], str] | None:
-    """Return the hosts that are named, by an argument or by configuration, and where; None if it is this one alone.
+    """Return the hosts that an argument or the configuration names, and where; None if it is only this one.
 
     Parameters
     ----------
     words : str or None
-        Of the command line. If there are any, the configuration does not count.
+        From the command line. If there are any, the configuration is ignored.
     """
     given = _Setting(_split(words), "--hosts") if words else _configured_hosts()
     if given is None or all(_is_this_host(name) for name in given.names):
@@ -87,7 +87,7 @@ def require_one_host(hosts: int | None = None, index: int | None = None) -> None
     Parameters
     ----------
     hosts, index : int, optional
-        As ``--nnodes`` and ``--node-rank`` say.
+        The values of ``--nnodes`` and ``--node-rank``.
     """
     place = find_place(os.environ, hosts, index)
     if place.hosts > 1:
@@ -118,9 +118,9 @@ def _configured_devices() -> _Setting | None:
 
 
 def _files() -> Iterator[tuple[Path, configparser.ConfigParser]]:
-    """Read the files that are there, one after the other: the first that has an answer counts.
+    """Yield the existing files in order of precedence: the first with a value wins.
 
-    As in the original, files that PLATOONRC names come first, the last one before those to its left.
+    As in the original Platoon, files named by PLATOONRC come first, from the last to the first.
     """
     named = [_expanded(name) for name in os.environ.get(RC_FILES, "").split(os.pathsep) if name]
     for path in dict.fromkeys([*reversed(named), Path(_FILE), _expanded(f"~/{_FILE}")]):
@@ -133,14 +133,14 @@ def _files() -> Iterator[tuple[Path, configparser.ConfigParser]]:
         except PermissionError:
             if path.parent != _expanded("~") or os.access(path.parent, os.X_OK):
                 raise
-            continue  # a home that this process may not enter, as under a service's user, has no settings
+            continue  # a home folder without access, as of a service's user, counts as one without settings
         except (OSError, UnicodeDecodeError, configparser.Error) as exc:
             raise ConfigurationError(f"{path} cannot be read ({exc}): docs/launching.md says how to write it") from exc
         yield path, config
 
 
 def _expanded(name: str) -> Path:
-    """Return a path with the home folder in place of ``~``; as it is where there is no home."""
+    """Return a path with ``~`` expanded; unchanged if there is no home folder."""
     return Path(os.path.expanduser(name))
 
 
@@ -148,7 +148,7 @@ def _is_this_host(name: str) -> bool:
     here, name = os.uname().nodename.lower(), name.lower()
     if name == here or name in _THIS_HOST:
         return True
-    # One of the two may leave the domain out.
+    # Either name may lack the domain.
     (short, _, domain), (own, _, own_domain) = name.partition("."), here.partition(".")
     return short == own and not (domain and own_domain)
 

@@ -1,4 +1,4 @@
-"""The process that ``platoon launch --data-server`` starts beside the workers, to serve mini-batches to them.
+"""The process that ``platoon launch --data-server`` starts in addition to the workers, to send them mini-batches.
 
 It is started as ``python -m platoon_base.cli.data_server script.py args``.
 """
@@ -30,12 +30,12 @@ __all__ = ["LOG_FILE", "data_server", "data_server_option", "split_words"]
 log = logging.getLogger(__name__)
 
 LOG_FILE = "data_server.log"
-_EXIT_GRACE_S = 1.0  # that it has to end in by itself once all workers have left
+_EXIT_GRACE_S = 1.0  # for ending by itself once all workers have left
 _EXIT_TIMEOUT_S = 2.0  # after SIGTERM
 
 
 def split_words(text: str | None) -> list[str]:
-    """Divide the value of the option into a script that exists and its arguments; empty without one."""
+    """Split the value of the option into an existing script and its arguments; empty without a value."""
     if text is None:
         return []
     try:
@@ -59,7 +59,7 @@ data_server_option = click.option(
 
 @contextlib.contextmanager
 def data_server(words: Sequence[str], folder: str, environment: Mapping[str, str], log_folder: Path) -> Iterator[None]:
-    """Run a data server within the ``with`` block; nothing without words.
+    """Run a data server within the ``with`` block; without words do nothing.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def data_server(words: Sequence[str], folder: str, environment: Mapping[str, str
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the workers; it ends after them
+            start_new_session=True,  # Ctrl-C goes to the workers only; the server ends after them
         )
     watch = threading.Thread(target=_watch, args=(process, folder, log_folder / LOG_FILE), daemon=True)
     try:
@@ -94,7 +94,7 @@ def data_server(words: Sequence[str], folder: str, environment: Mapping[str, str
 
 
 def _watch(process: subprocess.Popen[bytes], folder: str, log_file: Path) -> None:
-    """Wait for the end of a data server; say how it ended to the user, and to workers that wait for it to listen."""
+    """Wait for the end of a data server; report it to the user, and to workers that wait for the server to listen."""
     process.wait()
     status = process.returncode
     how = f"exit status {status}" if status >= 0 else f"signal {-status}"
@@ -102,7 +102,7 @@ def _watch(process: subprocess.Popen[bytes], folder: str, log_file: Path) -> Non
         with contextlib.suppress(ValueError):
             how = f"killed by {signal.Signals(-status).name}"
     if status == -signal.SIGKILL:
-        how += ", by hand or by the kernel for want of memory"
+        how += ", by a user or by the kernel for want of memory"
     if status not in (0, -signal.SIGTERM):
         log.warning("the data server ended: %s, see %s", how, log_file)
     with contextlib.suppress(OSError):  # the job has ended
@@ -110,7 +110,7 @@ def _watch(process: subprocess.Popen[bytes], folder: str, log_file: Path) -> Non
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a data server, and whatever it has started."""
+    """End a data server and its descendants."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_EXIT_GRACE_S)
     if process.poll() is None:
@@ -132,7 +132,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def _reporting_failure(folder: str) -> Iterator[None]:
-    """Let workers that wait for the server know what has ended it."""
+    """Report an exception to workers that wait for the server."""
     try:
         yield
     except BaseException as exc:

@@ -18,7 +18,7 @@ from platoon_base.controller.outcome import Result, Snapshot
 
 __all__ = ["Display", "is_live", "summary"]
 
-_LINES_ABOVE, _MIN_HEIGHT = 3, 4  # there is room for output of the workers above the table
+_LINES_ABOVE, _MIN_HEIGHT = 3, 4  # leave room for the workers' output above the table
 _MIN_S, _MAX_S = 2.0, 60.0  # between two lines in a pipe
 
 
@@ -28,15 +28,15 @@ class Display:
     Parameters
     ----------
     console : rich.console.Console
-        A terminal gets a table that is drawn again and again. A pipe, or a terminal that cannot move its cursor
-        (TERM=dumb), gets a short line for each change.
+        On a terminal the display is a table that is redrawn. In a pipe, or on a terminal that cannot move its cursor
+        (TERM=dumb), it is a short line for each change.
     summary_follows : bool
-        Whether the reported values are left out once all workers have gone, since a summary shows them.
+        Whether to leave out the reported values once all workers have ended, since a summary shows them.
 
     Attributes
     ----------
     unfinished : str
-        A line to show above the table for the time being, such as a progress bar.
+        A temporary line above the table, such as a progress bar.
     """
 
     def __init__(self, console: Console, summary_follows: bool = False) -> None:
@@ -66,11 +66,11 @@ class Display:
         if self._live is not None:
             self._draw()
             self._live.stop()
-        else:  # values alone are not worth a line if they follow
+        else:  # values need no line of their own if the summary follows
             self._print(least_s=math.inf if self._summary_follows else 0.0)
 
     def show(self, snapshot: Snapshot, draw: bool = True) -> None:
-        """Show the state of the job; on a terminal without ``draw`` with what is printed next above the table."""
+        """Show the state of the job; on a terminal, without ``draw``, only at the next print above the table."""
         if self._summary_follows and all(each.phase.gone for each in snapshot.participants):
             snapshot = snapshot._replace(reported={})
         self._recent.take(snapshot, time.monotonic())
@@ -91,7 +91,7 @@ class Display:
         self._table.text = Text("\n".join(lines), no_wrap=True, overflow="crop")
 
     def pause(self) -> bool:
-        """Show nothing from now on, since a debugger has the terminal; returns whether that is new."""
+        """Stop showing, since a debugger uses the terminal; return whether the display was on."""
         if self._paused:
             return False
         self._paused = True
@@ -100,7 +100,7 @@ class Display:
         return True
 
     def _print(self, least_s: float) -> None:
-        """Print a line if there is a change; values that change often are not printed more often than ``least_s``."""
+        """Print a line if there is a change; changes of values only, at most every ``least_s`` seconds."""
         snapshot = self._recent.snapshot
         if snapshot is None:
             return
@@ -114,7 +114,7 @@ class Display:
 
 
 class _Table:
-    """The table of the moment, for a `Live` that draws it with everything printed above."""
+    """The current table, for a `Live`, which redraws it below printed text."""
 
     def __init__(self) -> None:
         self.text = Text()
@@ -124,14 +124,14 @@ class _Table:
 
 
 def is_live(console: Console) -> bool:
-    """Whether a console can draw over what it has drawn."""
+    """Return whether a console can redraw its lines."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 def summary(result: Result, workers: int) -> dict[str, Any]:
     """Return the summary of a job that ended: the reported values, and how it ended.
 
-    Where the workers' scripts ended by themselves, ``stopped_by`` is what they reported by that name, if they did.
+    If the scripts ended by themselves and have reported a value ``stopped_by``, the summary has that value.
     """
     of_script = result.reported.get("stopped_by") if result.stopped_by.startswith("end of script") else None
     return {

@@ -1,4 +1,4 @@
-"""Checks of this machine: installed packages, back ends that work, and how to get the rest."""
+"""Checks of this machine: installed packages, working back ends, and how to get what is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPENBLAS = "apt-get install libopenblas-dev"
 
 
 def checks() -> Iterator[Check]:
-    """Make one check after the other; importing a framework takes seconds."""
+    """Yield the checks one after the other; importing a framework takes seconds."""
     for group, needed, found in (
         ("this package", True, _package()),
         ("this machine", False, _machine()),
@@ -53,7 +53,7 @@ def _machine() -> Iterator[Check]:
 
 
 def framework_checks() -> Iterator[Check]:
-    """Make the checks of all registered frameworks; each takes seconds."""
+    """Yield the checks of all registered frameworks; each takes seconds."""
     found = registered()
     earlier: dict[str, Check] = {}
     for name, framework in found.frameworks.items():
@@ -61,7 +61,7 @@ def framework_checks() -> Iterator[Check]:
             for check in framework.checks(earlier):
                 earlier[check.name] = check
                 yield check
-        except Exception as exc:  # of another project
+        except Exception as exc:  # the check belongs to another project
             remedy = f"report it to the project that has the entry point {name!r} in the group {GROUP}"
             yield Check(name, False, f"its check failed: {type(exc).__name__}: {exc}", remedy)
     for name, why in found.broken.items():

@@ -21,7 +21,7 @@ from platoon_base.system.environment import HOSTS
 __all__ = ["engine_options"]
 
 _OURS = {"on", "host_names", "script", "args"}
-# On Ray these are said for the whole job, and each launcher gets its own.
+# On Ray these options hold for the whole job, and each launcher gets values of its own.
 _OF_HOSTS = {"workers", "devices", "nnodes", "node_rank", "rdzv_endpoint"}
 
 _OPTIONS = (
@@ -41,7 +41,7 @@ _OPTIONS = (
 
 
 def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command, which is not called where an engine starts the launchers."""
+    """Add the options to a command; if they name an engine, it starts launchers and the command is not called."""
 
     @functools.wraps(command)
     def with_engines(*args: Any, on: str | None, host_names: str | None, **kwargs: Any) -> Any:
@@ -51,7 +51,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if host_names == "":
             raise click.BadParameter("got no names of hosts", param_hint="--hosts")
         place = find_place(os.environ, context.params.get("nnodes"), context.params.get("node_rank"))
-        if place.hosts > 1:  # the launchers have been started
+        if place.hosts > 1:  # an engine has started the launchers already
             if host_names:
                 raise click.UsageError(
                     f"got --hosts {host_names}, and this is host {place.host} of {place.hosts}, says {place.origin}: "
@@ -71,7 +71,7 @@ def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def given_options(context: click.Context, without: Container[str]) -> list[str]:
-    """Return the options of a command line again, as words; leave out those parameters."""
+    """Return the options of a command line as words, except the parameters in ``without``."""
     words: list[str] = []
     for parameter in context.command.params:
         name = parameter.name or ""
@@ -89,7 +89,7 @@ def given_options(context: click.Context, without: Container[str]) -> list[str]:
 
 
 def _script(context: click.Context) -> list[str]:
-    """Return the script as the launchers of other hosts get it, with its arguments."""
+    """Return the script and its arguments as words for the launchers of other hosts."""
     script: str = context.params["script"]
     if script == "-":
         raise ConfigurationError("got the script on standard input: other hosts need a file of their own; name one")
@@ -97,9 +97,9 @@ def _script(context: click.Context) -> list[str]:
 
 
 def _start_there(context: click.Context, hosts: list[str], origin: str) -> NoReturn:
-    """Become the command that starts the launchers."""
+    """Replace this process by the command that starts the launchers."""
     words = [sys.executable, "-m", "platoon_base", "launch", *given_options(context, _OURS), *_script(context)]
-    environment = {**os.environ, HOSTS: "localhost"}  # each of the launchers is where it should be
+    environment = {**os.environ, HOSTS: "localhost"}  # each launcher must start its workers on its own host
     command = command_on(hosts, words, environment, origin)
     sys.stdout.flush()
     os.execvpe(command[0], command, environment)

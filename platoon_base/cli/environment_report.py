@@ -1,4 +1,4 @@
-"""The facts about a machine and an installation that a report of a fault needs, without secrets."""
+"""Facts about a machine and an installation for a bug report, without secrets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CHARACTERS = 1000
 
 
 def environment_report() -> dict[str, dict[str, str]]:
-    """Return names and values below headings."""
+    """Return the facts, as names and values under headings."""
     return {
         "package": {"platoon-plugins": __version__, "in": _home(str(Path(__file__).parents[2]))},
         "Python": {
@@ -48,7 +48,7 @@ def environment_report() -> dict[str, dict[str, str]]:
 
 
 def _of_all(field: str) -> Iterator[str]:
-    """Yield the texts in a field of all registered frameworks."""
+    """Yield the values of a field of all registered frameworks."""
     for framework in registered().frameworks.values():
         yield from getattr(framework, field)
 
@@ -93,7 +93,7 @@ def _devices() -> dict[str, str]:
 
 
 def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that decide how a job runs; values that may be secrets are hidden.
+    """Return the environment variables that affect jobs; values that may be secrets are hidden.
 
     Parameters
     ----------
@@ -109,6 +109,6 @@ def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _home(text: str) -> str:
-    """Put ``~`` for the home folder, which has the user's name in it."""
+    """Replace the home folder, which contains the user's name, by ``~``."""
     home = os.path.expanduser("~")
     return text if home == "/" else re.sub(rf"{re.escape(home)}(?=/|:|$)", "~", text)

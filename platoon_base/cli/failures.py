@@ -1,4 +1,4 @@
-"""The news of workers that fail: each failure once, as soon as it is known."""
+"""The failures of workers as texts for the user: each failure once, as soon as it is known."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file
 
 __all__ = ["Failures", "describe", "name_workers", "write_first_error"]
 
-_HELD_S = 0.5  # for so long one that says that another worker is gone waits for the news of that worker
-_KEPT = 50  # failures to compare new ones with
+_HELD_S = 0.5  # delay of a failure that is due to another worker, so that that one's failure is shown first
+_KEPT = 50  # number of failures that new ones are compared with
 _CODE_CHARACTERS = 200
 
 
 def name_workers(ranks: Iterable[int]) -> str:
-    """Name workers: ``worker 3``, ``workers 0, 2 to 5``."""
+    """Format ranks: ``worker 3``, ``workers 0, 2 to 5``."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][-1] + 1:
@@ -33,7 +33,7 @@ def name_workers(ranks: Iterable[int]) -> str:
 
 
 def describe(folder: Path, ended: Exit) -> str:
-    """Return what ended a worker: its exception with a trimmed traceback, or how it ended and what it wrote last."""
+    """Return why a worker ended: its exception with a trimmed traceback, or its status and the end of its log."""
     failure = ended.failure
     if failure is None or not (failure.shown or _has_reason(failure)):
         path = ended.log_file or log_file(folder, ended.rank)
@@ -56,27 +56,27 @@ def _block(folder: Path, ranks: Sequence[int], failure: Failure) -> str:
 
 
 class Failures:
-    """Finds workers that fail, in their error files and among the processes that ended, and says each failure once.
+    """Finds failures of workers, in their error files and among ended processes; returns each once.
 
     Parameters
     ----------
     folder : Path
-        That of the logs.
+        The folder of the logs.
     workers : int
 
     Attributes
     ----------
     latest : dict
-        The failures that were read since the dict was emptied, by rank.
+        The failures that were read since the caller last emptied the dict, by rank.
     failing : set of int
-        The ranks that an exception, other than Ctrl-C's, is ending or has ended.
+        The ranks whose script has raised an exception other than Ctrl-C's.
     """
 
     def __init__(self, folder: Path, workers: int) -> None:
         self._folder = folder
         self._paths = [error_file(log_file(folder, rank)) for rank in range(workers)]
         self._stamps: list[tuple[int, int] | None] = [_stamp(path) for path in self._paths]
-        self._known: set[tuple[int, float]] = set()  # (rank, when): said, or about to be
+        self._known: set[tuple[int, float]] = set()  # (rank, time) of failures that were returned, or wait to be
         self._said: list[Failure] = []
         self._held: list[Failure] = []
         self.latest: dict[int, Failure] = {}
@@ -88,9 +88,9 @@ class Failures:
         Parameters
         ----------
         failed : sequence of Exit
-            The workers whose processes have ended so.
+            The workers whose processes have failed.
         stopping : bool
-            Whether the job is being stopped. Then workers are expected to go.
+            Whether the job is being stopped; the loss of workers is expected then.
         last : bool
             Whether this is the last call.
         """
@@ -119,11 +119,11 @@ class Failures:
                 continue
             self._stamps[rank] = stamp
             failure = read_failure(path, rank)
-            self.failing.discard(rank)  # the file of a process that was started again is gone
+            self.failing.discard(rank)  # the file is removed when a rank is restarted
             if failure is not None:
                 self.failing |= set() if failure.kind == INTERRUPTED else {rank}
                 self.latest[rank] = failure
-                if _has_reason(failure):  # else the end of its log says more, once the process has ended
+                if _has_reason(failure):  # otherwise the end of its log says more, once the process has ended
                     yield failure
 
     def _is_new(self, rank: int, at: float) -> bool:
@@ -132,7 +132,7 @@ class Failures:
         return is_new
 
     def _grouped(self, failures: Sequence[Failure]) -> Iterator[str]:
-        """Yield the block of each failure that is not like one before, with the workers that have it too."""
+        """Yield a block for each failure unlike earlier ones, with the other workers that have the same."""
         again: dict[int, list[int]] = {}
         groups: list[list[Failure]] = []
         for failure in failures:
@@ -172,7 +172,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 def write_first_error(folder: Path, failed: Exit | None) -> None:
     """Write the failure that ended a job to ``error.json`` in its log folder, as torchelastic does.
 
-    It also goes to the file that a torchrun around this process reads.
+    Write it also to the file that a surrounding torchrun reads.
     """
     if failed is None:
         return
@@ -183,4 +183,4 @@ def write_first_error(folder: Path, failed: Exit | None) -> None:
         try:
             write_error_file(path, failure)
         except OSError:
-            continue  # the log says it too
+            continue  # the failure is in the log anyway

@@ -1,4 +1,4 @@
-"""Options of ``platoon launch`` for jobs on several hosts, and which of the hosts this is."""
+"""Options of ``platoon launch`` for jobs on several hosts."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ TIMEOUT_S, HOST_TIMEOUT_S = 600.0, 10.0
 
 
 class HostOptions(NamedTuple):
-    """On which hosts a job runs, and how they deal with each other.
+    """The hosts of a job, their timeouts and their connections.
 
     Attributes
     ----------
     place : Place
     endpoint : str
-        Where the first host listens, as far as is known from the start.
+        The address at which the first host listens, if it is given; otherwise empty.
     timeout_s : float
         How long the hosts wait for each other at the start.
     host_timeout_s : float
-        A host that is silent for so long is lost.
+        A host that is silent for this long is lost.
     encrypted : bool
         Whether workers encrypt arrays for other hosts.
     backend : str
@@ -55,12 +55,12 @@ class HostOptions(NamedTuple):
     backend: str
 
     def endpoint_here(self) -> str:
-        """Return where to listen, on the first host; others find it if they have no other way to know.
+        """Return the address at which the first host listens; publish it if the others cannot know it otherwise.
 
         Raises
         ------
         ConfigurationError
-            If nothing says it.
+            If it is unknown.
         """
         if self.endpoint:
             return self.endpoint
@@ -74,18 +74,18 @@ class HostOptions(NamedTuple):
         return endpoint
 
     def forget_endpoint(self) -> None:
-        """Remove what `endpoint_here` has written."""
+        """Remove the file that `endpoint_here` has written."""
         path = _endpoint_file()
         if path is not None and not self.endpoint and not self.place.host:
             path.unlink(missing_ok=True)
 
     def endpoint_there(self) -> str:
-        """Return where the first host listens, on another one; empty while it is not known.
+        """Return, on another host, the address at which the first one listens; empty while it is not known.
 
         Raises
         ------
         ConfigurationError
-            If it will never be known.
+            If there is no way to know it.
         """
         if self.endpoint:
             return self.endpoint
@@ -99,7 +99,7 @@ class HostOptions(NamedTuple):
 
 
 def _endpoint_file() -> Path | None:
-    """Return the file by which an engine's processes find the first one, in a home that they share."""
+    """Return the file, in a shared home folder, by which the processes of an engine find the first host."""
     job = engine_job(os.environ)
     return key_file().with_name(f"endpoint-{job}") if job else None
 

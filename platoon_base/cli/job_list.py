@@ -1,4 +1,4 @@
-"""The facts about running jobs, and the table that `platoon jobs` makes of them."""
+"""Facts about running jobs, and the table of `platoon jobs`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from platoon_base.worker_process.program import Program
 
 __all__ = ["facts", "listing", "program_of"]
 
-_ANSWER_TIMEOUT_S = 1.0  # a controller that is busy for longer is not waited for
-_MIN_CHARACTERS = 40  # of the script, also in a narrow terminal
+_ANSWER_TIMEOUT_S = 1.0  # wait for a controller's answer
+_MIN_CHARACTERS = 40  # of the script, even in a narrow terminal
 _LEFT_OUT = "..."
 
 
 def facts(files: JobFiles) -> dict[str, Any]:
-    """Return what is known of a job; its controller is asked how the workers are."""
+    """Return the facts about a job, with the workers' states from its controller."""
     states = "no answer"
     with contextlib.suppress(PlatoonError), Observer(files, _ANSWER_TIMEOUT_S) as observer:
         recent = Recent()
@@ -50,19 +50,19 @@ def facts(files: JobFiles) -> dict[str, Any]:
 
 
 def program_of(files: JobFiles) -> str:
-    """Name the script of a job, without its folder and its arguments."""
+    """Return the script of a job, without its folder and its arguments."""
     program = files.origin.program
     return (Program.of(program)[0].shown if program else "") or "?"
 
 
 def _title(files: JobFiles) -> str:
-    """Name the script of a job, with its arguments and without its folder."""
+    """Return the script of a job, with its arguments and without its folder."""
     program = files.origin.program
     return " ".join([program_of(files), shlex.join(Program.of(program)[1])]).rstrip() if program else "?"
 
 
 def listing(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Lay the jobs out as a table, with the folder of the logs in a line of its own, because it may be long."""
+    """Return the jobs as the lines of a table; the folder of the logs, which may be long, has a separate line."""
     if not found:
         return []
     rows = [["job", "age", "workers", "devices"]]
@@ -79,9 +79,9 @@ def listing(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _script(command: str, room: int) -> str:
-    """Name a script and its arguments in so many characters.
+    """Return a script and its arguments, cut to ``room`` characters.
 
-    Leading folders are left out first, then the last arguments. The name of the file is cut if it alone is longer.
+    Leading folders are dropped first, then the last arguments. The file's name is cut if it is still too long.
     """
     if not command:
         return "?"
@@ -97,7 +97,7 @@ def _script(command: str, room: int) -> str:
 
 
 def _names(program: Program) -> list[str]:
-    """List the names of a program, from the longest to the shortest."""
+    """Return the names of a program, from the longest to the shortest."""
     if program.is_module or program.is_typed:
         return [program.shown]
     path = _shortest(program.name) if os.path.isabs(program.name) else program.name
@@ -106,7 +106,7 @@ def _names(program: Program) -> list[str]:
 
 
 def _devices(devices: Sequence[str]) -> str:
-    """Name devices: those of one name by their number."""
+    """Format devices: equal names once, with their number."""
     counts = Counter(devices)
     return " ".join(f"{count} {name}" if count > 1 else name for name, count in counts.items()) or "-"
 
@@ -114,6 +114,6 @@ def _devices(devices: Sequence[str]) -> str:
 def _shortest(path: str) -> str:
     try:
         relative = os.path.relpath(path)
-    except OSError:  # this process's folder is gone
+    except OSError:  # the current folder was removed
         return path
     return relative if len(relative) < len(path) else path

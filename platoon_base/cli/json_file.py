@@ -1,4 +1,4 @@
-"""The files that commands write at the end of a job: as JSON, and without harm to the outcome where that fails."""
+"""JSON files that commands write at the end of a job; a failure to write does not change the outcome."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["write_json"]
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> bool:
-    """Write values as JSON, which knows no NaN and no infinity: null stands for them.
+    """Write values as JSON; NaN and infinity, which JSON does not have, become null.
 
-    If they cannot be written, standard error gets the reason and the values. A file that holds a part of them, or those
-    of an earlier job, is removed.
+    If they cannot be written, the reason and the values are printed to standard error, and an incomplete or older file
+    is removed.
 
     Returns
     -------
@@ -30,7 +30,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> bool:
     text = json.dumps(_plain(values), indent=2) + "\n"
     try:
         write_where_named(path, text.encode())
-    except ConfigurationError as exc:  # a link of another user: it stays as it is
+    except ConfigurationError as exc:  # a symbolic link of another user stays untouched
         click.echo(f"platoon: the summary is not written: {exc}. It is:\n{text}", err=True, nl=False)
         return False
     except OSError as exc:

@@ -1,4 +1,4 @@
-"""Start a script as N workers of a new job, and serve it to its end."""
+"""Start a script as N workers of a new job, and run the job to its end."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def require_runnable(program: Program, devices: Sequence[str]) -> None:
     program.require()
     if program.hidden:
         log.warning(
-            "the script has the name of the package %s: whoever imports that gets the script; rename it", program.hidden
+            "the script has the name of the package %s, so imports of it get the script; rename it", program.hidden
         )
     require_devices(list(devices))
 
@@ -60,12 +60,12 @@ def require_runnable(program: Program, devices: Sequence[str]) -> None:
 def open_checkpoints(
     folder: Path, every_s: float | None, resume: bool, seed: int | None
 ) -> tuple[Saving, tuple[Path, About] | None]:
-    """Open a folder of checkpoints to write to; with ``resume`` also read the newest whole one, if there is any.
+    """Open a folder of checkpoints for writing; with ``resume`` also read the newest complete one, if there is any.
 
     Raises
     ------
     ConfigurationError
-        If the folder cannot be used, or has checkpoints that are not to be resumed or have another seed.
+        If the folder cannot be used, or holds checkpoints without ``resume`` or with another seed.
     """
     if every_s is not None and not 0 < every_s < math.inf:
         raise ConfigurationError(f"got --checkpoint-every {every_s:g}: it must be a positive number of seconds")
@@ -85,18 +85,18 @@ def open_checkpoints(
 
 
 def choose_center(wanted: str, devices: Sequence[str]) -> str:
-    """Decide where the center of a job on these devices lives: ``"host"`` (shared memory) or ``"device"``.
+    """Return where the center of a job on these devices is: ``"host"`` (shared memory) or ``"device"``.
 
     Parameters
     ----------
     wanted : {"auto", "host", "device"}
-        ``"auto"`` is the device where that is possible.
+        ``"auto"`` chooses the device if that is possible.
     devices : sequence of str
 
     Raises
     ------
     ConfigurationError
-        If ``"device"`` is wanted and impossible.
+        If ``"device"`` is requested and impossible.
     """
     if wanted not in CENTERS:
         raise ConfigurationError(f"got center {wanted!r}: it must be one of {', '.join(CENTERS)}")
@@ -120,23 +120,23 @@ def launch(
     server: Sequence[str] = (),
     hosts: HostTable | None = None,
 ) -> Result:
-    """Run ``program`` on one worker for each device, and wait for the end of all; check with `require_runnable` before.
+    """Run ``program`` on one worker for each device, and wait for the end of all; call `require_runnable` before.
 
     Parameters
     ----------
     program : Program
     args : sequence of str
-        Passed on to it.
+        The program's arguments.
     devices : sequence of str
-        Such as ``["cpu", "cpu"]``; as many as there are to be workers.
+        Such as ``["cpu", "cpu"]``: one for each worker.
     log_folder : Path
-        Where ``rank0.log`` and so on go; it must exist.
+        For ``rank0.log`` and so on; it must exist.
     options : JobOptions
-        ``max_restarts`` counts all workers, if one cannot come again alone. `choose_center` gives ``center``.
+        A restart of all workers counts as one of ``max_restarts``. `choose_center` returns ``center``.
     signals : StopSignals, optional
-        That is open already.
+        Signals that are caught already; opened here by default.
     server : sequence of str
-        Script and arguments of a data server to run beside the workers.
+        Script and arguments of a data server to run in addition.
     hosts : HostTable, optional
         The other hosts of the job.
     """
@@ -189,7 +189,7 @@ def launch(
 
 
 def preloaded(program: Program, devices: Sequence[str]) -> list[str]:
-    """Name the modules to import once for all workers; empty if each is to start by itself."""
-    if set(devices) != {"cpu"} or os.environ.get(NO_FORK_SERVER):  # a GPU may not be forked
+    """Return the modules that the fork server imports once for all workers; empty to start each worker by itself."""
+    if set(devices) != {"cpu"} or os.environ.get(NO_FORK_SERVER):  # a process that uses a GPU must not fork
         return []
     return modules_to_preload(program)

@@ -23,7 +23,7 @@ _TAIL_LINES, _TAIL_BYTES = 15, 4096
 
 
 def new_log_folder(title: str, parent: Path = _PARENT) -> Path:
-    """Make a folder for the logs of one run: ``<parent>/<title>/<date>_<time>``, with a number if it is taken."""
+    """Make a folder for the logs of one run: ``<parent>/<title>/<date>_<time>``, with a number if that exists."""
     parent = parent / title
     require_room(parent, "logs")
     return _make(parent, datetime.datetime.now().strftime(_STAMP))
@@ -41,16 +41,16 @@ def _make(parent: Path, name: str) -> Path:
 
 
 class LogFolder:
-    """A folder for the logs of one run, made if needed; a context manager.
+    """A folder for the logs of one run, created if needed; a context manager.
 
-    While it is open no other job can open it. The logs that an earlier run has left are moved to a folder in it,
-    ``earlier/<date>_<time>``, named by when the last of them was written.
+    While it is open no other job can open it. Logs of an earlier run are moved to its subfolder
+    ``earlier/<date>_<time>``, named by the time of their last change.
 
     Parameters
     ----------
     path : Path
     lock : bool
-        Whether to lock it; False if this process has locked it already, because its checkpoints are there too.
+        Whether to lock it; False if this process has locked it already for its checkpoints.
     """
 
     def __init__(self, path: Path, lock: bool = True) -> None:
@@ -103,7 +103,7 @@ def tail(path: Path, begin: int = 0) -> str:
     ----------
     path : Path
     begin : int
-        Where in the file, in bytes, the output begins; what an earlier process has written before counts no more.
+        Offset in bytes at which the output begins, after that of an earlier process.
     """
     try:
         with open_regular(path) as file:

@@ -1,4 +1,4 @@
-"""New lines of growing log files: the warnings of this package, and of some files all lines."""
+"""New lines of growing log files: the warnings of this package, and all lines of some files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LINE_BYTES = 2**16  # a longer line is a progress bar's
 _SHOWN_BYTES = 2000
 _LOGGED = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} rank [\d-]+ (?:%s) [\w.]+"
 _NOISE = re.compile(_LOGGED % b"INFO|DEBUG")
-# As `child.set_up_logging` has them written; as Python does, in processes that a worker has started.
+# In the format of `child.set_up_logging`; or in Python's format, from processes that a worker has started.
 _WARNING = re.compile(_LOGGED % b"WARNING|ERROR|CRITICAL" + rb": |:\d+: PlatoonWarning: ")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
 
@@ -29,7 +29,7 @@ class NewLine(NamedTuple):
     file : int
         The number of the file.
     text : str
-        At most 2000 bytes of the line; of a warning only what it says.
+        At most 2000 bytes of the line; of a warning only its message.
     is_warning : bool
         Whether it is a warning of this package.
     """
@@ -73,17 +73,17 @@ class _Log:
 
 
 class LogLines:
-    """Reads on in each of several files, and finds the lines that are to be shown.
+    """Follows several files, and finds the lines to show.
 
     Parameters
     ----------
     paths : sequence of Path
-        Files; one that does not exist yet may come.
+        Files, which need not exist yet.
     whole : collection of int
-        The numbers of the files of which all lines are shown, except those that this package logs for the record; of
-        others the warnings of this package.
+        The numbers of the files of which all lines are shown, except this package's log lines below WARNING. Of
+        the others only the warnings of this package are shown.
     most_bytes : int
-        In one look at most so much of a file is shown: its newest lines, with a line that tells what is left out.
+        Maximum shown of a file per poll: its newest lines, after a line with the number of bytes left out.
     """
 
     def __init__(self, paths: Sequence[Path], whole: Collection[int] = (), most_bytes: int = CHUNK_BYTES) -> None:
@@ -97,18 +97,18 @@ class LogLines:
             self._whole |= {file}
 
     def measure(self) -> None:
-        """Have the next `new` return nothing that is written from now on."""
+        """Make the next `new` end at the files' present sizes."""
         for log in self._logs:
             log.end = log.follower.size()
 
     def skip(self, file: int, begin: int, end: int) -> None:
-        """Leave out the lines from one byte of a file to another; an end of 0 is not known yet."""
+        """Leave out the lines between two offsets of a file; an end of 0 means that it is not known yet."""
         log = self._logs[file]
         if log.follower.offset <= max(begin, end - 1):
             log.skips = (begin, end)
 
     def new(self, last: bool = False) -> Iterator[NewLine]:
-        """Yield the lines since the last call; with ``last`` also those without an end."""
+        """Yield the lines since the last call; with ``last`` also incomplete ones."""
         for i, log in enumerate(self._logs):
             data, left_out = log.read()
             while last and (more := log.read()[0]):
@@ -133,12 +133,12 @@ class LogLines:
         return "" if _NOISE.search(rest[:_SHOWN_BYTES]) else _plain(rest)
 
     def _found(self, file: int, lines: Sequence[bytes]) -> Iterator[NewLine]:
-        is_source = False  # Python shows the line that has warned after the warning
+        is_source = False  # after a warning Python prints the source line
         for line in lines:
             warning = _WARNING.search(line)
             logged = _NOISE.search(line) if warning is None else warning
             if logged is not None:
-                # A progress bar, whose line has no end, may stand before what is logged.
+                # The unfinished line of a progress bar may precede a log line.
                 bar = line[: logged.start()] if logged[0][:1].isdigit() else b""
                 if bar:
                     yield NewLine(file, _plain(bar), False)
@@ -150,7 +150,7 @@ class LogLines:
 
 
 def _plain(line: bytes) -> str:
-    """Return a line as a terminal would show it: what follows the last carriage return, without control characters."""
+    """Return a line as a terminal shows it: only the text after the last carriage return, no control characters."""
     text = line.rstrip(b"\r").rpartition(b"\r")[2]
     cut = text[: _SHOWN_BYTES // 2] + b"..." + text[-_SHOWN_BYTES // 2 :] if len(text) > _SHOWN_BYTES else text
     return _CONTROL.sub("", cut.decode(errors="replace"))

@@ -1,4 +1,4 @@
-"""The logs of a job as `platoon logs` shows them: their ends, and on request what comes."""
+"""The logs of a job as `platoon logs` shows them: their last lines and, on request, new ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BLOCK_BYTES = 1 << 16
 
 
 def ranks_in(folder: Path) -> list[int]:
-    """List the ranks that have a log in a folder."""
+    """Return the ranks that have a log in a folder."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -27,11 +27,11 @@ def ranks_in(folder: Path) -> list[int]:
 
 
 def begin_of_last_lines(file: BinaryIO, count: int) -> int:
-    """Return where the last so many lines of a file begin; 0 for all."""
+    """Return the offset of the last ``count`` lines of a file; 0 for all."""
     end = file.seek(0, os.SEEK_END)
     if not count:
         return 0
-    position, found = end, -1  # the end of the last line begins none
+    position, found = end, -1  # no line begins after the last line's end
     while position > 0:
         size = min(_BLOCK_BYTES, position)
         position -= size
@@ -47,15 +47,15 @@ def begin_of_last_lines(file: BinaryIO, count: int) -> int:
 
 
 class LogView:
-    """Writes the ends of logs, and what comes, to a stream.
+    """Writes the last lines of logs, and then new ones, to a stream.
 
     Parameters
     ----------
     folder : Path
     rank : int or None
-        None for all, each line behind its rank in brackets.
+        None for all; each line is prefixed by its rank in brackets then.
     lines : int
-        How many of the last lines to begin with; 0 for all.
+        Number of last lines to begin with; 0 for all.
     stream : binary file
     """
 
@@ -67,7 +67,7 @@ class LogView:
         self._logs: dict[int, LogFollower] = {}
 
     def show(self, last: bool = False) -> None:
-        """Write what is new; with ``last`` lines without an end too."""
+        """Write new lines; with ``last`` also incomplete ones."""
         for rank in ranks_in(self._folder) if self._rank is None else [self._rank]:
             log = self._log(rank)
             while log is not None and self._show(rank, log, last):

@@ -1,4 +1,4 @@
-"""Workers started from a notebook: a function of a running kernel, called in several fresh processes."""
+"""Workers started from a notebook: a function of the kernel is called in several new processes."""
 
 from __future__ import annotations
 
@@ -27,37 +27,37 @@ def notebook_launcher(
 ) -> Any:
     """Call a function in several workers of a new job, from a cell of a notebook, and wait for the end of all.
 
-    The workers are new processes, not forks of the kernel: a framework that is loaded there has threads, and may hold
-    a GPU. They get the function by value, with the variables of the notebook that it uses. Changes of these stay in
-    the workers. The cell shows the output of rank 0. An interrupt of the kernel ends all workers. On other systems than
-    Linux the function is called once, in this process, and a warning says so.
+    The workers are new processes, not forks of the kernel, in which a framework may have threads or use a GPU. They get
+    the function by value, with the variables of the notebook that it uses; changes of these do not reach the notebook.
+    The cell shows the output of rank 0. Interrupting the kernel ends all workers. On systems other than Linux the
+    function is called once, in this process, with a warning.
 
     Parameters
     ----------
     function : callable
-        Such as one defined in a cell. Variables of the notebook that it uses must be such that they can be pickled.
+        Such as one defined in a cell. The variables of the notebook that it uses must be picklable.
     args : sequence
         Its arguments, the same for all workers.
     num_processes : int, optional
-        By default as many as ``platoon launch`` starts: one for each CUDA device, or for each core, at most 4.
+        The default is that of ``platoon launch``: one for each CUDA device, or for each core, at most 4.
     devices : sequence of str
         One for each worker, such as ``["cuda0", "cuda1"]``, or ``["cpu"]`` for the CPU.
     log_dir : path, optional
-        For the output of all workers; by default ``platoon_logs/notebook/TIME``.
+        Folder for the output of all workers; by default ``platoon_logs/notebook/TIME``.
     seed : int
-        Common to all workers.
+        The same on all workers.
     grace_s : float
-        How long interrupted workers have to end.
+        Time that interrupted workers have to end.
 
     Returns
     -------
     object
-        What the function returned on rank 0.
+        The value that the function returned on rank 0.
 
     Raises
     ------
     WorkerFailedError
-        If a worker has failed, with its traceback; all of them have ended then.
+        If a worker has failed, with its traceback; all workers have ended then.
     KeyboardInterrupt
         If the kernel was interrupted.
     ConfigurationError

@@ -1,4 +1,4 @@
-"""The job behind `platoon_base.notebook_launcher`: what it sends to its workers, shows of them and gets back."""
+"""The job of `platoon_base.notebook_launcher`: it sends the call to the workers and shows their output."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _cloudpickle() -> Any:
 
 
 def _pickled(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
-    """Return the call, with the search path and the cells' source lines, which tracebacks show."""
+    """Pickle the call, with the module search path and the source of the notebook's cells, for tracebacks."""
     cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
     try:
         call = _cloudpickle().dumps((function, tuple(args)))
@@ -93,14 +93,14 @@ def _pickled(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
 
 
 class _Output:
-    """Shows what rank 0 prints, and the warnings of all workers, in the notebook's cell."""
+    """Shows the output of rank 0, and the warnings of all workers, in the notebook's cell."""
 
     def __init__(self, folder: Path, workers: int) -> None:
         self._lines = LogLines([log_file(folder, rank) for rank in range(workers)], whole={0})
         self._warnings = WorkerWarnings(workers)
 
     def show(self, last: bool = False) -> None:
-        """Show what is new."""
+        """Show new output."""
         now = time.monotonic()
         for line in self._lines.new(last):
             if line.is_warning:

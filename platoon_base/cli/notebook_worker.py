@@ -1,4 +1,4 @@
-"""A worker that a notebook has started: it calls the function that the kernel has sent."""
+"""A worker that a notebook has started: it calls the function that it gets from the kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from platoon_base.system.environment import RANK
 
 
 def main(call_file: str, returned_file: str) -> None:
-    """Read the call, make it, and keep what rank 0 returns.
+    """Read the call, make it, and on rank 0 write the returned value.
 
     Parameters
     ----------

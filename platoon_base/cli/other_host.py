@@ -1,4 +1,4 @@
-"""``platoon launch`` on several hosts: the first one waits for the others, and each other one serves its workers."""
+"""``platoon launch`` on several hosts: the first waits for the others, and each of the others serves its workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ __all__ = ["other_hosts", "serve_other_host"]
 
 @contextlib.contextmanager
 def other_hosts(console: Console, hosts: HostOptions, here: Introduction, signals: StopSignals) -> Iterator[HostTable]:
-    """Wait on the first host until the others have come; gives their table."""
+    """Wait, on the first host, until the others have joined; yield their table."""
 
     def say(text: str) -> None:
         report.print_line(console, text)
@@ -69,7 +69,7 @@ def serve_other_host(
     log_folder: Path | None,
     server: Sequence[str],
 ) -> int:
-    """Start and serve the workers of a host that is not the first; returns the exit status.
+    """Start and serve the workers of a host that is not the first; return the exit status.
 
     Parameters
     ----------
@@ -77,13 +77,13 @@ def serve_other_host(
     hosts : HostOptions
     program, args : Program, sequence of str
     workers, words : int or None, sequence of str
-        What to start here, see `chosen_devices`.
+        The workers to start here; see `chosen_devices`.
     center : str
-        Where the center is to live.
+        The location of the center, as requested.
     log_folder : Path or None
-        For the logs of this host's workers; None for the path of the first host's.
+        For the logs of this host's workers; None for the same path as on the first host.
     server : sequence of str
-        A data server to run on this host too.
+        A data server to run on this host.
     """
     problem: PlatoonError | None = None
     devices: list[str] = []
@@ -106,7 +106,7 @@ def serve_other_host(
         link, welcome = stack.enter_context(arrive(hosts.endpoint_there, here, signals, say, timeout_s=hosts.timeout_s))
         if problem is not None:
             with contextlib.suppress(ConfigurationError):
-                welcome()  # the first host has heard of it, once it refuses this one
+                welcome()  # waits until the first host has refused this one, and so knows of it
             raise problem
         again = True
         while again:
@@ -128,7 +128,7 @@ def _serve_job(
     link: LinkClient,
     welcome: between.Welcome,
 ) -> between.JobOver:
-    """Serve the workers of this host through one job."""
+    """Serve the workers of this host for one run of the job."""
     world = welcome.world
     folder = given_folder or Path(welcome.log_folder)
     ranks = world.ranks_here
@@ -150,7 +150,7 @@ def _serve_job(
 
 @contextlib.contextmanager
 def _logs_in(folder: Path) -> Iterator[None]:
-    """Keep logs in a folder, which on a shared file system is the one that the first host has opened."""
+    """Use a folder for logs; on a shared file system the first host has opened it already."""
     if is_locked(folder):
         yield
     else:

@@ -1,6 +1,6 @@
-"""Standard output and standard error of the commands: what happens when they cannot be written.
+"""Standard output and standard error of the commands, and the handling of errors in writing them.
 
-Most commands end then, with a line of why. A command that runs a job goes on and leaves out what cannot be written.
+Most commands end then with a line that says why. A command that runs a job continues without the output.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _READER_HAS_GONE = (errno.EPIPE, errno.ECONNRESET)
 
 
 class OutputBuffer(io.BufferedIOBase):
-    """A buffer in front of a file descriptor, which notes the first error, such as that of a full disk.
+    """A buffer for a file descriptor that records the first error, such as a full disk.
 
-    Ctrl-C may come at any moment, and nothing is written twice: what is written, and what is left, the buffer in C
-    knows. An interrupt may lose what comes in at that moment.
+    After a Ctrl-C at any moment nothing is written twice, since the buffer in C tracks what was written. Data passed in
+    at that moment may be lost.
 
     Parameters
     ----------
     descriptor : int
-        Stays open.
+        Borrowed.
 
     Attributes
     ----------
@@ -53,16 +53,16 @@ class OutputBuffer(io.BufferedIOBase):
         return self._descriptor
 
     def isatty(self) -> bool:
-        """Whether it is a terminal, which is still there."""
+        """Whether it is a terminal that still exists."""
         return os.isatty(self._descriptor)
 
     def write(self, data: Any) -> int:
-        """Take data; returns the number of bytes that are done with, which is all."""
+        """Buffer data; return the number of bytes accepted, which is all."""
         rest = memoryview(data).cast("B")
         size = len(rest)
         while rest:
             try:
-                if self._file.closed:  # it was given up: there may be room again
+                if self._file.closed:  # dropped after an error; there may be room again
                     self._file = open(self._descriptor, "wb", closefd=False)  # noqa: SIM115
                 rest = rest[self._file.write(rest) :]
             except BlockingIOError as exc:
@@ -74,11 +74,11 @@ class OutputBuffer(io.BufferedIOBase):
         return size
 
     def flush(self) -> None:
-        """Write what was taken."""
-        while not self._file.closed:  # or else it was given up, with all that was in it
+        """Write all buffered data."""
+        while not self._file.closed:  # if closed, it was dropped after an error with its data
             try:
                 return self._file.flush()
-            except BlockingIOError:  # the descriptor is another process's too, which wants it so
+            except BlockingIOError:  # a process that shares the descriptor has made it non-blocking
                 self._wait()
             except (OSError, ValueError) as exc:
                 return self._record_error(exc)
@@ -88,17 +88,17 @@ class OutputBuffer(io.BufferedIOBase):
             select.select([], [self._descriptor], [])
 
     def _record_error(self, error: Exception) -> None:
-        """Note an error; if it is not raised, forget what could not be written."""
+        """Record an error; if it is not raised, drop the data that could not be written."""
         if isinstance(error, OSError):
             self.error = self.error or error
         if not self.lenient:
             raise error
-        if isinstance(error, OSError):  # else another thread has just given the buffer up
+        if isinstance(error, OSError):  # otherwise another thread has just dropped the buffer
             self._file.raw.close()
 
 
 def watch_output() -> None:
-    """Have `OutputBuffer` write standard output and standard error; one that is closed leads nowhere from now on."""
+    """Write standard output and standard error through `OutputBuffer`; discard the output of closed ones."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -111,7 +111,7 @@ def watch_output() -> None:
 
 
 def lenient_output() -> None:
-    """From now on raise nothing when output cannot be written; the last flush changes no exit status either."""
+    """Ignore errors in writing output from now on, also at the last flush, so that they change no exit status."""
     for stream in (sys.stdout, sys.stderr):
         buffer = _buffer_of(stream)
         if buffer is not None:
@@ -125,7 +125,7 @@ def output_error() -> OSError | None:
 
 
 def lost_output() -> str:
-    """Say why a part of standard output could not be written; empty if all was, or if its reader has gone."""
+    """Return why a part of standard output could not be written; empty if none is missing or its reader has ended."""
     error = output_error()
     return "" if error is None or error.errno in _READER_HAS_GONE else error.strerror or str(error)
 

@@ -40,7 +40,7 @@ _WITH_TEXT = ("-c", "--controller-args", "-w", "--workers-args")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: one of the five above."""
+    """Run the command line; return the exit status: one of the five above."""
     try:
         watch_output()
         lenient_output()
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, subprocess.SubprocessError) as exc:
         click.echo(f"platoon-launcher: {exc}", err=True)
         return SYSTEM_ERROR
-    except Exception:  # the last resort, with its own exit status
+    except Exception:  # any other error has its own exit status
         traceback.print_exc()
         return OTHER
 
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _attached(argv: Sequence[str]) -> list[str]:
-    """Attach texts to their options, ``-w=--seed=1``: argparse takes a word with a dash for another option."""
+    """Attach values to their options, ``-w=--seed=1``: argparse takes a separate word with a dash for an option."""
     attached: list[str] = []
     for word in argv:
         if attached and attached[-1] in _WITH_TEXT:
@@ -95,13 +95,13 @@ def _run(args: argparse.Namespace) -> int:
     chosen = chosen_devices(None, args.devices)
     require_devices(chosen.devices)
     words = ["--single", *_split(args.controller_args, "-c")]
-    _split(args.workers_args, "-w")  # before a log folder is made
+    _split(args.workers_args, "-w")  # check it before a log folder is made
     console = report.open_console(plain=True)
     report.log_to(console)
     own = None if controller.files() else _own_controller_arguments(words)
     folder = _new_folder(Path(args.experiment_name).name)
     report.print_line(console, report.opening(chosen, "host", folder))
-    screen = Screen(console, folder, len(chosen.devices), tee="none")  # of warnings and failures
+    screen = Screen(console, folder, len(chosen.devices), tee="none")  # shows warnings and failures
     if own is None:
         words = [args.experiment_name, str(folder), "-D", *chosen.devices, *words]
         with screen:
@@ -124,7 +124,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _require_experiment(name: str, worker: Program) -> None:
-    """Raise `ConfigurationError` unless there is an experiment of this name; somebody may give the script's."""
+    """Raise `ConfigurationError` unless there is an experiment of this name; the user may have given the script's."""
     experiment = re.sub(r"(_worker|_controller)?(\.py)?$", "", name)
     if not worker.files() and experiment not in ("", name):
         raise ConfigurationError(
@@ -137,7 +137,7 @@ def _require_experiment(name: str, worker: Program) -> None:
 def _new_folder(experiment: str) -> Path:
     try:
         return new_log_folder(experiment, Path("PLATOON_LOGS"))
-    except ConfigurationError as exc:  # no argument could change it here
+    except ConfigurationError as exc:  # no argument of this command could change it
         raise OSError(str(exc)) from exc
 
 
@@ -149,7 +149,7 @@ def _split(text: str, option: str) -> list[str]:
 
 
 def _own_controller_arguments(words: Sequence[str]) -> dict[str, object]:
-    """Return the arguments for the controller of this package; it needs no port unless one is named."""
+    """Return the arguments for the controller of this package; it has no port unless one is given."""
     parsed = Controller.default_parser().parse_args(["", "", *words])
     found = Controller.default_arguments(parsed)
     if not any(word.startswith("--control-port") for word in words):
@@ -163,7 +163,7 @@ def _run_script(program: Program, args: Sequence[str]) -> int:
         process = subprocess.Popen(
             [*python_main("platoon_base.worker_process.child"), *program.argv, *args],
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C would reach it twice, and the second one means at once
+            start_new_session=True,  # otherwise Ctrl-C would reach it twice, and a second one kills the workers
             preexec_fn=_end_with_parent(),
         )
         while process.poll() is None:
@@ -173,7 +173,7 @@ def _run_script(program: Program, args: Sequence[str]) -> int:
 
 
 def _end_with_parent() -> Callable[[], None]:
-    """Return what has a new process ended when the launcher is killed."""
+    """Return a function that makes a new process end when the launcher is killed."""
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def run() -> None:

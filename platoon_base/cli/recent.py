@@ -1,4 +1,4 @@
-"""The latest seconds of a running job: rates, waits, and the time that is left, from one snapshot after the other."""
+"""Statistics of the latest seconds of a running job, from its snapshots: rates, waits and the remaining time."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from platoon_base.shm.job_state import Progress
 __all__ = ["Recent"]
 
 _WINDOW_S = 10.0
-_MIN_S = 1.0  # in a shorter window a rate is chance
+_MIN_S = 1.0  # rates over shorter windows are not reliable
 _MIN_TO_ESTIMATE_S = 3.0
 _WAITS_S = 3.0  # a shorter wait is part of training
-_FRESH_S = 2.0  # a wait for arrays that was seen later than this is over
+_FRESH_S = 2.0  # a wait for arrays that was not seen for this long is over
 
 
 class _Course:
     """The latest steps of one worker.
 
-    The first steps, in which frameworks compile, are left out: the course begins with the first snapshot that has any.
+    The first steps, in which frameworks compile, are left out: it begins with the first snapshot that has steps.
 
     Parameters
     ----------
     seen_late : bool
-        Whether the worker has made steps before the first snapshot. Then its whole time is better than nothing.
+        Whether the worker made steps before the first snapshot; its whole run time is used as a first window then.
     """
 
     def __init__(self, seen_late: bool) -> None:
@@ -38,7 +38,7 @@ class _Course:
     def take(self, progress: Progress, now: float) -> None:
         points = self.points
         if points and (progress.steps < points[-1].steps or progress.started != points[-1].started):
-            points.clear()  # another process of this rank
+            points.clear()  # the rank was restarted
             self.first, self._seen_late = None, False
         if points and progress.steps > points[-1].steps:
             self.longest_pause_s = max(self.longest_pause_s, progress.updated - points[-1].updated)
@@ -48,13 +48,13 @@ class _Course:
         while len(points) > 2 and points[1].updated <= points[-1].updated - _WINDOW_S:
             points.popleft()
         if progress.waits != self.waits:
-            first = self.waits < 0  # then it may have begun any time since the latest step
+            first = self.waits < 0  # it may have begun at any time since the latest step
             self.waits, self.waits_since = progress.waits, progress.updated if first and progress.updated else now
 
     def since(self, first: Progress | None, least_s: float) -> tuple[float, float, int] | None:
         """Return seconds, seconds of synchronization and steps from a point to the latest; None if that is too short.
 
-        Of a worker that was seen late a window that begins with the latest point begins with the worker.
+        For a worker that was seen late, a window that would begin at the latest point begins at the worker's start.
         """
         if first is None:
             return None
@@ -73,7 +73,7 @@ def _made(progress: Progress) -> int:
 
 
 class Recent:
-    """Takes snapshots in as they come; `platoon_base.cli.table` draws what follows from them.
+    """Computes statistics from snapshots; `platoon_base.cli.table` shows them.
 
     Attributes
     ----------
@@ -90,7 +90,7 @@ class Recent:
         self._courses: dict[int, _Course] = {}
 
     def take(self, snapshot: Snapshot, now: float) -> None:
-        """Take a snapshot in."""
+        """Add a snapshot."""
         self.snapshot, self.now = snapshot, now
         for rank, progress in snapshot.progress.items():
             course = self._courses.get(rank)
@@ -100,9 +100,9 @@ class Recent:
         self._is_first = False
 
     def rate(self, rank: int) -> float:
-        """Mini-batches per second in the latest seconds: 0 if there were none though one was due, NaN if not known.
+        """Return mini-batches per second in the latest seconds; 0 if one is overdue, NaN if not known.
 
-        It is known a second after the first steps.
+        It is known one second after the first steps.
         """
         points = self._courses[rank].points
         window = self._window(rank)
@@ -113,7 +113,7 @@ class Recent:
         return rate if self.now - points[-1].updated <= _WINDOW_S + 3 / rate else 0.0
 
     def sync_share(self, rank: int) -> float:
-        """Part of the latest seconds that was spent in synchronization; NaN if not known."""
+        """Return the fraction of the latest seconds spent in synchronization; NaN if not known."""
         window = self._window(rank)
         return math.nan if window is None else window[1] / window[0]
 
@@ -122,7 +122,7 @@ class Recent:
         return course.since(course.points[0] if course.points else None, _MIN_S)
 
     def waiting(self, rank: int) -> bool:
-        """Whether a worker has been in one collective call for seconds."""
+        """Return whether a worker has been in one collective call for seconds."""
         course = self._courses[rank]
         if course.waits % 2 == 1 and self.now - course.waits_since >= _WAITS_S:
             return True
@@ -130,7 +130,7 @@ class Recent:
         return self.now - progress.waited_at < _FRESH_S and self.now - progress.updated >= _WAITS_S
 
     def stalled_s(self, rank: int) -> float:
-        """Return for how long a worker that trains has made no step; 0 where one is not overdue, or it waits."""
+        """Return for how long a training worker has made no step; 0 if none is overdue, or if it waits for others."""
         progress = self._progress(rank)
         made = _made(progress)
         if made <= 0 or self.waiting(rank):
@@ -145,7 +145,7 @@ class Recent:
         return progress[rank]
 
     def total_rate(self) -> float:
-        """The sum of the rates of all workers that take part; NaN if none has one."""
+        """Return the sum of all participants' rates; NaN if none is known."""
         snapshot = self.snapshot
         if snapshot is None:
             return math.nan
@@ -154,18 +154,19 @@ class Recent:
         return sum(rates) if rates else math.nan
 
     def seconds_left(self) -> float:
-        """Estimate how long the slowest worker has to train yet: NaN if its limits are not known.
+        """Estimate the remaining time of the slowest worker; NaN if its limits are not known.
 
         ::
 
             left := (last step - steps) * seconds since its first steps / steps since then
 
-        Pauses, such as validations, count, which is why these are not the latest seconds. The first steps do not.
+        It uses the whole run instead of the latest seconds, to include pauses such as validations, except the first
+        steps.
         """
         if self.snapshot is None:
             return math.nan
         here = [each.rank for each in self.snapshot.participants if not each.phase.gone]
-        if any(self.stalled_s(rank) for rank in here):  # nobody knows
+        if any(self.stalled_s(rank) for rank in here):  # unknown
             return math.nan
         left = [self._left(rank) for rank in here]
         known = [each for each in left if not math.isnan(each)]

@@ -1,4 +1,4 @@
-"""The lines that `platoon launch` prints before, beside and after the display of the running job."""
+"""The lines that `platoon launch` prints before and after the display of the running job."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ _VALUE_CHARACTERS = 500
 
 
 def open_console(stderr: bool = False, plain: bool = False) -> Console:
-    """Return a console that prints texts as they are: brackets in one are no commands.
+    """Return a console that prints texts literally: brackets are no markup.
 
-    With ``plain`` it takes a terminal for a pipe: others write there too, so nothing may be drawn over.
+    With ``plain`` it treats a terminal as a pipe and redraws nothing, since other processes write there too.
     """
     terminal = False if plain else None
     return Console(stderr=stderr, force_terminal=terminal, markup=False, emoji=False, highlight=False)
@@ -56,12 +56,12 @@ def log_to(console: Console) -> None:
 
 
 def print_line(console: Console, text: str | Text, **options: Any) -> None:
-    """Print a line, however long: as it is, or on a terminal broken between words."""
+    """Print a line of any length; on a terminal, break it between words."""
     console.print(text, soft_wrap=not is_live(console), **options)
 
 
 def opening(chosen: Choice, center: str, folder: Path, world: World | None = None) -> str:
-    """Return the first line of output: how many workers, where, and why there."""
+    """Return the first line of output: the number of workers, their devices, and the reason for these."""
     devices, reason = chosen
     if world is not None:
         shares = ", ".join(f"{count} on {name}" for count, name in zip(world.workers, world.names))
@@ -73,7 +73,7 @@ def opening(chosen: Choice, center: str, folder: Path, world: World | None = Non
 
 
 def resumed_from(kept: Path, found: tuple[Path, About] | None, workers: int) -> str:
-    """Return the line of output about checkpoints: what is resumed, or where they will be."""
+    """Return the line about checkpoints: the one that is resumed, or their folder."""
     if found is None:
         return f"checkpoints in {kept}, none there yet: this job begins anew"
     path, about = found
@@ -86,7 +86,7 @@ def resumed_from(kept: Path, found: tuple[Path, About] | None, workers: int) -> 
 
 
 def as_text(told: str) -> Text:
-    """Return a text about a failure with its first line so that it is seen."""
+    """Return a text about a failure, with its first line highlighted."""
     text = Text(told)
     text.stylize("bold red", 0, len(told.partition("\n")[0]))
     return text
@@ -101,7 +101,7 @@ def _print_failures(console: Console, texts: Iterable[str]) -> None:
 def print_result(
     console: Console, result: Result, workers: int, folder: Path, failures: Failures | None = None
 ) -> None:
-    """Print how a job ended: the workers that failed, the summary, and what is wrong with the result.
+    """Print how a job ended: the workers that failed, the summary, and warnings about the result.
 
     Parameters
     ----------
@@ -109,9 +109,9 @@ def print_result(
     result : Result
     workers : int
     folder : Path
-        That of the logs.
+        The folder of the logs.
     failures : Failures, optional
-        That has said already what it has seen.
+        The object that has returned the failures shown so far.
     """
     failed = [ended for ended in result.exits if ended.status]
     told = failures or Failures(folder, workers)
@@ -141,7 +141,7 @@ def print_result(
 
 
 def _end_of(ended: Exit, interrupted: bool) -> str:
-    """Say how a worker ended; one of an interrupted job may have been killed, as it took too long over its end."""
+    """Return how a worker ended; one of an interrupted job may have been killed after the grace period."""
     kind = INTERRUPTED if ended.failure is None else ended.failure.kind
     if ended.why:
         return ended.why if kind == INTERRUPTED else f"failed ({kind}), and was {ended.why}"
@@ -152,7 +152,7 @@ def _end_of(ended: Exit, interrupted: bool) -> str:
 
 
 def warn_of_lost_output(folder: Path) -> None:
-    """Say on standard error if a part of this command's output could not be written."""
+    """Print a note to standard error if a part of this command's output could not be written."""
     reason = lost_output()
     if reason:
         text = f"platoon: a part of this output could not be written ({reason}); the workers' output is in {folder}"
@@ -160,7 +160,7 @@ def warn_of_lost_output(folder: Path) -> None:
 
 
 def _trained_separately(ranks: Sequence[int], workers: int) -> str:
-    """Say that workers trained models of their own."""
+    """Return a warning that workers trained separate models."""
     if len(ranks) == workers:
         what = f"the {workers} workers shared and averaged nothing: these were {workers} separate runs of the script"
     else:

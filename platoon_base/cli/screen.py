@@ -1,7 +1,7 @@
 """The screen of a running job: the workers' output, warnings and failures above the table.
 
-A thread of its own shows it. A terminal that is stopped, or a pipe that nobody reads, keeps that thread waiting, and
-not the job. An error in the screen ends the screen alone.
+A separate thread shows it, so that a stopped terminal, or a pipe without a reader, does not block the job. An error in
+the screen ends only the screen.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ __all__ = ["TEES", "Screen"]
 log = logging.getLogger(__name__)
 
 TEES = ("0", "all", "none")
-_POLL_INTERVAL_S, _DRAW_S = 0.2, 0.9  # failures are shown at the next look, all else less often: to draw takes long
-_TERMINAL_BYTES, _PIPE_BYTES = 2**14, 2**20  # of each worker in one look
+_POLL_INTERVAL_S, _DRAW_S = 0.2, 0.9  # failures are shown at the next poll; drawing is slower, so less often
+_TERMINAL_BYTES, _PIPE_BYTES = 2**14, 2**20  # maximum output per worker and poll
 
 
 class Screen:
@@ -46,12 +46,12 @@ class Screen:
     ----------
     console : rich.console.Console
     folder : Path
-        That of the logs.
+        The folder of the logs.
     workers : int
     tee : {"0", "all", "none"}
-        Whose output is shown. All of it is in the logs, whatever is shown.
+        The workers whose output is shown. The logs have the output of all.
     events : EventFiles, optional
-        That are written too; closed at the end.
+        Event files to write too; closed at the end.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Screen:
         self._display.__exit__(kind, error, trace)
 
     def observe(self, snapshot: Snapshot) -> None:
-        """Take the state of the job, and have it shown soon."""
+        """Set the state of the job that is shown next."""
         participants = [copy.copy(participant) for participant in snapshot.participants]
         self._snapshot = snapshot._replace(participants=participants, reported=dict(snapshot.reported))
 
@@ -99,7 +99,7 @@ class Screen:
             self._guarded(self._poll)
 
     def _guarded(self, call: Callable[..., None], **kwargs: Any) -> None:
-        """Make a call; an exception ends the screen, and not the job."""
+        """Make a call; an exception ends the screen, but not the job."""
         if self._ended:
             return
         try:
@@ -109,7 +109,7 @@ class Screen:
             log.exception("nothing more is shown of this job, which goes on")
 
     def _hand_over(self) -> None:
-        """Take the table away where a worker has come to a breakpoint."""
+        """Remove the table when a worker stops at a breakpoint, so that its debugger can use the terminal."""
         if self._terminal_request.exists():
             if self._display.pause():
                 self._print(Text("worker 0 is at a breakpoint: no table from here on; Ctrl-C ends the job"))
@@ -121,7 +121,7 @@ class Screen:
         failed, stopping = (snapshot.failed, snapshot.stop_reason is not None) if snapshot is not None else ((), False)
         if snapshot is not None and self._follows_leader:
             self._lines.show_whole(leader_of(snapshot))
-        self._lines.measure()  # a worker writes its error file before its traceback
+        self._lines.measure()  # before the error files are read: a worker writes its traceback after its error file
         told = list(self.failures.new(failed, stopping, last))
         for rank, failure in self.failures.latest.items():
             self._lines.skip(rank, failure.log_begin, failure.log_end)
@@ -139,14 +139,14 @@ class Screen:
             snapshot = snapshot._replace(failing=frozenset(self.failures.failing))
         drawn = snapshot is not None and bool(texts) and is_live(self._console)
         if snapshot is not None and drawn:
-            self._display.show(snapshot, draw=False)  # with what is printed now
+            self._display.show(snapshot, draw=False)  # it is drawn with the next print
         if texts:
             self._print(Text("\n").join(texts))
         if snapshot is not None and new is not None and not drawn:
             self._display.show(snapshot)
 
     def _record(self, snapshot: Snapshot) -> None:
-        """Write to the event files; what they raise, such as on a full disk, ends them and not the job."""
+        """Write to the event files; an error, such as a full disk, ends these files, but not the job."""
         if self._events is not None:
             try:
                 self._events.take(snapshot)
@@ -168,7 +168,7 @@ class Screen:
         self._print(Text(text, style="bold red"))
 
     def _new_output(self, last: bool) -> Iterator[Text]:
-        """Yield what the workers have written, then their warnings that are due."""
+        """Yield the workers' new output, then their warnings that are due."""
         now = time.monotonic()
         for line in self._lines.new(last):
             if line.is_warning:
@@ -180,9 +180,9 @@ class Screen:
             yield Text(warning, style="bold red")
 
     def _print(self, text: Text) -> None:
-        """Print at once what is new: on a terminal the table is drawn anew for each call."""
+        """Print new text in one call: on a terminal the table is redrawn for each call."""
         if self._console.is_terminal:
             self._console.print(text, soft_wrap=True)
-        else:  # of a large text Rich would take long
+        else:  # Rich would be slow with a large text
             self._console.file.write(f"{text.plain}\n")
             self._console.file.flush()

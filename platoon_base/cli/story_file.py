@@ -1,4 +1,4 @@
-"""The story of a job that has ended: a file beside its logs."""
+"""The file with the story of a job, in the folder of its logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILE_BYTES = 2**22
 
 @contextlib.contextmanager
 def story_written(folder: Path, story: Story) -> Iterator[None]:
-    """Write the story to a folder of logs at the end of the ``with`` block."""
+    """Write the story to the folder of logs at the end of the ``with`` block."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The comparison that `platoon tune` makes: methods, the values that runs reported, and the choice. No I/O."""
+"""The comparison of `platoon tune`, without I/O: methods, the values that runs reported, and the choice."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _METHOD = re.compile(r"(?P<rule>.*?)\s*(?:\bevery\s+(?P<period>\d+))?", re.DOTAL
 
 
 class Method(NamedTuple):
-    """One way to run the script.
+    """A way to run the script: number of workers, rule, period and arguments.
 
     Attributes
     ----------
     workers : int
     rule : str
-        Text of the rule; empty to leave it to the script.
+        The rule as text; empty for the script's own.
     period : int or None
-        Batches from one synchronization to the next; None to leave it to the script.
+        Batches from one synchronization to the next; None for the script's own.
     words : tuple of str
-        Arguments that the script gets besides its own.
+        Extra arguments of the script.
     """
 
     workers: int
@@ -52,7 +52,7 @@ class Method(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The method as the table shows it."""
+        """The method's name in the table."""
         if self.words:
             return f"the script with {' '.join(self.words)}"
         return f"{self.rule} every {self.period}" if self.rule else "plain, one worker"
@@ -64,19 +64,19 @@ class Method(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """The reported value that is compared, and whether higher is better."""
+    """The reported value to compare, and whether higher is better."""
 
     name: str
     higher: bool
 
     @property
     def sign(self) -> float:
-        """Factor that makes lower the better."""
+        """The factor that turns the value into one to minimize."""
         return -1.0 if self.higher else 1.0
 
 
 class Point(NamedTuple):
-    """A value that was reported after so many steps per worker and seconds of training."""
+    """A reported value, with the steps per worker and the seconds of training up to it."""
 
     steps: float
     seconds: float
@@ -89,13 +89,13 @@ class Trial(NamedTuple):
     Attributes
     ----------
     curves : mapping of str to list of Point
-        The reported numbers by name, in the order in which they came.
+        The reported numbers by name, in order.
     failed : str
         Why there is nothing to compare; empty otherwise.
     rule : str
-        The rule that was in use, as the workers told it; empty if they shared no parameters.
+        The rule in use, as reported by the workers; empty if they shared no parameters.
     steps, syncs : float
-        Of a worker, at the latest report.
+        Steps and synchronizations per worker, at the latest report.
     """
 
     method: Method
@@ -113,11 +113,11 @@ class Outcome(NamedTuple):
     Attributes
     ----------
     values : list of float
-        Of each run that did not fail, the value at the budget; a NaN is an infinity for the worse.
+        The value at the budget, of each run that did not fail; NaN counts as the worst infinity.
     value, steps, seconds : float
-        Their median; median steps and seconds at which the values hold.
+        The medians of the values, and of the steps and seconds of these.
     reached : float
-        Median steps (or seconds, if these are the budget) after which it was as good as plain training is in the end;
+        Median steps (or seconds, if the budget is in seconds) after which it was as good as plain training at its end;
         infinity if most runs never were.
     failed : list of str
     """
@@ -132,7 +132,7 @@ class Outcome(NamedTuple):
 
 
 def built_in(workers: int) -> list[Method]:
-    """Return the methods that are tried unless the user names others; plain training and the defaults come first."""
+    """Return the methods to try by default; plain training and the default rule come first."""
     rule, period = default_rule(), default_period()
     text, named = _text_of(rule), type(rule).__name__
     gain = getattr(rule.resolved(workers), "gain", None)
@@ -143,12 +143,12 @@ def built_in(workers: int) -> list[Method]:
 
 
 def read_method(text: str, workers: int) -> Method:
-    """Read a method as the user writes it: a rule, ``every`` and a number of batches, or one of the two.
+    """Parse a method of the user: a rule, ``every`` and a number of batches, or one of the two.
 
     Raises
     ------
     ConfigurationError
-        If the text has no such form, or names no rule.
+        If the text does not have this form, or names no rule.
     """
     found = _METHOD.fullmatch(text.strip())
     rule, period = (found["rule"], found["period"]) if found else ("", None)
@@ -164,7 +164,7 @@ def read_method(text: str, workers: int) -> Method:
 
 
 def _text_of(rule: Rule) -> str:
-    """Return a rule as a script writes it."""
+    """Return a rule as Python source."""
     kind = type(rule)
     return f"{kind.__name__}()" if rule == kind() else settings_of(rule)
 
@@ -174,7 +174,7 @@ def _higher_is_better(name: str) -> bool:
 
 
 def guess(names: Iterable[str], wanted: str | None = None) -> Watched:
-    """Choose the value to compare: a validation loss if there is one.
+    """Choose the value to compare: by default a validation loss, if there is one.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ def guess(names: Iterable[str], wanted: str | None = None) -> Watched:
     Raises
     ------
     ConfigurationError
-        If nothing was reported under that name.
+        If no value was reported under that name.
     """
     names = list(names)
     if wanted is not None:
@@ -201,9 +201,9 @@ def guess(names: Iterable[str], wanted: str | None = None) -> Watched:
 
 
 def common_end(trials: Sequence[Trial], watched: Watched, budget: float, by: str) -> float:
-    """Return the place on the axis at which runs are compared: the budget, or the last that all of them have reported.
+    """Return the steps or seconds at which runs are compared: the budget, or the last point that all runs reached.
 
-    A run whose last report came earlier would be compared by a value that it had with less training.
+    Otherwise a run whose last report is earlier would be compared after less training.
     """
     curves = [points for trial in trials if not trial.failed and (points := trial.curves.get(watched.name, []))]
     last = min((float(getattr(points[-1], by)) for points in curves), default=budget)
@@ -212,7 +212,7 @@ def common_end(trials: Sequence[Trial], watched: Watched, budget: float, by: str
 
 
 def outcomes(trials: Sequence[Trial], watched: Watched, budget: float, by: str) -> list[Outcome]:
-    """Put the runs of each method together, in the order in which the methods were first run.
+    """Group the runs by method, in the order in which the methods were first run.
 
     Parameters
     ----------
@@ -220,7 +220,7 @@ def outcomes(trials: Sequence[Trial], watched: Watched, budget: float, by: str) 
     watched : Watched
     budget : float
     by : {"steps", "seconds"}
-        The axis on which the budget lies. Between two reports values are interpolated.
+        The unit of the budget. Values between two reports are interpolated.
     """
     methods = list(dict.fromkeys(trial.method for trial in trials))
     ends = {method: _ends(trials, method, watched, budget, by) for method in methods}
@@ -243,9 +243,9 @@ def _ends(trials: Sequence[Trial], method: Method, watched: Watched, budget: flo
 
 
 def value_at(points: Sequence[Point], at: float, by: str) -> Point | None:
-    """Return the value at a place of the axis ``by``: between two reports interpolated, after the last the last one.
+    """Return the value at a number of steps or seconds: interpolated between reports; after the last, the last one.
 
-    None if the first report came later.
+    None if the first report is later.
     """
     before = [point for point in points if getattr(point, by) <= at]
     if not before:
@@ -259,7 +259,7 @@ def value_at(points: Sequence[Point], at: float, by: str) -> Point | None:
 
 
 def _reach(points: Sequence[Point], goal: float, watched: Watched, by: str) -> float:
-    """Return the place on the axis at which the curve first was as good as the goal; infinity if never."""
+    """Return the steps or seconds after which the curve was first as good as the goal; infinity if never."""
     sign, last = watched.sign, None
     for point in points:
         if sign * point.value <= sign * goal:
@@ -281,15 +281,15 @@ def _median(values: Iterable[float]) -> float:
 
 
 def choose(found: Sequence[Outcome], default: Method, watched: Watched) -> tuple[Outcome | None, str]:
-    """Choose a method; returns it and the reason, None if there is nothing to choose from.
+    """Choose a method; return its outcome, or None if all failed, and the reason.
 
-    The defaults stay unless the best method's worst run is better than their best.
+    The defaults are kept unless the worst run of the best method is better than their best run.
 
     Parameters
     ----------
     found : sequence of Outcome
     default : Method
-        The defaults, which may not be among them.
+        The default method, which need not be among them.
     watched : Watched
     """
     sign = watched.sign

@@ -30,10 +30,10 @@ class _Row(NamedTuple):
 
 
 def table(recent: Recent, width: int, height: int) -> list[str]:
-    """Draw the latest snapshot: a line for each worker, and below it what holds for all.
+    """Draw the latest snapshot: a line for each worker, and lines about the whole job below.
 
-    Workers that do not fit into the height stand in several columns. If those are too wide, the last line sums up the
-    rest; workers that do not train come first then.
+    Workers that do not fit into the height are laid out in several columns. If these are too wide, the last line sums
+    up the rest, and workers that do not train are listed first.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def _workers(rows: Sequence[_Row], width: int, room: int) -> list[str]:
 
 
 def _columns(rows: Sequence[_Row], columns: int) -> list[str]:
-    """Lay rows out in several columns, one after the other."""
+    """Lay out rows in several columns."""
     count = max(1, -(-len(rows) // columns))
     cells = [row.cells for row in rows]
     blocks = [aligned([_HEADINGS, *cells[i : i + count]], _WORDS) for i in range(0, max(1, len(rows)), count)]
@@ -80,15 +80,14 @@ def _columns(rows: Sequence[_Row], columns: int) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]], words: int) -> list[str]:
-    """Lay cells out in columns, a line for each row, all of one length; `rich.table` takes 150 times as long.
+    """Lay out cells in columns, with lines of equal length; `rich.table` takes 150 times as long.
 
     Parameters
     ----------
     rows : sequence of sequence of str
-        As many cells in each.
+        The same number of cells in each row.
     words : int
-        So many columns at the left hold words, which begin at the left; the others hold numbers, which end at the
-        right.
+        Number of columns at the left with words, which are aligned left; numbers in the others are aligned right.
     """
     widths = [max(map(len, column)) for column in zip(*rows)]
     return [
@@ -115,9 +114,10 @@ def _row(recent: Recent, snapshot: Snapshot, participant: Participant) -> _Row:
 
 
 def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> str:
-    """Name what a worker does.
+    """Return the state of a worker in a word.
 
-    Before it joins, a script is imported; the models of those that have met, but not trained yet, are being compiled.
+    Before a worker joins, its script is being imported; after the workers have met, and before the first step, models
+    are being compiled.
     """
     phase, progress = participant.phase, snapshot.progress[participant.rank]
     if phase.left:
@@ -132,7 +132,7 @@ def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> s
     stalled_s = recent.stalled_s(participant.rank)
     if stalled_s:
         return f"{_STALLED} {duration(stalled_s)}"
-    if progress.started or progress.exchanges:  # a loop of the user's own may tell no steps
+    if progress.started or progress.exchanges:  # a user's own loop may report no steps
         return "training"
     return "compiling" if progress.bound or phase.shares else "joined"
 
@@ -150,14 +150,14 @@ def _states(states: Iterable[str]) -> str:
 
 
 def _first_below(recent: Recent, snapshot: Snapshot, width: int) -> list[str]:
-    """Draw what holds for the whole job."""
+    """Draw the line about the whole job."""
     first = [f"stopping: {snapshot.stop_reason}"] if snapshot.stop_reason else []
     total = f"total {_number(recent.total_rate(), '.1f')} batches/s"
     return _wrapped([*first, total, duration(snapshot.seconds), *_limits(recent, snapshot)], width)
 
 
 def _values_below(snapshot: Snapshot, width: int, most: int) -> list[str]:
-    """Draw the reported values in so many lines at most."""
+    """Draw the reported values in at most ``most`` lines."""
     values = _values(snapshot)
     shown = _wrapped(values, width)
     if len(shown) > most:
@@ -167,7 +167,7 @@ def _values_below(snapshot: Snapshot, width: int, most: int) -> list[str]:
 
 
 def _limits(recent: Recent, snapshot: Snapshot) -> list[str]:
-    """Name the limits of the training that are known, and the time that is left."""
+    """Return the known limits of the training and the remaining time."""
     found = []
     here = [snapshot.progress[each.rank] for each in snapshot.participants if not each.phase.gone]
     steps = [each for each in here if each.last_step]
@@ -191,7 +191,7 @@ def _values(snapshot: Snapshot) -> list[str]:
 
 
 def _wrapped(items: Iterable[str], width: int) -> list[str]:
-    """Fill lines with items; one is broken, between words, only if it is longer than a line."""
+    """Fill lines with items; break an item, between words, only if it is longer than a line."""
     lines: list[str] = []
     for item in items:
         if lines and len(lines[-1]) + len(GAP) + len(item) <= width:
@@ -202,7 +202,7 @@ def _wrapped(items: Iterable[str], width: int) -> list[str]:
 
 
 def workers_line(recent: Recent) -> str:
-    """Say in a few words what the workers do, such as ``"3 training, 1 compiling"``; some are named: lost, stalled."""
+    """Return the workers' states, such as ``"3 training, 1 compiling"``; lost and stalled workers are named."""
     snapshot = recent.snapshot
     if snapshot is None:
         return ""
@@ -216,13 +216,13 @@ def workers_line(recent: Recent) -> str:
 
 
 def plain_line(recent: Recent) -> tuple[tuple[str, ...], str]:
-    """Draw the latest snapshot as one short line.
+    """Return the latest snapshot as one short line, and a key that changes with it.
 
     Returns
     -------
     key : tuple of str
-        Changes with the state of the workers, the epoch, the values reported, and the reason of a stop. Of a worker
-        that makes no step it changes every minute.
+        Changes with the workers' states, the epoch, the names of reported values and the reason of a stop; every minute
+        while a worker is stalled.
     line : str
     """
     snapshot = recent.snapshot
@@ -250,7 +250,7 @@ def plain_line(recent: Recent) -> tuple[tuple[str, ...], str]:
 
 
 def duration(seconds: float) -> str:
-    """Say how long something takes, to two digits or so: ``"50 s"``, ``"12 min"``, ``"3 h 20 min"``."""
+    """Format a duration to about two digits: ``"50 s"``, ``"12 min"``, ``"3 h 20 min"``."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -258,5 +258,5 @@ def duration(seconds: float) -> str:
 
 
 def cut(text: str, characters: int) -> str:
-    """Return a text, shortened to so many characters."""
+    """Return a text, shortened to at most ``characters``."""
     return text if len(text) <= characters else f"{text[:characters]}..."

@@ -1,4 +1,4 @@
-"""Event files for TensorBoard: the course of each worker, and of the values that the job reports."""
+"""Event files for TensorBoard: curves of each worker and of the reported values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FLUSH_S = 5.0
 
 
 def _folder(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    """Refuse the option where nothing can be written."""
+    """Raise if the option is given and tensorboardX is not installed."""
     if path is None:
         return None
     if importlib.util.find_spec("tensorboardX") is None:
@@ -49,15 +49,15 @@ tensorboard_option = click.option(
 class EventFiles:
     """Writes snapshots of a job as scalars, until it is closed.
 
-    Each worker is a run of TensorBoard, so that their curves lie in one chart: ``worker0``, ``worker1`` and so on, by
-    the worker's mini-batches. The run ``center`` has the values that were reported, by the mean of the mini-batches of
-    all workers.
+    Each worker is a run of TensorBoard, ``worker0``, ``worker1`` and so on, so that all curves are in one chart, over
+    the worker's mini-batches. The run ``center`` has the reported values, over the mean number of mini-batches of all
+    workers.
 
     Parameters
     ----------
     folder : Path
     every_s : float
-        How often at most the course of the workers is written. Reported values are written whenever they change.
+        Minimum seconds between two points of the workers' curves. Reported values are written whenever they change.
     """
 
     def __init__(self, folder: Path, every_s: float = _EVERY_S) -> None:
@@ -70,20 +70,20 @@ class EventFiles:
         self._reported: dict[str, float | str] = {}
 
     def close(self) -> None:
-        """Write the last state of the workers, and close the files."""
+        """Write the last points and close the files."""
         if self._recent.snapshot is not None:
             self._write_workers(self._recent.snapshot)
         for writer in self._writers.values():
             writer.close()
 
     def abandon(self) -> None:
-        """Close the files as far as that can be done, after a write has failed."""
+        """Close the files after a write has failed; ignore further errors."""
         for writer in self._writers.values():
             with contextlib.suppress(OSError):
                 writer.close()
 
     def take(self, snapshot: Snapshot) -> None:
-        """Write what is new in a snapshot."""
+        """Write the new values of a snapshot."""
         now = time.monotonic()
         self._recent.take(snapshot, now)
         if now >= self._next:
@@ -119,7 +119,7 @@ class EventFiles:
     def _write(self, run: str, scalars: dict[str, float], step: int) -> None:
         if not scalars:
             return
-        # Not SummaryWriter: a thread of its own writes, and if that fails later calls wait for it for ever.
+        # Not SummaryWriter, whose calls block forever once its thread has failed.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import scalar
@@ -127,7 +127,7 @@ class EventFiles:
         if run not in self._writers:
             (self._folder / run).mkdir(parents=True, exist_ok=True)
             self._writers[run] = EventsWriter(
-                str(self._folder / run / f"events.{os.urandom(8).hex()}")  # it follows a link of a name that is known
+                str(self._folder / run / f"events.{os.urandom(8).hex()}")  # a link with a known name would be followed
             )
         for name, value in scalars.items():
             if not math.isnan(value):

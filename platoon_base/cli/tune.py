@@ -1,4 +1,4 @@
-"""The runs of `platoon tune`: the user's script by several methods, each for a short budget, and a table."""
+"""The runs of `platoon tune`: the user's script with several methods, each for a short budget, and a table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _GRACE_S = 5.0
 
 
 class Tuning(NamedTuple):
-    """A study: the methods to try, and for how long.
+    """A study: the methods to try and their budget.
 
     Attributes
     ----------
@@ -48,15 +48,15 @@ class Tuning(NamedTuple):
     center : str
     methods : list of Method
     default : Method
-        The one that holds where a script names none.
+        The method of a script that names no rule.
     seeds : int
     steps : int or None
         The budget of a run in mini-batches per worker; None if it is ``seconds`` of training.
     seconds : float or None
     run_s : float
-        After so many seconds in all a run is ended.
+        Limit on the seconds of a run in all; longer runs are ended.
     watch : str or None
-        The value to compare, as the user named it.
+        The value to compare, as given by the user.
     folder : Path
         For the logs.
     """
@@ -76,22 +76,22 @@ class Tuning(NamedTuple):
 
     @property
     def by(self) -> str:
-        """The axis of the budget: "steps" or "seconds"."""
+        """The unit of the budget: "steps" or "seconds"."""
         return "seconds" if self.steps is None else "steps"
 
     @property
     def budget(self) -> float:
-        """The budget on that axis."""
+        """The budget in that unit."""
         return float(self.steps or self.seconds or 0.0)
 
 
 def tune(tuning: Tuning, console: Console, signals: StopSignals) -> tuple[int, dict[str, Any]]:
-    """Make all runs, print a table and the advice; returns the exit status, and all results for a file.
+    """Make all runs, print a table and the advice; return the exit status and all results for a file.
 
     Raises
     ------
     ConfigurationError
-        If plain training fails, or tells nothing that could be compared.
+        If plain training fails, or reports no value that could be compared.
     """
     trials: list[Trial] = []
     warnings = WorkerWarnings(len(tuning.devices))
@@ -106,7 +106,7 @@ def tune(tuning: Tuning, console: Console, signals: StopSignals) -> tuple[int, d
         trial, result = _run(tuning, method, seed, signals, folder)
         for line in lines.new(last=True):
             warnings.take(line, now=0.0)
-        for text in warnings.new(now=0.0, last=True):  # those that earlier runs did not give
+        for text in warnings.new(now=0.0, last=True):  # warnings that earlier runs did not have
             print_line(console, text, style="bold red")
         if result.interrupted:
             break
@@ -132,7 +132,7 @@ def tune(tuning: Tuning, console: Console, signals: StopSignals) -> tuple[int, d
 
 
 def _run(tuning: Tuning, method: Method, seed: int, signals: StopSignals, folder: Path) -> tuple[Trial, Result]:
-    """Run the script once by a method."""
+    """Run the script once with a method."""
     curves: dict[str, list[Point]] = {}
     last: list[Reported] = []
 
@@ -165,7 +165,7 @@ def _run(tuning: Tuning, method: Method, seed: int, signals: StopSignals, folder
 
 @contextlib.contextmanager
 def _environment(method: Method) -> Iterator[None]:
-    """Set the variables by which the script's defaults become those of a method."""
+    """Set the environment variables that make a method the script's default."""
     wanted = {RULE: method.rule, EVERY_N_BATCHES: str(method.period)} if method.rule else {}
     wanted[REPORTS_AT_ONCE] = "1"  # so that each value belongs to its step
     before = {name: os.environ.get(name) for name in wanted}
@@ -181,7 +181,7 @@ def _environment(method: Method) -> Iterator[None]:
 
 
 def _failure(result: Result, folder: Path) -> str:
-    """Say how a run failed that the budget did not end."""
+    """Return why a run failed; empty if it succeeded or its budget ended it."""
     by_budget = result.stopped_by.startswith(("batches >=", "seconds >=", "no end within"))
     bad = next((ended for ended in result.exits if ended.status), None)
     if bad is None or by_budget:
@@ -199,7 +199,7 @@ def _watched(tuning: Tuning, trial: Trial) -> Watched:
             "must be counted too: the adapters do, other loops call connect().progress(steps=1) after each. If it "
             f"validates later than that, give a larger {_budget_option(tuning)}"
         )
-    # A script may report a final value under another name than those by which it trains.
+    # A script may report a final value under another name than those during training.
     early = [name for name, points in trial.curves.items() if getattr(points[0], tuning.by) <= tuning.budget]
     return guess(trial.curves if tuning.watch or not early else early, tuning.watch)
 
@@ -235,18 +235,18 @@ def _how_to_report() -> str:
 
 
 def _same_rule(method: Method, told: str) -> bool:
-    """Return whether a rule that the workers told is that of a method."""
+    """Return whether the rule reported by the workers is that of a method."""
     try:
         rule, period = parse_rule(method.rule), method.period or default_period()
         known = parse_rule(told).resolved(method.workers)
-        # A loop of the user's own tells its period to no rule.
+        # A user's own loop does not report its period.
         return known in [each.resolved(method.workers) for each in (rule, at_period(rule, period))]
     except ConfigurationError:
-        return False  # a rule of the user's own
+        return False  # a user-defined rule
 
 
 def _line(trial: Trial, watched: Watched, tuning: Tuning) -> str:
-    """Tell how a run ended."""
+    """Return a line about how a run ended."""
     begin = f"{trial.method.name}, seed {trial.seed}"
     if trial.failed:
         return f"{begin}: failed. {trial.failed}"
@@ -274,7 +274,7 @@ def _print_table(console: Console, found: Sequence[Outcome], watched: Watched, t
 
 
 def _sooner(each: Outcome, plain: Outcome | None, tuning: Tuning) -> list[str]:
-    """Tell when a method was as good as plain training was in the end, and how many times sooner that is."""
+    """Return when a method was as good as plain training at its end, and how many times sooner that is."""
     if plain is None or not plain.values:
         return ["-", "-"]
     if math.isinf(each.reached):
@@ -286,7 +286,7 @@ def _sooner(each: Outcome, plain: Outcome | None, tuning: Tuning) -> list[str]:
 def _print_advice(
     console: Console, found: Sequence[Outcome], watched: Watched, tuning: Tuning, trials: Sequence[Trial]
 ) -> None:
-    """Print which method to take, and what to write for it."""
+    """Print the method to take, and how to write it in the script."""
     if _period_fixed(trials):
         text = "WARNING: the script names its period, which wins: leave it out, and other periods can be tried too"
         print_line(console, text, style="bold red")
@@ -313,7 +313,7 @@ def _print_advice(
 
 
 def _period_fixed(trials: Sequence[Trial]) -> bool:
-    """Return whether runs with one rule and other periods synchronized equally often."""
+    """Return whether runs with the same rule and different periods synchronized equally often."""
     rates: dict[tuple[str, int | None], list[float]] = {}
     for trial in trials:
         if trial.method.rule and trial.steps and trial.syncs and not trial.failed:
@@ -327,7 +327,7 @@ def _period_fixed(trials: Sequence[Trial]) -> bool:
 
 
 def _results(tuning: Tuning, found: Sequence[Outcome], watched: Watched, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return everything for a file."""
+    """Return all results as plain values for a file."""
     return {
         "script": [*tuning.program.argv, *tuning.args],
         "watched": watched.name,

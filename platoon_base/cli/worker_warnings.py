@@ -1,4 +1,4 @@
-"""The workers' warnings for a screen: each text once, with the workers that gave it."""
+"""The workers' warnings for the screen: each text once, with the workers that logged it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from platoon_base.cli.log_lines import NewLine
 
 __all__ = ["WorkerWarnings"]
 
-_HELD_S = 1.0  # so long the first worker's warning waits for those of the others
-_MAX_ALIKE = 5  # texts of one worker that differ in numbers only
+_HELD_S = 1.0  # delay of a warning, to collect the same one from other workers
+_MAX_ALIKE = 5  # limit on texts of one worker that differ only in numbers
 _MAX_KINDS = 1000
 _AGAIN_CHARACTERS = 60
 
@@ -27,23 +27,23 @@ class _Warning:
 
 
 class WorkerWarnings:
-    """Gathers warnings from the workers' logs.
+    """Collects warnings from the workers' logs.
 
-    Texts that differ in numbers only, such as those of a rank or a step, count as one if different workers give them.
+    Texts that differ only in numbers, such as ranks or steps, count as one if they are from different workers.
 
     Parameters
     ----------
     workers : int
-        How many there are; the data server's log has the number behind theirs.
+        Number of workers; it is also the number of the data server's log.
     """
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._texts: dict[tuple[int, str], list[str]] = {}  # of each worker, by what they have in common
+        self._texts: dict[tuple[int, str], list[str]] = {}  # texts by worker and common pattern
         self._warnings: dict[tuple[str, int], _Warning] = {}
 
     def take(self, line: NewLine, now: float) -> None:
-        """Take a warning in; ``now`` is in seconds."""
+        """Add a warning; ``now`` is in seconds."""
         text = re.sub(rf"^rank {line.file}: ", "", line.text)
         kind = re.sub(r"\d+", "0", text)
         texts = self._texts.setdefault((line.file, kind), [])
@@ -63,7 +63,7 @@ class WorkerWarnings:
         return len(self._warnings) >= _MAX_KINDS
 
     def new(self, now: float, last: bool = False) -> Iterator[str]:
-        """Yield a line for each warning that has waited for other workers' long enough; with ``last`` for all."""
+        """Yield a line for each warning whose delay is over; with ``last``, for all."""
         for warning in self._warnings.values():
             if not warning.fresh or not (
                 last or now - warning.since >= _HELD_S or len(warning.fresh | warning.shown) >= self._workers

@@ -1,4 +1,4 @@
-"""Collective calls on arrays: over shared memory, NCCL, or staged through the host. A worker's `all_reduce` calls them.
+"""Collective calls on arrays: through shared memory, by NCCL, or staged through the host; see `Worker.all_reduce`.
 
 `base` has the protocol of all collectives, `groups` forms process groups. The job chooses the back end.
 """

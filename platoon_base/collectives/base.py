@@ -19,7 +19,7 @@ __all__ = [
 OPS = ("sum", "prod", "max", "min", "mean")
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
 
-# The names that the original Platoon and pygpu use too.
+# Names that the original Platoon and pygpu use.
 _OTHER_NAMES = {
     "+": "sum", "add": "sum", "*": "prod", "product": "prod", "mul": "prod", "maximum": "max", "minimum": "min",
     "average": "mean", "avg": "mean",
@@ -28,12 +28,11 @@ _KNOWN_DTYPES = frozenset(np.dtype(name) for name in DTYPES)
 
 
 class Collective(Protocol):
-    """One group of ranks that operates on arrays together.
+    """A process group: ranks that combine arrays together.
 
-    Every rank makes the same calls in the same order, with arrays of the same shape and dtype. A call ends within
-    seconds if a rank that it needs has left or died, and with a deadline otherwise: ``timeout_s`` is not negative,
-    and infinity stands for none. Which arrays a back end takes
-    is its own: ndarrays on the host, GpuArrays on devices. Nothing is cast.
+    Every rank makes the same calls in the same order, with arrays of the same shape and dtype. If a rank that a call
+    needs has left or died, the call ends within seconds; otherwise it ends after ``timeout_s``, which may be infinity.
+    The kind of array depends on the back end: ndarrays on the host, GpuArrays on devices. Nothing is cast.
 
     Attributes
     ----------
@@ -47,7 +46,7 @@ class Collective(Protocol):
     size: int
 
     def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
-        """Combine the arrays of all ranks element by element; every rank gets the same bits.
+        """Combine the arrays of all ranks element by element; the result is bitwise equal on every rank.
 
         Parameters
         ----------
@@ -55,29 +54,29 @@ class Collective(Protocol):
         op : {"sum", "prod", "max", "min", "mean"}
             Integers wrap around; their mean is the sum divided by the size, rounded toward zero.
         out : array like ``array``, optional
-            Where the result goes; may be ``array`` itself. A new array by default.
+            Receives the result; may be ``array`` itself. The default is a new array.
         timeout_s : float
 
         Returns
         -------
         array
-            ``out``, or the new one. Devices may still be computing it: it is ready for the next call that is queued.
+            ``out`` or a new array. A device may still be computing it; work queued later can use it.
 
         Raises
         ------
         WorkerLostError
-            If a rank of the group left, died or will not come.
+            If a rank of the group left or died.
         CollectiveTimeoutError
-            If some rank did not come in time.
+            If some rank did not make the call in time.
         ConfigurationError
-            If an argument cannot work, or differs between the ranks where that can be seen.
+            If an argument is invalid, or is seen to differ between ranks.
         """
         ...
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
-        """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``.
+        """Copy the array of rank ``root`` of the group into ``array`` of all others; return ``array``.
 
-        All ranks pass an array that can be written to.
+        All ranks must pass a writable array.
         """
         ...
 
@@ -86,11 +85,11 @@ class Collective(Protocol):
         ...
 
     def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
-        """Combine as `all_reduce` does, and keep this rank's part: ``(size, *shape)`` becomes ``shape``."""
+        """Combine as `all_reduce` does; return this rank's part: ``(size, *shape)`` becomes ``shape``."""
         ...
 
     def barrier(self, *, timeout_s: float) -> None:
-        """Wait until every rank of the group has come here."""
+        """Wait until every rank of the group has made this call."""
         ...
 
     def close(self) -> None:
@@ -99,7 +98,7 @@ class Collective(Protocol):
 
 
 def canonical_op(op: str) -> str:
-    """Return one of `OPS` for a name of an operation, such as ``"+"`` or ``"maximum"``."""
+    """Return the member of `OPS` for a name such as ``"+"`` or ``"maximum"``."""
     name = _OTHER_NAMES.get(op, op) if isinstance(op, str) else ""
     if name not in OPS:
         raise ConfigurationError(f"got op={op!r}: it must be one of {', '.join((*OPS, *_OTHER_NAMES))}")
@@ -107,7 +106,7 @@ def canonical_op(op: str) -> str:
 
 
 def canonical_root(root: Any, size: int) -> int:
-    """Return the rank in the group that ``root`` stands for."""
+    """Return ``root`` as an int; raise unless it is a rank of the group."""
     try:
         index = operator.index(root)
     except TypeError:
@@ -118,7 +117,7 @@ def canonical_root(root: Any, size: int) -> int:
 
 
 def require_timeout(timeout_s: Any) -> None:
-    """Raise `ConfigurationError` unless this is a number of seconds, or infinity; NaN would never pass."""
+    """Raise `ConfigurationError` unless this is a number of seconds or infinity; a deadline of NaN would never pass."""
     if isinstance(timeout_s, (float, int, numbers.Real)):
         try:
             if float(timeout_s) >= 0:
@@ -129,7 +128,7 @@ def require_timeout(timeout_s: Any) -> None:
 
 
 def require_dtype(array: Any) -> None:
-    """Raise `ConfigurationError` unless the dtype of an array is one that all back ends know."""
+    """Raise `ConfigurationError` unless all back ends support the dtype of an array."""
     if isinstance(array, np.generic) or not (hasattr(array, "dtype") and hasattr(array, "shape")):
         raise ConfigurationError(f"got {type(array).__name__}: collectives take arrays; use numpy.asarray(...)")
     if type(array) is not np.ndarray:
@@ -152,13 +151,13 @@ def require_fit(out: Any, shape: tuple[int, ...], dtype: Any) -> None:
 
 
 def require_writable(array: Any, what: str) -> None:
-    """Raise `ConfigurationError` if this is an ndarray that cannot be written to."""
+    """Raise `ConfigurationError` if this is a read-only ndarray."""
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ConfigurationError(f"got a read-only {what}: the result goes there; pass a copy, or other memory")
 
 
 def require_out(out: Any, array: np.ndarray[Any, Any], shape: tuple[int, ...], in_place: bool) -> None:
-    """Raise `ConfigurationError` unless the result for an ndarray can go to ``out``.
+    """Raise `ConfigurationError` unless ``out`` can receive the result for an ndarray.
 
     Parameters
     ----------
@@ -178,7 +177,7 @@ def require_out(out: Any, array: np.ndarray[Any, Any], shape: tuple[int, ...], i
     require_writable(out, "out")
     if (in_place and out is array) or not np.may_share_memory(array, out):
         return
-    # Parts of it would be written before the same memory is read.
+    # Otherwise memory would be overwritten before it is read.
     same = array.__array_interface__["data"] == out.__array_interface__["data"] and array.strides == out.strides
     if not (in_place and same and array.shape == out.shape):
         raise ConfigurationError("got an out that overlaps the array in memory: pass the array itself or other memory")

@@ -1,9 +1,8 @@
-"""Collectives queued on a device that will never complete: found by the counts of all ranks, ended, and reported.
+"""Detect collectives queued on a device that will never complete, by the call counts of all ranks; end and report them.
 
-NCCL waits for ever for a rank that is gone. `DeviceWatch`, a thread, ends that wait, and raises the reason in the
-thread that waits. `DeviceGuard`, in C, does so where a framework keeps the interpreter's lock: torch waits for a device
-with that lock held where it needs a number on the host, as Keras's SGD does for its learning rate. No thread of Python
-runs meanwhile.
+NCCL waits forever for a rank that has died. `DeviceWatch`, a thread, ends that wait and raises the reason in the thread
+that waits. `DeviceGuard`, in C, does so where a framework waits for a device while it holds the GIL, so that no Python
+thread can run; torch does that when it copies a number to the host, such as the learning rate of Keras's SGD.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from platoon_base.shm.calls import Call
 from platoon_base.shm.liveness import Liveness
 from platoon_base.shm.progress_watch import stalled_text
 
-_guard: Any = None  # the module in C, if it is there
+_guard: Any = None  # the C extension, if it was built
 with contextlib.suppress(ImportError):
     _guard = importlib.import_module("platoon_base._guard")
 
@@ -33,20 +32,20 @@ __all__ = ["HAVE_GUARD", "DeviceGuard", "DeviceWatch", "Fault", "find_fault", "r
 log = logging.getLogger(__name__)
 
 HAVE_GUARD = _guard is not None
-SETTLED_S = 10.0  # after so long a call that all ranks have begun counts as completed
-GRACE_S = 3.0  # in which `DeviceWatch`, which knows the reason, ends the wait itself if it can run
+SETTLED_S = 10.0  # after this time a call that all ranks have begun counts as completed
+GRACE_S = 3.0  # the guard's delay: `DeviceWatch`, which knows the reason, ends the wait first if it can run
 _POLL_INTERVAL_S = 0.1
-_CAUSE_TIMEOUT_S = 5.0  # for the thread to find out why a call has failed
+_CAUSE_TIMEOUT_S = 5.0  # for the thread to find the cause of a failed call
 
 
 class Fault(NamedTuple):
-    """Why the group is lost.
+    """The reason why a group is broken.
 
     Attributes
     ----------
     error : PlatoonError
     interrupt : bool
-        Whether somebody may be waiting for a result that is worthless now.
+        Whether to raise the error in the thread that made the latest call, which may wait for its result.
     """
 
     error: PlatoonError
@@ -54,12 +53,12 @@ class Fault(NamedTuple):
 
 
 def ranks_behind(mine: Call, others: Sequence[int], liveness: Liveness) -> list[int]:
-    """List the other ranks that have not made a rank's latest call yet."""
+    """Return the other ranks that have not made this rank's latest call yet."""
     return [rank for rank in others if liveness.latest_call(rank).number < mine.number]
 
 
 def find_fault(mine: Call, others: Sequence[int], liveness: Liveness, now: float) -> Fault | None:
-    """Tell what keeps a rank's latest call from completing, if anything does.
+    """Return why this rank's latest call cannot complete, or None.
 
     Parameters
     ----------
@@ -85,7 +84,7 @@ def find_fault(mine: Call, others: Sequence[int], liveness: Liveness, now: float
     why = liveness.why_absent(behind or dead) if behind or dead else ""
     if why:
         text = f"collective number {mine.number} on this device cannot complete: {why}"
-        # A rank that died after it had begun the call may have completed it: only a recent one may be waited for.
+        # If a rank died after it had begun the call, the call may have completed; only a recent one may still wait.
         return Fault(WorkerLostError(text), interrupt=bool(behind) or now - mine.begun < SETTLED_S)
     if behind and now > mine.deadline and now > liveness.moved(behind) + mine.deadline - mine.begun:
         who = ", ".join(f"rank {rank} ({stalled_text(liveness.moved([rank]))})" for rank in behind)
@@ -96,7 +95,7 @@ def find_fault(mine: Call, others: Sequence[int], liveness: Liveness, now: float
 
 
 class DeviceGuard:
-    """Ends the wait of a device for ranks that are gone, if nobody does so within `GRACE_S`.
+    """Ends a device's wait for dead ranks if `DeviceWatch` does not do so within `GRACE_S`.
 
     Parameters
     ----------
@@ -106,14 +105,14 @@ class DeviceGuard:
     call_counter : ndarray, shape (1,) int64
         See `DeviceWatch`.
     function, argument : int
-        Addresses: what is called to end the wait, in C, and its argument.
+        Addresses of the C function that ends the wait, and of its argument.
     """
 
     def __init__(
         self, others: Sequence[int], liveness: Liveness, call_counter: Any, function: int, argument: int
     ) -> None:
         calls, lefts = [liveness.call_counter(rank) for rank in others], [liveness.left_flag(rank) for rank in others]
-        self._words = [call_counter, *calls, *lefts]  # whose memory is read
+        self._words = [call_counter, *calls, *lefts]  # keeps the memory that the guard reads
         fd, locks = liveness.locks(others)
         rows = [(call.ctypes.data, left.ctypes.data, lock) for call, left, lock in zip(calls, lefts, locks)]
         table = np.array(rows, np.uint64)
@@ -124,27 +123,27 @@ class DeviceGuard:
         self._deadline = ctypes.c_double.from_address(self._address)
 
     def expect(self, deadline_s: float) -> None:
-        """Say until when the call that begins may wait for ranks that live, by the monotonic clock."""
+        """Set the deadline of the next call for ranks that live, by the monotonic clock."""
         self._deadline.value = deadline_s
 
     @property
     def ended(self) -> bool:
-        """Whether the wait was ended: what it was for can be used no more."""
+        """Whether a wait was ended; the group is unusable then."""
         return bool(_guard.ended(self._address))
 
     def end(self) -> None:
-        """End the wait now, unless that was done, or nobody guards any more."""
+        """End the wait now, unless it was ended or the guard is stopped."""
         _guard.end(self._address)
 
     def stop(self) -> None:
-        """Guard no more; a second call does nothing."""
+        """Stop guarding; a second call does nothing."""
         if not self._stopped:
             self._stopped = True
             _guard.stop(self._address)
 
 
 class DeviceWatch:
-    """Watches from `start` on until `stop`.
+    """A thread that watches the latest call of this rank, between `start` and `stop`.
 
     Parameters
     ----------
@@ -152,16 +151,16 @@ class DeviceWatch:
         The other ranks of the group, as those of the job.
     liveness : Liveness
     call_counter : ndarray, shape (1,) int64
-        The word of the job's state in which the others see this worker's latest call.
+        The word of the job's state that holds this worker's latest call.
     abort : callable
-        Ends what waits on the device; called in the thread.
+        Ends the wait on the device; called in this thread.
     guard : DeviceGuard, optional
-        Ends it where this thread cannot run.
+        Ends the wait where this thread cannot run.
 
     Attributes
     ----------
     broken : PlatoonError or None
-        Why the group can be used no more.
+        Why the group is broken.
     """
 
     def __init__(
@@ -181,16 +180,16 @@ class DeviceWatch:
         self._caller = threading.get_ident()
         self._done = threading.Event()
         self._report_lock = threading.Lock()
-        self._told = False
+        self._reported = False
         self._thread = threading.Thread(target=self._watch, name="platoon-nccl", daemon=True)
         self.broken: PlatoonError | None = None
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start watching."""
         self._thread.start()
 
     def begin(self, signature: int, timeout_s: float) -> None:
-        """Record the call that is made next, and tell the others.
+        """Record the next call and publish it to the other ranks.
 
         Raises
         ------
@@ -203,7 +202,7 @@ class DeviceWatch:
         if self._done.is_set():
             raise ConfigurationError("this collective is closed")
         begun, self._caller = time.monotonic(), threading.get_ident()
-        # The word is that of all groups of this process: their calls are counted together, as they are ordered.
+        # All groups of this process share the word: their calls have one order, so they are counted together.
         number = Call.of(int(self._call_counter[0])).number + 1
         self._call = Call(number, signature, begun, begun + timeout_s)
         if self._guard is not None:
@@ -211,14 +210,14 @@ class DeviceWatch:
         self._call_counter[0] = self._call.word
 
     def require_sound(self) -> None:
-        """Raise why the group is broken, if it is: what it combined last may not be a result."""
-        if self._guard is not None and self._guard.ended:  # the thread is about to say why
+        """Raise if the group is broken; the results of its latest calls are undefined then."""
+        if self._guard is not None and self._guard.ended:  # the thread is about to find the reason
             self.wait_for_fault()
             raise WorkerLostError("a collective on this device did not complete: see the logs of the other ranks")
-        self._raise_broken("; this group of devices can be used no more")
+        self._raise_broken("; this device group cannot be used any more")
 
     def wait_for_fault(self, timeout_s: float = _CAUSE_TIMEOUT_S) -> None:
-        """Give the thread time to find out why a call has failed, and raise the reason if it does.
+        """Wait for the thread to find the cause of a failed call, and raise it if found.
 
         Raises
         ------
@@ -243,10 +242,10 @@ class DeviceWatch:
             self._guard.stop()
 
     def _raise_broken(self, more: str = "") -> None:
-        with self._report_lock:  # once: the thread does not raise the same behind the first handler's back
+        with self._report_lock:  # raise once: the thread must not raise the same error in the first one's handler
             if self.broken is None:
                 return
-            self._told = True
+            self._reported = True
         raise type(self.broken)(f"{self.broken}{more}")
 
     # In the thread.
@@ -261,14 +260,14 @@ class DeviceWatch:
             self._extend_guard(call)
 
     def _extend_guard(self, call: Call) -> None:
-        """Let the guard wait longer for ranks that are behind and go on."""
+        """Extend the guard's deadline while ranks that are behind make progress."""
         if self._guard is None or time.monotonic() <= call.deadline:
             return
         behind = ranks_behind(call, self._others, self._liveness)
         if behind:
             moved = self._liveness.moved(behind)
             self._guard.expect(max(call.deadline, moved + call.deadline - call.begun))
-        if call is not self._call:  # another has begun meanwhile
+        if call is not self._call:  # another call has begun meanwhile
             self._guard.expect(self._call.deadline)
 
     def _break(self, fault: Fault) -> None:
@@ -276,12 +275,12 @@ class DeviceWatch:
         log.error("%s", fault.error)
         self._abort_device()
         with self._report_lock:
-            if fault.interrupt and not self._told and not self._done.is_set():
+            if fault.interrupt and not self._reported and not self._done.is_set():
                 _raise_in(self._caller, fault.error)
 
 
 def _raise_in(thread: int, reason: PlatoonError) -> None:
-    """Raise in a thread, at its next bytecode, because the result that it waits for will never come."""
+    """Raise in another thread, at its next bytecode; the result that it waits for will never arrive."""
     kind = type(
         type(reason).__name__, (type(reason),), {"__init__": lambda self: Exception.__init__(self, str(reason))}
     )

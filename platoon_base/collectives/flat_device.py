@@ -1,6 +1,6 @@
-"""`flat` on devices: memory for buffers, and on CUDA the packing of many arrays by one kernel.
+"""`flat` on devices: memory of buffers, and on CUDA a kernel that packs many arrays at once.
 
-A copy of one small array costs about 10 us of Python and driver; a model has hundreds of small arrays.
+The copy of one small array costs about 10 us in Python and the driver, and a model has hundreds of them.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pygpu.gpuarray import GpuArray, GpuKernel
 __all__ = ["Packer", "averages", "empty_like"]
 
 _THREADS = 256
-_BLOCKS = 2048  # more only wait for one another
+_BLOCKS = 2048  # more would not run at the same time
 _TYPES = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long"}
 _AVERAGED = {"float32": "float", "float64": "double"}
 
-# table = count starts, the end of the last array, count addresses. Each thread finds its first element's array by
-# bisection and walks on from there.
+# The table holds ``count`` starts, the end of the last array, and ``count`` addresses. Each thread finds the array of
+# its first element by bisection, and later ones by stepping forward.
 _SOURCE = """
 extern "C" __global__ void move_flat(const unsigned long long *table, unsigned long long count, %(type)s *flat) {
     const unsigned long long *starts = table, *addresses = table + count + 1;
@@ -60,8 +60,8 @@ def averages(dtype: Any) -> bool:
 class Packer:
     """Packs and unpacks arrays of one dtype on one CUDA device, by one kernel each.
 
-    The kernels get the arrays' addresses, of which the library that tracks streams knows nothing: all work on the
-    device must be queued in one stream.
+    The kernels get addresses, which libgpuarray cannot order against work in other streams: all work on the device
+    must be queued in one stream.
 
     Parameters
     ----------
@@ -76,11 +76,11 @@ class Packer:
         self._tables: dict[str, tuple[list[int], Any]] = {}
 
     def pack(self, arrays: Sequence[Any], flat: Any, counted: bool) -> None:
-        """Copy C-contiguous arrays into ``flat``, which begins where its memory does; if counted, a 1 follows."""
+        """Copy C-contiguous arrays into ``flat``, from its start; if counted, append a 1."""
         self._run("pack counted" if counted else "pack", arrays, flat)
 
     def unpack(self, flat: Any, arrays: Sequence[Any], counted: bool) -> None:
-        """Copy ``flat`` into C-contiguous arrays; if counted, divided by its last element."""
+        """Copy ``flat`` into C-contiguous arrays; if counted, divide by its last element."""
         self._run("unpack counted" if counted else "unpack", arrays, flat)
 
     def _run(self, form: str, arrays: Sequence[Any], flat: Any) -> None:
@@ -110,7 +110,7 @@ class Packer:
         return self._compiled[form]
 
     def _table(self, form: str, arrays: Sequence[Any]) -> Any:
-        """Return the table of starts and addresses; loops give the same addresses again and again."""
+        """Return the table of starts and addresses, from a cache: loops pass the same arrays repeatedly."""
         starts = [0, *np.cumsum([array.size for array in arrays]).tolist()]
         numbers = starts + [array.gpudata for array in arrays]
         kept = self._tables.get(form)

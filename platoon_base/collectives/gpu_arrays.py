@@ -1,6 +1,6 @@
 """Collectives on pygpu's GpuArrays, on CUDA devices by NCCL.
 
-pygpu has collectives of its own, but no way to end one that waits for a rank that is gone.
+pygpu's own collectives are not used, since one that waits for a dead rank could not be ended.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _DTYPES = {dtype_to_typecode(name): name for name in DTYPES}
 class NcclArrays:
     """One rank of a group of CUDA devices, one each; see `Collective`.
 
-    Calls are queued on the stream of the context and return at once. Means are sums, which are divided after.
+    Calls are queued on the stream of the context and return at once. A mean is a sum that is divided afterwards.
 
     Parameters
     ----------
     group : NcclGroup
-        On the device.
+        The group of this device.
     runtime : PygpuRuntime
     context : pygpu GpuContext
         Of the arrays.
@@ -47,7 +47,7 @@ class NcclArrays:
     def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
         """Combine the arrays of all ranks element by element; every rank gets the same bits."""
         name = canonical_op(op)
-        # In place, as in every training step, there is little to check; all of it counts in microseconds.
+        # Fast path for calls in place, as in every training step: it skips most checks, which cost microseconds.
         if out is not array or array.typecode not in _DTYPES or not array.flags.c_contiguous:
             array, out = self._prepared(array, out, array.shape)
         if array.size:
@@ -100,7 +100,7 @@ class NcclArrays:
         self._group.close()
 
     def _prepared(self, array: Any, out: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
-        """Return contiguous arrays; ``shape`` is that of the result."""
+        """Return contiguous versions of array and out; ``shape`` is that of the result."""
         require_dtype(array)
         if out is None:
             out = gpuarray.empty(shape, array.dtype, context=self._context)
@@ -115,7 +115,7 @@ class NcclArrays:
         return array, out
 
     def _combine(self, call: Callable[..., None], array: Any, count: int, op: str, out: Any, timeout_s: float) -> None:
-        """Combine, so that each rank gets ``count`` elements."""
+        """Queue a combination after which each rank has ``count`` elements."""
         asked = "sum" if op == "mean" else op
         with self._runtime.in_order(array, out) as stream:
             call(int(array.gpudata), int(out.gpudata), count, _DTYPES[array.typecode], asked, stream, timeout_s)

@@ -1,4 +1,4 @@
-"""The collectives of one worker: a group is formed at the first call, and the back end chosen by the kind of array."""
+"""The process groups of one worker: formed at the first call, with a back end for each kind of array."""
 
 from __future__ import annotations
 
@@ -21,41 +21,41 @@ __all__ = ["CollectiveFactory", "Collectives", "Membership"]
 
 
 class CollectiveFactory(Protocol):
-    """Forms the groups of a job; every call is a meeting of all workers."""
+    """Forms the groups of a job; every method is a collective call."""
 
     def host(self, timeout_s: float) -> Collective:
-        """Form a group that takes ndarrays."""
+        """Form a group for ndarrays."""
         ...
 
     def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
-        """Form a group that takes the GpuArrays of a context; ``host()`` gives the one that takes ndarrays."""
+        """Form a group for GpuArrays of a context; ``host()`` returns the group for ndarrays."""
         ...
 
     def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
-        """Form a group that takes torch's tensors on a ``torch.device``; ``host()`` gives the one for ndarrays."""
+        """Form a group for torch's tensors on a ``torch.device``; ``host()`` returns the group for ndarrays."""
         ...
 
     def nccl(self, ordinal: int | None, timeout_s: float) -> Any:
-        """Form a group of CUDA devices on memory by its address; None, on all ranks, where NCCL cannot do that."""
+        """Form an NCCL group for memory given by address; None, on all ranks, if NCCL cannot be used."""
         ...
 
 
 class Collectives:
-    """Chooses the group for an array, and forms it when it is needed first.
+    """Returns the group for an array, and forms it at first use.
 
     Parameters
     ----------
     factory : CollectiveFactory
     late : bool
-        Whether this worker joined late: groups are made of those that were launched together.
+        Whether this worker joined late; groups consist of the workers launched together.
     """
 
     def __init__(self, factory: CollectiveFactory, late: bool) -> None:
         self._factory = factory
         self._late = late
         self._host: Collective | None = None
-        self._devices: dict[Any, Any] = {}  # Collective; by address, NcclGroup or None
-        self._forming = CallLock()  # two threads may come first
+        self._devices: dict[Any, Any] = {}  # Collective by device; NcclGroup or None by ordinal
+        self._forming = CallLock()  # two threads may make the first call
 
     def of(self, array: Any, timeout_s: float) -> Collective:
         """Return the group for this kind of array.
@@ -63,7 +63,7 @@ class Collectives:
         Raises
         ------
         ConfigurationError
-            If there is none for it, or this worker joined late.
+            If there is no group for this kind of array, or this worker joined late.
         """
         if isinstance(array, np.ndarray):
             return self._host or self._form_host(timeout_s)
@@ -112,13 +112,13 @@ class Collectives:
         if self._late:
             raise ConfigurationError(
                 "this worker joined late: all-reduce and the like need a fixed group, that of the workers launched "
-                "together; train asynchronously here (sync_params), or start the job anew with more workers. A "
-                "controller whose workers are started by hand must be told of them: Controller(devices=[...]), or -D"
+                "together; train asynchronously here (sync_params), or start the job again with more workers. If you "
+                "start the workers yourself, list them for the controller: Controller(devices=[...]), or -D"
             )
 
 
 class Membership:
-    """Forms groups of all the workers launched together, by meetings over the control plane.
+    """Forms groups of all workers launched together, by rendezvous over the control plane.
 
     Parameters
     ----------
@@ -137,12 +137,12 @@ class Membership:
         self.liveness = liveness
 
     def meet(self, name: str, note: bytes, timeout_s: float) -> dict[int, bytes]:
-        """Meet all, and return the notes of the ranks, in order.
+        """Wait for all workers; return their notes, in the order of the ranks.
 
         Raises
         ------
         WorkerLostError
-            On every rank, if one is missing: the script does not mean the sum of fewer ranks.
+            On every rank, if one is missing, since the script needs the result over all ranks.
         """
         reply = self._client.wait_for_all(FormGroup(name=name, note=note, timeout_s=timeout_s), Gathered)
         missing = sorted(set(range(self._size)) - set(reply.ranks))
@@ -158,7 +158,7 @@ class Membership:
         attach: Callable[[tuple[int, ...], int], Collective],
         timeout_s: float,
     ) -> Collective:
-        """Let the lowest rank create the shared part of a group and the others attach to it.
+        """Form a group: the lowest rank creates the shared part, the others attach to it.
 
         Parameters
         ----------

@@ -53,24 +53,24 @@ __all__ = ["LOCK_BYTE", "GroupFailure", "HostCollective"]
 Array = np.ndarray[Any, Any]
 
 PATIENCE_S, MAX_PATIENCE_S = 0.05, 0.2
-_CLOSE_S = 5.0  # that a call of another thread has to end in
-_HEADLINES = 1024  # that are kept: scripts repeat the same few calls
+_CLOSE_S = 5.0  # wait of `close` for a call in another thread
+_HEADLINES = 1024  # size of the cache: scripts repeat the same few calls
 _EMPTY = np.zeros(0, np.uint8)
-LOCK_BYTE = 64  # of the segment; the rank that writes the reason holds its lock
-_LOCK_S = 1.0  # how long a rank waits for that lock: its holder may be stopped
+LOCK_BYTE = 64  # of the segment; locked by the rank that writes the reason
+_LOCK_S = 1.0  # wait for that lock, whose holder may be suspended
 _REASON_BYTES = 3072
 FAILED, DIFFERED = 1, 2  # how a group was broken
 _REASON = slice(EXCHANGE_BYTES, EXCHANGE_BYTES + _REASON_BYTES)  # of the segment, within its first page
 
 
 class HostCollective:
-    """One rank of a group that shares a segment; see `Collective`. One rank uses `create`, then the others `attach`.
+    """One rank of a group that shares a segment; see `Collective`. One rank calls `create`, then the others `attach`.
 
-    The segment's size does not depend on the arrays: they pass through slots, piece by piece.
+    The size of the segment does not depend on the arrays: they pass through slots, piece by piece.
 
-    A failed call breaks the group, because no rank knows how far the others came: all waits end, and further calls are
-    refused. A call that is refused for its arguments breaks a group of several too, because the next call of this rank
-    would meet another call of the others.
+    A failed call breaks the group, because ranks do not know how far the others got: all waits end, and further calls
+    raise. If a rank raises for its arguments, that breaks a group of several too, because its next call would be
+    matched with a different call of the others.
 
     Attributes
     ----------
@@ -80,7 +80,7 @@ class HostCollective:
         Of the segment.
     """
 
-    _spins: ClassVar[dict[str, int]] = {}  # of `FusedExchange`, if not its own
+    _spins: ClassVar[dict[str, int]] = {}  # arguments for `FusedExchange`, in place of its defaults
 
     def __init__(self, shared: GroupSegment, index: int, liveness: Liveness, fused: bool | None) -> None:
         self.rank, self.size = index, len(shared.ranks)
@@ -89,8 +89,8 @@ class HostCollective:
         self._failure = GroupFailure(shared, index)
         self._ranks = shared.ranks
         self._liveness = liveness
-        self._busy = threading.RLock()  # so that a signal handler may close the group during a call of its own thread
-        self._inside = False  # a call, in the thread that has the lock
+        self._busy = threading.RLock()  # reentrant: a signal handler may call `close` during a call of its thread
+        self._inside = False  # whether the thread that holds the lock is in a call
         self._closing = False
         self._refused: BaseException | None = None
         self._headlines: dict[tuple[Any, ...], Array] = {}
@@ -109,27 +109,27 @@ class HostCollective:
         chunk_bytes: int = CHUNK_BYTES,
         fused: bool | None = None,
     ) -> HostCollective:
-        """Make the segment; `close` of this rank removes its name, unless `unlink` has done so.
+        """Create the segment; this rank's `close` removes its name, unless `unlink` has done so.
 
         Parameters
         ----------
         name : str or HiddenName
-            Posix name of the segment, of this group alone.
+            Posix name of the segment; each group needs its own.
         ranks : iterable of int
-            The job's ranks in the group, ascending: the same on all of them.
+            The job's ranks in the group, ascending; the same on all of them.
         index : int
             This worker's index among them.
         liveness : Liveness
-            Asked, with ranks of the job, when a wait takes long.
+            Queried, with ranks of the job, when a wait takes long.
         chunk_bytes : int
-            Of a slot, a multiple of 4096; each rank has `BUFFERS` of them.
+            Size of a slot, a multiple of 4096; each rank has `BUFFERS` slots.
         fused : bool, optional
-            Whether to use the C extension; by default if it is there.
+            Whether to use the C extension; by default if it was built.
 
         Raises
         ------
         BackendUnavailableError
-            If there is not enough shared memory, or neither form of this back end runs here.
+            If there is not enough shared memory, or this processor needs the C extension and it was not built.
         """
         return cls._opened(GroupSegment.create(name, _checked(ranks, index), chunk_bytes), index, liveness, fused)
 
@@ -137,7 +137,7 @@ class HostCollective:
     def attach(
         cls, name: str | HiddenName, ranks: Iterable[int], index: int, liveness: Liveness, *, fused: bool | None = None
     ) -> HostCollective:
-        """Open the segment that another rank has made; parameters as those of `create`.
+        """Open the segment that another rank has created; parameters as for `create`.
 
         Raises
         ------
@@ -191,25 +191,25 @@ class HostCollective:
         self._call(header, _EMPTY, _EMPTY, timeout_s)
 
     def refuse(self, exc: BaseException) -> None:
-        """Break the group, unless it is of one: this rank does not make a call, and tells the others why."""
+        """Break the group, if it has several ranks: this rank does not make a call, and reports why to the others."""
         if self.size == 1:
             return
         self._refused = exc
-        if self._busy.acquire(blocking=False):  # or else the next call of this rank tells them
+        if self._busy.acquire(blocking=False):  # otherwise this rank's next call reports it
             try:
                 self._failure.break_group(exc, self._failure.refused(self._exchange.calls + 1, exc))
             finally:
                 self._busy.release()
 
     def unlink(self) -> None:
-        """Remove the segment's name, once all ranks are attached: then nothing is left behind, also if ranks die."""
+        """Remove the segment's name once all ranks are attached, so that nothing is left even if ranks die."""
         self._shared.unlink()
 
     def close(self) -> None:
         """Release the memory; a call that still waits ends with an error.
 
-        That of another thread ends first. One that this thread is in, whose signal handler this is called from, ends
-        as soon as the handler has returned.
+        If it is in another thread, `close` waits for its end. If `close` is called by a signal handler that has
+        interrupted it, it ends once the handler has returned.
         """
         self._closing = True
         if self._shared.memory is not None:
@@ -218,7 +218,7 @@ class HostCollective:
             try:
                 if self._inside:
                     exc = self._failure.closed_meanwhile(self._exchange.calls)
-                    self._failure.break_group(exc, str(exc))  # now: the handler may end the process
+                    self._failure.break_group(exc, str(exc))  # at once, since the handler may end the process
                 else:
                     self._release()
             finally:
@@ -226,14 +226,14 @@ class HostCollective:
         self.unlink()
 
     def _release(self) -> None:
-        """Release the memory; the caller has the lock."""
+        """Release the memory; the caller holds the lock."""
         if self._shared.memory is not None:
             self._exchange.close()
-            self._exchange = cast(Exchange, _Closed())  # of which no call asks for more
+            self._exchange = cast(Exchange, _Closed())  # any further call is refused
             self._shared.close()
 
     def _headline(self, kind: str, op: str, root: int, array: Array, timeout_s: float) -> Array:
-        """Check arguments, and return the description that tells calls apart, which is kept for the next time."""
+        """Check arguments; return the call's `headline`, which is cached."""
         require_timeout(timeout_s)
         if not isinstance(op, str):
             canonical_op(op)
@@ -259,7 +259,7 @@ class HostCollective:
         return header
 
     def _combine(self, kind: str, op: str, array: Array, out: Array | None, timeout_s: float) -> Array:
-        """Make a call whose result goes to ``out``, through plain memory where that is not."""
+        """Make a call with its result in ``out``, by way of a copy if ``out`` is not plain memory."""
         try:
             header = self._headline(kind, op, 0, array, timeout_s)
             shape = array.shape
@@ -306,14 +306,14 @@ class HostCollective:
 
     def _refuse_second(self) -> NoReturn:
         exc = ConfigurationError(
-            "got a call while another thread is in one, or this thread, whose signal handler makes another: the ranks "
-            "could not tell them apart; use one group a thread"
+            "got a call during another call of this group, by another thread or a signal handler: the ranks could not "
+            "tell them apart; use one group per thread"
         )
         self.refuse(exc)
         raise exc
 
     def _wait_until_done(self, status: int, header: Array, deadline: float, timeout_s: float) -> None:
-        """Go on with a call that did not end at once, until it ends or somebody it needs will not come."""
+        """Continue a call that did not end at once, until it ends or a rank that it needs is absent."""
         patience = PATIENCE_S
         while status == AGAIN:
             patience = min(2 * patience, MAX_PATIENCE_S)
@@ -325,7 +325,7 @@ class HostCollective:
             raise self._failure.mismatch(self._exchange.calls, self._exchange.called())
 
     def _check_progress(self, header: Array, deadline: float, timeout_s: float) -> float:
-        """Raise if there is no sense in waiting longer; return until when there is, as far as is known."""
+        """Raise if the call cannot end or has timed out; return the deadline as far as it is known now."""
         if self._closing:
             raise self._failure.closed_meanwhile(self._exchange.calls)
         left = self._exchange.left()
@@ -336,16 +336,16 @@ class HostCollective:
         why = self._liveness.why_absent(ranks)
         if not why and set(left) & set(missing):
             who = listed(self._ranks[q] for q in left if q in missing)
-            why = f"{who} closed the collective and will not come"
+            why = f"{who} closed the collective"
         why = why or self._exchange.broken_link()
-        # A rank that came after all, before it went, is not missed.
+        # A rank may have made the call just before it left; it is not missing then.
         if why and set(missing) & set(self._exchange.missing()):
-            if self._shared.open_memory.broken:  # that rank told what ended its call before it went
+            if self._shared.open_memory.broken:  # that rank reported its failure before it left
                 raise self._failure.reason()
             raise WorkerLostError(f"{self._named(header)} cannot end: {why}")
         if time.monotonic() < deadline:
             return deadline
-        deadline = max(deadline, self._liveness.moved(ranks) + timeout_s)  # who is slow is not absent
+        deadline = max(deadline, self._liveness.moved(ranks) + timeout_s)  # slow ranks get more time
         now = time.monotonic()
         if now < deadline:
             return deadline
@@ -361,7 +361,7 @@ class HostCollective:
 
 
 class GroupFailure:
-    """Tells the other ranks of a group why it is broken, and reads what another rank has told.
+    """The reason why a group is broken, in its segment: written by one rank, read by the others.
 
     Parameters
     ----------
@@ -376,7 +376,7 @@ class GroupFailure:
         self._rank = shared.ranks[index]
 
     def break_group(self, exc: BaseException, text: str) -> None:
-        """Break the group, so that nobody waits for this rank. The first reason stays; nothing happens after close.
+        """Break the group, so that no rank waits for this one. The first reason stays; after `close` nothing happens.
 
         Parameters
         ----------
@@ -388,12 +388,12 @@ class GroupFailure:
         self.write(DIFFERED if isinstance(exc, ConfigurationError) else FAILED, text)
 
     def write(self, how: int, text: str) -> None:
-        """Write down how the group was broken, `FAILED` or `DIFFERED`, and why; see `tell`."""
+        """Write how the group was broken, `FAILED` or `DIFFERED`, and the reason; see `break_group`."""
         memory, segment = self._shared.memory, self._shared.segment
         if memory is None:
             return
         deadline = time.monotonic() + _LOCK_S
-        while not memory.broken:  # or another rank breaks it at this moment
+        while not memory.broken:  # another rank may break it at the same time
             try:
                 if segment.try_lock(LOCK_BYTE):
                     if not memory.broken:
@@ -404,12 +404,12 @@ class GroupFailure:
                     memory.broken = how
                 else:
                     time.sleep(1e-3)
-            finally:  # also if Ctrl-C comes before it is known whether the lock was free
+            finally:  # a Ctrl-C may come between acquiring the lock and knowing so
                 segment.unlock(LOCK_BYTE)
 
     def reason(self) -> PlatoonError:
         """Return the error for a group that is broken already."""
-        text = self.written() or "its reason could not be told; look into the logs"
+        text = self.written() or "the reason is unknown; look into the logs"
         if self._shared.open_memory.broken == DIFFERED:
             return ConfigurationError(text)
         return WorkerLostError(
@@ -417,31 +417,31 @@ class GroupFailure:
         )
 
     def written(self) -> str:
-        """Return the reason that was written down; empty if there is none."""
+        """Return the written reason, or ''."""
         return bytes(self._shared.segment.buffer[_REASON]).partition(b"\0")[0].decode(errors="replace")
 
     # The texts of errors. ``call`` is the number of the call that ended, counted from 1.
 
     def named(self, call: int, header: Array) -> str:
-        """Name a call in a text, by its number, its rank and its `headline`."""
+        """Describe a call by its number, its rank and its `headline`."""
         return f"collective call {call} of rank {self._rank}, {describe(header)},"
 
     def refused(self, call: int, exc: BaseException) -> str:
-        """Tell that this rank does not make a call."""
+        """Return the text for a call that this rank does not make."""
         return (
-            f"rank {self._rank} refused its collective call {call}, and no other may take its place: "
+            f"rank {self._rank} refused its collective call {call}, so no rank can complete it: "
             f"{exc if isinstance(exc, PlatoonError) else repr(exc)}"
         )
 
     def closed_meanwhile(self, call: int) -> WorkerLostError:
-        """Return the error of a call during which this rank closed the collective."""
+        """Return the error of a call during which this rank closed the group."""
         return WorkerLostError(
             f"collective call {call} of rank {self._rank} cannot end: another thread or a signal handler of that rank "
             "closed this collective meanwhile; close it after the last call"
         )
 
     def mismatch(self, call: int, called: Mapping[int, Array]) -> ConfigurationError:
-        """Return the error of a call that is not the same on all ranks; `Exchange.called` returns what they called."""
+        """Return the error of a call that differs between ranks; ``called`` is that of `Exchange.called`."""
         did = [f"rank {self._ranks[index]} called {describe(header)}" for index, header in called.items()]
         return ConfigurationError(
             f"the ranks differ in collective call {call}: {'; '.join(did)}. Every rank must make the same calls in the "
@@ -450,13 +450,13 @@ class GroupFailure:
 
 
 def listed(ranks: Iterable[int]) -> str:
-    """List ranks in words, such as ``"ranks 0, 2"``."""
+    """Format ranks for a message, such as ``"ranks 0, 2"``."""
     numbers = [str(rank) for rank in ranks]
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
 
 
 class _Closed:
-    """The exchange of a collective that was closed."""
+    """The exchange of a group that was closed."""
 
     calls = 0
 
@@ -491,5 +491,5 @@ def _checked(ranks: Iterable[int], index: int) -> tuple[int, ...]:
 
 
 def _plain(array: Array) -> Array:
-    """Return the array itself if C can read it as it is, or else a copy."""
+    """Return the array itself if C can read its memory, otherwise a copy."""
     return array if array.flags.c_contiguous and array.flags.aligned else np.array(array, order="C")

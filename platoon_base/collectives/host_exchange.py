@@ -1,9 +1,9 @@
-"""Exchange arrays between processes through one block of shared memory. Deadlines and errors are the caller's.
+"""Exchange arrays between processes through a block of shared memory. The caller handles deadlines and errors.
 
-One rank creates the memory, the others open it. It holds a page for all ranks, `LINE` words for each rank, and slots. A
-call is cut into steps of at most one slot. In a step a rank may *put* values for the others into its slot, *combine*
-its own part once all have put, and *take* the parts that the others combined. Counters that only grow announce each.
-The C extension and NumPy do the same in the same order, so ranks of one group may use either.
+One rank creates the memory, the others open it. It holds a common page, `LINE` words for each rank, and slots. A call
+is cut into steps of at most one slot. In a step a rank may *put* values for the others into its slot, *combine* its own
+part once all have put, and *take* the parts that the others combined. Counters, which only grow, announce all this.
+The C extension and NumPy do the same in the same order, so the ranks of a group may use either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if not os.environ.get(NO_KERNELS):
     try:
         _collectives = importlib.import_module("platoon_base._collectives")
     except ImportError:
-        pass  # no compiler at installation: NumPy does it, many times slower
+        pass  # not built, for want of a compiler; NumPy is many times slower
 
 __all__ = [
     "AGAIN", "ARRIVED", "BROKEN", "BUFFERS", "CHUNK_BYTES", "DIRECT_BYTES", "ENDED", "EXCHANGE_BYTES",
@@ -49,33 +49,32 @@ KINDS = (
     "barrier",
 )  # in the order of _collectives.c and hosts_exchange.py
 ENDED, AGAIN, BROKEN, MISMATCH = range(4)
-# The counters of a rank: calls it came to, steps it has put, combined and done with. LEFT is 1 after `close`.
+# The counters of a rank: calls begun; steps put, combined and finished. LEFT is 1 after `close`.
 ARRIVED, PUT, COMBINED, DONE, LEFT = range(5)
 
-PAGE = 4096  # bytes before the first line
-EXCHANGE_BYTES = 256  # of the page that the exchange and the header may use; the reason of a failure follows
-LINE = 32  # 64-bit words of a rank: five counters, a bit for each core it may use, the headers of its last two calls
+PAGE = 4096  # bytes before the first rank's line
+EXCHANGE_BYTES = 256  # of the page, for the exchange and the header; the reason of a failure follows
+LINE = 32  # 64-bit words per rank: five counters, a bit for each core it may use, the headers of its last two calls
 BUFFERS = 4  # slots of each rank
 COMBINE_LAG, TAKE_LAG = 1, 2  # steps, as in _collectives.c
 _BROKEN_WORD = 8  # of the page
-_DIMENSIONS = 6  # that a header has room for; the last stands for all from there on
-_PART = 128  # marks the header of a `part_of` a call; in the byte of the number of dimensions
+_DIMENSIONS = 6  # in a header; the last one is the product of all from there on
+_PART = 128  # marks the header of a part of a call, see `part_of`, in the byte with the number of dimensions
 _POLL_INTERVAL_S = 5e-5
 _CALL, _WAITING_FOR, _UNTIL = 10, 12, 13  # of `struct state` in C
 
 MAGIC = b"PLTNCLTV"
 VERSION = 1
 CHUNK_BYTES = 1 << 18
-DIRECT_BYTES = 1 << 13  # up to here, several ranks are quicker if each does all the work once than all a part of it
+DIRECT_BYTES = 1 << 13  # up to this size it is faster if every rank combines the whole than if each combines a part
 _HEADER = np.dtype(
     [("magic", "S8"), ("version", "u4"), ("size", "u4"), ("chunk_bytes", "u8"), ("direct_bytes", "u8"), ("ranks", "u4"),
      ("buffers", "u4")]
 )  # fmt: skip
 
 HAVE_FUSED = _collectives is not None
-# NumPy has no barriers: it stores data before the counter that announces it, and loads them the other way round, each
-# counter in one access. Processors that keep the order of stores and of loads among themselves, as x86 does, need no
-# more.
+# NumPy has no memory barriers. It stores data before the counter that announces them, and loads in the opposite order,
+# each counter in one access. That suffices on processors, such as x86, that reorder neither stores nor loads.
 HAVE_NUMPY = platform.machine() in ("x86_64", "AMD64", "i686")
 
 
@@ -90,9 +89,9 @@ class Memory:
     ----------
     buffer : writable buffer
     size : int
-        Ranks of the group.
+        Number of ranks.
     chunk_bytes : int
-        Of a slot; a multiple of 4096.
+        Size of a slot, a multiple of 4096.
     """
 
     def __init__(self, buffer: Any, size: int, chunk_bytes: int) -> None:
@@ -111,18 +110,18 @@ class Memory:
 
     @classmethod
     def size_bytes(cls, size: int, chunk_bytes: int) -> int:
-        """Bytes of shared memory that a group takes."""
+        """Return the size of a group's shared memory."""
         return cls._slots_start(size) + size * BUFFERS * chunk_bytes
 
     def set_cores(self, rank: int, cores: Iterable[int]) -> None:
-        """Write down which cores a rank may use."""
+        """Record which cores a rank may use."""
         for core in cores:
             if core < 64 * self.cores.shape[1]:
                 self.cores[rank, core // 64] |= np.uint64(1 << core % 64)
 
     @property
     def broken(self) -> int:
-        """Not 0 once a call of some rank has failed; every wait ends then."""
+        """Nonzero once a call of some rank has failed; it ends every wait."""
         return int(self.page[_BROKEN_WORD])
 
     @broken.setter
@@ -133,8 +132,8 @@ class Memory:
 class GroupSegment:
     """The open shared memory of one group; use `create` or `attach`.
 
-    The first page holds a header, the words of the exchange, and the reason why the group is broken. The lines and
-    the slots of the ranks follow; see `Memory`.
+    The first page holds a header, the words of the exchange, and the reason why the group is broken. The ranks' lines
+    and slots follow; see `Memory`.
 
     Attributes
     ----------
@@ -144,7 +143,7 @@ class GroupSegment:
     memory : Memory or None
         Views for the exchange of arrays; None after `close`.
     direct_bytes : int
-        All-reduces up to this size are done by every rank for itself.
+        In all-reduces up to this size every rank combines the whole arrays.
     """
 
     def __init__(self, segment: Segment, ranks: tuple[int, ...], owner: bool) -> None:
@@ -157,14 +156,14 @@ class GroupSegment:
 
     @classmethod
     def create(cls, name: Name, ranks: tuple[int, ...], chunk_bytes: int) -> GroupSegment:
-        """Make the segment; parameters and errors as those of `HostCollective.create`."""
+        """Create the segment; parameters and errors as for `HostCollective.create`."""
         if chunk_bytes < 4096 or chunk_bytes % 4096 or chunk_bytes // len(ranks) < 64:
             raise ConfigurationError(f"got chunk_bytes={chunk_bytes}: must be a multiple of 4096, 64 or more a rank")
         segment = Segment.create(name, Memory.size_bytes(len(ranks), chunk_bytes))
         header: Any = array_on(segment.buffer, (), _HEADER)
         header["version"], header["size"], header["buffers"] = VERSION, len(ranks), BUFFERS
         header["chunk_bytes"] = chunk_bytes
-        # Two ranks move as much memory either way, and one meeting a step is less than two.
+        # Two ranks move as much memory either way, but combining the whole takes one wait per step instead of two.
         header["direct_bytes"] = DIRECT_BYTES if len(ranks) > 2 else 2**62
         header["ranks"] = _fingerprint(ranks)
         header["magic"] = MAGIC
@@ -172,7 +171,7 @@ class GroupSegment:
 
     @classmethod
     def attach(cls, name: Name, ranks: tuple[int, ...]) -> GroupSegment:
-        """Open the segment that another rank has made; errors as those of `HostCollective.attach`."""
+        """Open the segment that another rank has created; errors as for `HostCollective.attach`."""
         segment = Segment.attach(name)
         if len(segment.buffer) >= _HEADER.itemsize:
             header: Any = array_on(segment.buffer, (), _HEADER)
@@ -189,7 +188,7 @@ class GroupSegment:
 
     @property
     def open_memory(self) -> Memory:
-        """The memory, while it is open.
+        """The memory; raises if it is closed.
 
         Raises
         ------
@@ -201,7 +200,7 @@ class GroupSegment:
         return self.memory
 
     def unlink(self) -> None:
-        """Remove the segment's name, if this rank has made it and not removed the name before."""
+        """Remove the segment's name, if this rank has created it and not removed the name before."""
         if self._owner:
             self._owner = False
             Segment.unlink(self.segment.name)
@@ -222,22 +221,22 @@ def _fingerprint(ranks: tuple[int, ...]) -> int:
 
 
 class Exchange(Protocol):
-    """How one rank of a group exchanges arrays with the others: in C or in NumPy."""
+    """The exchange of arrays between one rank and the others of its group, in C or NumPy."""
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
-        """Begin a call on contiguous arrays, and go on as `resume` does.
+        """Begin a call on contiguous arrays, and continue as `resume` does.
 
         ``header`` is a `headline`.
         """
         ...
 
     def resume(self, patience_s: float) -> int:
-        """Go on until the call has ended, or AGAIN when nothing happens for so long."""
+        """Continue the call; return its final status, or AGAIN after ``patience_s`` without progress."""
         ...
 
     @property
     def calls(self) -> int:
-        """Calls begun."""
+        """Number of calls begun."""
         ...
 
     def missing(self) -> list[int]:
@@ -249,24 +248,24 @@ class Exchange(Protocol):
         ...
 
     def leave(self) -> None:
-        """Show the others that this rank has closed the group."""
+        """Record for the others that this rank has closed the group."""
         ...
 
     def called(self) -> dict[int, Array]:
-        """Return the `headline` of the latest call of each rank that came to it."""
+        """Return the `headline` of the latest call, for each rank that has begun it."""
         ...
 
     def broken_link(self) -> str:
-        """Say why the call cannot end though no rank is known to be absent; empty if it can, as far as is known."""
+        """Return why the call cannot end, though no rank is known to be absent; empty if no reason is known."""
         ...
 
     def close(self) -> None:
-        """Close what the exchange has opened itself."""
+        """Close the resources that the exchange itself has opened."""
         ...
 
 
 def headline(kind: str, op: str, root: int, array: Array, elements: int) -> Array:
-    """Describe a call in eight words, which are the same on all ranks if their calls fit.
+    """Describe a call in eight words, which are equal on all ranks if their calls match.
 
     Parameters
     ----------
@@ -275,7 +274,7 @@ def headline(kind: str, op: str, root: int, array: Array, elements: int) -> Arra
     root : int
     array : ndarray
     elements : int
-        In all, or those of one rank's part where the array consists of parts.
+        Of the array, or of one rank's part if the call has a part for each rank.
     """
     header = np.zeros(8, np.int64)
     dtype = DTYPES.index(array.dtype.name)
@@ -289,12 +288,12 @@ def headline(kind: str, op: str, root: int, array: Array, elements: int) -> Arra
 
 
 def part_of(outer: Array, kind: str, op: str, dtype: str, elements: int, root: int = 0) -> Array:
-    """Describe a call among the ranks of one host which is part of a call over several hosts.
+    """Return the `headline` of a call among the ranks of one host that is part of a call over several hosts.
 
     Parameters
     ----------
     outer : ndarray
-        The `headline` of the call over several hosts, which the ranks of the host compare with this one.
+        The `headline` of the call over several hosts; the ranks compare it as a part of the result.
     kind, op, dtype, elements, root
         Of the call on the host; see `headline`.
     """
@@ -309,7 +308,7 @@ def part_of(outer: Array, kind: str, op: str, dtype: str, elements: int, root: i
 
 
 def describe(header: Array) -> str:
-    """Tell in words which call a header stands for."""
+    """Format a header for a message."""
     word, dims = int(header[0]), header[2:]
     if word >> 24 & _PART:
         word, dims = int(header[2]), header[3:]
@@ -323,7 +322,7 @@ def describe(header: Array) -> str:
 
 
 class _InMemory:
-    """The part that both forms do in the same way."""
+    """The methods that are the same in C and NumPy."""
 
     _memory: Memory
     _rank: int
@@ -353,16 +352,17 @@ class _InMemory:
 
 
 class FusedExchange(_InMemory):
-    """The form in C.
+    """The exchange in C.
 
     Parameters
     ----------
     memory : Memory
     rank : int
     direct_bytes : int
-        All-reduces up to this size are done by every rank for itself; larger ones are split. The same on all ranks.
+        In all-reduces up to this size every rank combines the whole arrays; larger ones are split. The same on all
+        ranks.
     roomy_spins, crowded_spins : int
-        How often to look again before the core is given to others, where there are as many cores as ranks, and not.
+        How often to poll before yielding the core, with at least as many cores as ranks, and with fewer.
     """
 
     def __init__(
@@ -403,9 +403,9 @@ def _missing(memory: Memory, rank: int, counter: int, value: int) -> list[int]:
 
 
 class NumpyExchange(_InMemory):
-    """The form without C: it polls, and copies more; parameters as those of `FusedExchange`.
+    """The exchange in NumPy, which polls and copies more; parameters as for `FusedExchange`.
 
-    It relies on processors that keep the order of stores and of loads (`HAVE_NUMPY`).
+    It needs a processor that reorders neither stores nor loads (`HAVE_NUMPY`).
     """
 
     def __init__(self, memory: Memory, rank: int, direct_bytes: int) -> None:
@@ -448,7 +448,7 @@ class NumpyExchange(_InMemory):
             yield AGAIN
 
     def _call(self, header: Array, array: Array, out: Array) -> Iterator[int]:
-        """Do one call, and yield AGAIN wherever it has to wait; `advance` in C, without resuming by hand."""
+        """Make one call, and yield AGAIN wherever it has to wait; the counterpart of `advance` in C."""
         number = self.calls
         self._memory.headers[self._rank, number & 1] = header
         self.calls = number + 1
@@ -485,7 +485,7 @@ class _Work:
         word, n = int(header[0]), int(header[1])
         self._kind, self._op, self._root = KINDS[word & 255], OPS[word >> 8 & 255], word >> 32
         self._memory, self._rank, self._step = memory, rank, step
-        # A row for each rank where the array or the result has a part for each.
+        # One row per rank, if the array or the result has a part for each rank.
         self._array = array.reshape(memory.size, n) if self._kind == "reduce_scatter" else array.reshape(1, n)
         self._out = out.reshape(memory.size, n) if self._kind == "all_gather" else out.reshape(-1)
         item, chunk = array.itemsize, memory.chunk_bytes
@@ -503,7 +503,7 @@ class _Work:
         return view
 
     def _part(self, turn: int, rank: int) -> slice:
-        """Elements of a step that a rank combines, in an all-reduce that is split."""
+        """Return the elements of a step that a rank combines in a split all-reduce."""
         at = self._at(turn)
         count = at.stop - at.start
         each = _ceil(_ceil(count, self._memory.size), 64) * 64
@@ -554,7 +554,7 @@ REDUCERS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximu
 
 
 def _combined(op: str, sources: list[Array]) -> Array:
-    """Combine in the order of the ranks; float16 in float32, rounded once."""
+    """Combine in the order of the ranks; combine float16 in float32, and round once."""
     dtype = sources[0].dtype
     wide = np.dtype(np.float32) if dtype == np.float16 else dtype
     with np.errstate(all="ignore"):  # as in C
@@ -567,7 +567,7 @@ def _combined(op: str, sources: list[Array]) -> Array:
 
 
 def toward_zero(total: Array, size: int) -> Array:
-    """Divide integers, and round toward zero as C does; int64."""
+    """Divide integers and round toward zero, as C does; return int64."""
     wide = total.astype(np.int64)
     quotient: Array = wide // size
     quotient += (wide < 0) & (quotient * size != wide)

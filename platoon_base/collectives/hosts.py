@@ -32,18 +32,18 @@ _WHY_BYTES = 500
 
 
 class _Note(msgspec.Struct):
-    """Tells the others how a rank's part of the group came about.
+    """A rank's message to the others about a step in forming the group.
 
     Attributes
     ----------
     port : int
-        At which it listens; 0 if it does not.
+        The port at which the rank listens; 0 if it does not.
     token : bytes
     store : int
         The port of the store that a library needs.
     failure : str
     elsewhere : bool
-        Whether that failure is but the consequence of another rank's.
+        Whether the failure is only a consequence of another rank's.
     """
 
     port: int = 0
@@ -56,13 +56,12 @@ class _Note(msgspec.Struct):
 class HostsCollective(HostCollective):
     """One rank of a group of all ranks of several hosts; see `Collective`. Use `form`.
 
-    Its calls, errors and guarantees are those of `HostCollective`, with what differs between hosts: floats are combined
-    on each host in the order of its ranks, and then in the order of the hosts; a rank is absent if its host is lost,
-    and so is one whose link breaks. A cut of the network that ends before its host counts as lost does no harm. Data
-    between hosts are encrypted if the world has a data key.
+    Calls, errors and guarantees are those of `HostCollective`, except: floats are combined on each host in the order of
+    its ranks, then in the order of the hosts; a rank is absent if its host is lost or its link breaks. A network cut
+    that ends before the host counts as lost does no harm. Data between hosts are encrypted if the world has a data key.
 
-    A call that is refused on a rank without a link (its host has more ranks than another) is noticed on the other hosts
-    when a rank of that host comes to its next call.
+    If a call is refused on a rank without a link (its host has more ranks than another), other hosts notice it at the
+    next call of a rank of that host.
 
     Parameters
     ----------
@@ -71,7 +70,7 @@ class HostsCollective(HostCollective):
     index : int
         This rank's index among them.
     world : World
-        Of the ranks of the group, which are numbered 0, 1, ... there.
+        The hosts and the ranks of the group, which are numbered 0, 1, ... in it.
     ranks : sequence of int
         The job's ranks in the group, host by host.
     streams : sequence of (int, Stream)
@@ -80,10 +79,10 @@ class HostsCollective(HostCollective):
     fused : bool, optional
         See `HostCollective.create`.
     library : HostsLibrary, optional
-        Of the first rank of a host, if the world has another back end than links.
+        Only on the first rank of a host, if the world's back end is a library in place of links.
     """
 
-    # Most waits end when something came by a link, so a core is of more use to the others than to a wait.
+    # Most waits end by data from a link, so yield the core early.
     _spins: ClassVar[dict[str, int]] = {"roomy_spins": 50}
 
     def __init__(
@@ -131,13 +130,13 @@ class HostsCollective(HostCollective):
     def form(
         cls, membership: Membership, name: str | HiddenName, world: World, liveness: Liveness, timeout_s: float
     ) -> HostsCollective:
-        """Form the group of all workers launched on all hosts; a meeting of all of them.
+        """Form the group of all workers launched on all hosts; a collective call.
 
         Parameters
         ----------
         membership : Membership
         name : str or HiddenName
-            Of the segment of this host's ranks.
+            Name of the segment of this host's ranks.
         world : World
         liveness : Liveness
         timeout_s : float
@@ -158,7 +157,7 @@ class HostsCollective(HostCollective):
 
 
 class _NamingHosts:
-    """`Liveness` that says on which host a rank is."""
+    """A `Liveness` that adds the host of an absent rank."""
 
     def __init__(self, liveness: Liveness, world: World, ranks: Sequence[int]) -> None:
         self._liveness, self._world, self._ranks = liveness, world, list(ranks)
@@ -203,11 +202,11 @@ def _named(world: World, host: int) -> str:
 
 
 class _ElsewhereError(PlatoonError):
-    """A link cannot be opened because of the other side, which knows why."""
+    """A link cannot be opened because of a failure on the other side, which reports it."""
 
 
 class _Forming:
-    """The steps in which the workers form the group; each ends with a meeting, at which all learn of failures."""
+    """The steps in which the workers form the group; each ends with a rendezvous that reports failures to all."""
 
     def __init__(
         self, membership: Membership, name: str | HiddenName, world: World, liveness: Liveness, timeout_s: float
@@ -224,7 +223,7 @@ class _Forming:
         self._absent_since = time.monotonic()
 
     def run(self) -> tuple[GroupSegment, list[tuple[int, Stream]], HostsLibrary | None]:
-        """Return this host's shared memory, this rank's links, and the library that the world asks for, if any."""
+        """Return this host's shared memory, this rank's links, and the library, if the world's back end is one."""
         deadline = time.monotonic() + self._timeout_s
         notes = self._step("form the collective of all hosts", self._listen)
         if self._index == 0:
@@ -258,7 +257,7 @@ class _Forming:
         self._step(f"connect the hosts by {backend}", connect)
 
     def undo(self) -> None:
-        """Close what was opened."""
+        """Close all that was opened."""
         if self._listener is not None:
             self._listener.close()
         for stream in self._streams.values():
@@ -270,17 +269,17 @@ class _Forming:
             self._shared.unlink()
 
     def _step(self, what: str, do: Callable[[], _Note]) -> dict[int, _Note]:
-        """Do something, meet the others, and raise on all ranks what has failed on one."""
+        """Make one step, wait for the others, and raise on all ranks if it failed on one."""
         error: Exception | None = None
         try:
             note = do()
-        except Exception as exc:  # of any kind: the others wait, and learn of it
+        except Exception as exc:  # any kind: the others wait for this rank and must get the failure
             why = to_bytes(str(exc) or repr(exc), _WHY_BYTES).decode(errors="replace")
             error, note = exc, _Note(failure=why, elsewhere=isinstance(exc, _ElsewhereError))
         try:
             raw = self._membership.meet(what, msgspec.msgpack.encode(note), self._timeout_s)
         except PlatoonError as exc:
-            raise exc if error is None else error from exc  # its own, though the others did not come to hear of it
+            raise exc if error is None else error from exc  # this rank's own failure first
         if error is not None and not isinstance(error, _ElsewhereError):
             raise error
         notes = {rank: msgspec.msgpack.decode(each, type=_Note) for rank, each in raw.items()}
@@ -330,9 +329,9 @@ class _Forming:
         if gone:
             why = self._liveness.why_absent(gone) or f"ranks {gone} are gone"
             raise WorkerLostError(f"a group of all {self._world.size} workers cannot be formed: {why}")
-        # One that has failed waits in the next meeting already; so does one whose link is just being opened.
+        # A rank that has failed is in the next rendezvous already; so is one whose link is just being opened.
         now = time.monotonic()
         if not self._liveness.why_absent(ranks):
             self._absent_since = now
         elif now > self._absent_since + 2 * HANDSHAKE_S:
-            raise _ElsewhereError(f"no link to the ranks {ranks}, which have come to the next meeting")
+            raise _ElsewhereError(f"no link to the ranks {ranks}, which wait in the next step already")

@@ -1,10 +1,10 @@
-"""How one rank of a group over several hosts exchanges arrays: in shared memory on its host, by links between hosts.
+"""The exchange of arrays in a group over several hosts: in shared memory on each host, by links between hosts.
 
-A host's first ranks, as many as the host with the fewest ranks has, have a link each to their counterparts on all other
-hosts: the rails. A large array is combined in shared memory, each rail's rank combines its part with those of the other
-hosts, and the parts are gathered in shared memory; so all links work at the same time, on chunks that follow each
-other. A small array is combined on each host, and its first rank exchanges it with those of the other hosts, as a
-barrier does. Where a host has more ranks than rails, the ranks without one get the result from those that have one.
+The first ranks of each host, as many as the host with the fewest ranks has, are linked to their counterparts on all
+other hosts: the n-th ranks form rail n. A large array is combined in shared memory, the rank of each rail combines its
+part with those of the other hosts, and the parts are gathered in shared memory. So all links are used at the same time,
+on consecutive chunks. A small array is combined on each host, and the first ranks of the hosts exchange it; a barrier
+works likewise. If a host has more ranks than there are rails, the other ranks get the result in shared memory.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ __all__ = ["HostsExchange"]
 Array = np.ndarray[Any, Any]
 Steps = Generator[int, None, None]
 
-SMALL_BYTES = 1 << 16  # up to here the first rank of a host sends an array whole: there is but one step
-MAX_SMALL_BYTES = 1 << 18  # that it sends, to all hosts
-DEPTH = 4  # chunks that are begun at a time
+SMALL_BYTES = 1 << 16  # up to this size the first rank of a host sends an array whole, in a single step
+MAX_SMALL_BYTES = 1 << 18  # limit on the bytes that it sends to all hosts together
+DEPTH = 4  # chunks in flight
 NO_BYTES = np.zeros(0, np.uint8)
-_LIBRARY_S, _LIBRARY_BYTES_PER_S = 10.0, 1e6  # for which, and at which rate, a library is thought to move data
-SPIN_S = 2e-4  # for which a wait looks again and again, giving its core to others in between, before it sleeps
-KEPT = 1024  # headlines: scripts repeat the same few calls
-_SLEEP_S = 0.02  # between two looks whether a rank of this host has failed
-_LINK_POLL_INTERVAL_S = 2e-3  # the same, whether a link can move, while this rank waits in shared memory
-_NAP_S = 5e-5  # between two looks whether a library has ended
+_LIBRARY_S, _LIBRARY_BYTES_PER_S = 10.0, 1e6  # time allowed to a library: a constant, and the size over this rate
+SPIN_S = 2e-4  # a wait polls for this time, yielding its core in between, before it sleeps
+KEPT = 1024  # size of the cache of headlines: scripts repeat the same few calls
+_SLEEP_S = 0.02  # between checks whether a rank of this host has failed
+_LINK_POLL_INTERVAL_S = 2e-3  # between polls of the links while this rank waits in shared memory
+_NAP_S = 5e-5  # between polls of a library
 _ALIGN = 16  # elements
 
 
 class _Plan(NamedTuple):
-    """Holds what is known of a small all-reduce; its headline is kept because it is known by its place in memory."""
+    """The cached plan of a small all-reduce; it keeps the headline, by whose address it is found."""
 
     header: Array
     part: Array  # the headline of its first call among the ranks of a host
@@ -61,24 +61,24 @@ class _Plan(NamedTuple):
 class HostsExchange:
     """An exchange over hosts; indices are those of the group of all hosts, whose ranks are numbered host by host.
 
-    A step of a call is a generator that yields a status of `Exchange.resume` where it waits.
+    A call is a generator that yields a status of `Exchange.resume` wherever it waits.
 
     Parameters
     ----------
     local : Exchange
         Among the ranks of this host.
     memory : Memory
-        Theirs.
+        The memory of these ranks.
     workers : sequence of int
         The number of ranks on each host.
     host, index : int
-        Which host this is, and this rank's index on it.
+        This host, and this rank's index on it.
     links : Links
-        To the counterparts on all other hosts; none if this rank is no rail's.
+        To the counterparts on all other hosts; none if this rank has no rail.
     by_library : bool
-        Whether a library adds large arrays over the hosts, in place of the links.
+        Whether a library sums large arrays over the hosts, in place of the links.
     library : HostsLibrary, optional
-        That of the first rank of a host; the others have none.
+        Only on the first rank of a host.
     """
 
     def __init__(
@@ -99,16 +99,16 @@ class HostsExchange:
         self._rails = min(workers)
         self._firsts = [sum(workers[:h]) for h in range(len(workers))]
         parts = self._rails * self._hosts
-        self._unit = parts * max(1, min(_ALIGN, 4096 // parts))  # elements of which all parts have as many
+        self._unit = parts * max(1, min(_ALIGN, 4096 // parts))  # lengths that are multiples of this have equal parts
         self._has_rail = index < self._rails
         self._even = self._here == self._rails
         self._running: Steps = iter(())  # type: ignore[assignment]
         self._until = 0.0
-        self._within = True  # this rank waits for those of its host
+        self._within = True  # whether this rank waits for ranks of its host
         self._owes: Callable[[Link], bool] = lambda link: False
         self._pending: Pending | None = None
-        self._adding: Array | None = None  # what a library adds
-        self.stall_allowed_until = 0.0  # a library tells nothing of data that move: until then the call may take
+        self._adding: Array | None = None  # the array that a library sums
+        self.stall_allowed_until = 0.0  # a library reports no progress, so the call may take until then
         self._first: Array | None = None  # the headline, until the ranks of this host have compared it
         self._headers: dict[tuple[Any, ...], Array] = {}
         self._plans: dict[int, _Plan] = {}
@@ -151,11 +151,11 @@ class HostsExchange:
                 self._links.report_wait(here)
             return here
         if not self.busy:
-            self._links.pump()  # the question why a rank is absent may have taken long
+            self._links.pump()  # finding out why a rank is absent may have taken long
         found = {member for link in self._links.quiet(self._owes) for member in link.missing}
         pending = self._pending
         if not found and pending is not None and (pending.why_failed() or time.monotonic() > self.stall_allowed_until):
-            found = {link.to.member for link in self._links.all}  # they have left, and the result did not come
+            found = {link.to.member for link in self._links.all}  # they have left without sending the result
         return sorted(found)
 
     def left(self) -> list[int]:
@@ -170,7 +170,7 @@ class HostsExchange:
     def called(self) -> dict[int, Array]:
         """Return the `headline` of the latest call of each rank that came to it."""
         found = {self._firsts[self._host] + q: header for q, header in self._local.called().items()}
-        if self._first is None:  # else the ranks of this host compare what they call
+        if self._first is None:  # otherwise the ranks of this host still compare their calls
             found = {self._firsts[self._host] + self._index: np.frombuffer(self._links.header, np.int64)}
         for link in self._links.all:
             header = link.describe_head()
@@ -239,7 +239,7 @@ class HostsExchange:
                 yield from self._inside("broadcast", "sum", rest, rest)
 
     def _pass_on_here(self, spread: ChunkedAllGather, chunk: int, host: int, whole: Array, part: Array) -> Steps:
-        """Wait for this rank's part of a chunk of another host, and give the whole to all ranks of this one."""
+        """Wait for this rail's part of another host's chunk, and gather the whole chunk for all ranks of this host."""
         if self._has_rail:
             yield from self._wait(lambda: spread.has(host, chunk), lambda link: spread.owes(link.to.host))
         yield from self._from_links(whole, part if self._even and self._rails > 1 else None)
@@ -284,7 +284,7 @@ class HostsExchange:
         return size_bytes <= SMALL_BYTES and size_bytes * (self._hosts - 1) <= MAX_SMALL_BYTES
 
     def _small(self, array: Array, out: Array, op: str) -> Steps:
-        """Combine a small array: on each host, between the first ranks of the hosts, and back."""
+        """Combine a small array: on each host, between the first ranks of the hosts, then broadcast it on each host."""
         yield from self._inside("all_reduce", "sum" if op == "mean" else op, array, out)
         if self._index == 0:
             self._links.announce(as_bytes(out))
@@ -293,7 +293,7 @@ class HostsExchange:
         yield from self._inside("broadcast", "sum", out, out)
 
     def _combine_heads(self, out: Array, op: str) -> None:
-        """Combine this host's array, in ``out``, with those that came with the heads of all other hosts."""
+        """Combine this host's array, in ``out``, with those in the heads of all other hosts."""
         heads = {link.to.host: link.payload for link in self._links.all}
         self._scratch.combine(op, heads, self._host, self._size, out)
 
@@ -328,17 +328,17 @@ class HostsExchange:
             yield from self._inside("broadcast", "sum", rest, rest)
 
     def _by_the_library(self, array: Array, out: Array, op: str) -> Steps:
-        """Combine an array on each host, let a library add those of all hosts, and give the result to all ranks."""
+        """Combine an array on each host, sum over the hosts by a library, and broadcast the result on each host."""
         self.stall_allowed_until = time.monotonic() + _LIBRARY_S + array.nbytes / _LIBRARY_BYTES_PER_S
         if self._library is None:
             yield from self._inside("all_reduce", "sum", array, out)
         else:
-            own = self._adding  # not the user's memory: after a call has failed a library may still write there
+            own = self._adding  # a copy: after a failed call the library may still write into it
             if own is None or (own.dtype, len(own)) != (out.dtype, len(out)):
                 own = self._adding = np.empty_like(out)
             yield from self._inside("all_reduce", "sum", array, own)
             self._links.announce(b"")
-            yield from self._heads()  # else it might add arrays of two calls
+            yield from self._heads()  # otherwise the library might sum arrays of two different calls
             yield from self._added(self._library, own)
             finished(own, op, self._size)
             np.copyto(out, own)
@@ -346,7 +346,7 @@ class HostsExchange:
         self.stall_allowed_until = 0.0
 
     def _chunks(self, array: Array, out: Array, op: str, inner: str) -> Steps:
-        """Combine a large array, whose length has a factor of rails times hosts."""
+        """Combine a large array, whose length is a multiple of rails times hosts."""
         rails, hosts, item = self._rails, self._hosts, array.itemsize
         bounds = chunk_bounds(len(array), item, self._unit)
         count, depth, width = len(bounds), min(DEPTH, len(bounds)), bounds[0][1]
@@ -373,7 +373,7 @@ class HostsExchange:
     def _to_links(
         self, chunk: int, array: Array, out: Array, parts: list[Array], inner: str, reduction: Reduction | None
     ) -> Steps:
-        """Combine a chunk on this host, and let the links begin with this rank's part."""
+        """Combine a chunk on this host, and begin to exchange this rail's part."""
         each = len(array) // self._rails
         source = target = out[self._index * each :][:each]
         if parts:
@@ -388,7 +388,7 @@ class HostsExchange:
             self._links.pump()
 
     def _from_links(self, out: Array, part: Array | None) -> Steps:
-        """Give a chunk, which is complete in parts, to all ranks of this host."""
+        """Gather the parts of a completed chunk for all ranks of this host."""
         each = len(out) // self._rails
         if part is not None:
             yield from self._inside("all_gather", "sum", part[:each], out)
@@ -414,7 +414,7 @@ class HostsExchange:
                 narrow[...] = out
 
     def _scattered(self, array: Array, out: Array, op: str, each: int) -> Steps:
-        """Combine for each host what its ranks keep, each rank's part by its own rail."""
+        """Combine, for each host, the parts of its ranks, each by its own rail."""
         inner = "sum" if op == "mean" else op
         links = self._links
         reduction = Reduction(links, self._host, self._hosts, self._size, op, array.dtype, Chunks([each], 1), False)
@@ -423,7 +423,7 @@ class HostsExchange:
         links.work = reduction
         links.announce(b"")
         for step in range(1, self._hosts + 1):
-            host = (self._host + step) % self._hosts  # its own last
+            host = (self._host + step) % self._hosts  # this host's own part last
             start = self._firsts[host] * each
             share = np.empty(each, array.dtype)
             yield from self._inside("reduce_scatter", inner, array[start:][: each * self._here], share)
@@ -439,7 +439,7 @@ class HostsExchange:
     # ---- Small all-reduces ------------------------------------------------------------------------------------------
 
     def _plan(self, header: Array, array: Array) -> _Plan | None:
-        """Return what is known of a small all-reduce by its headline, and keep it for the next time."""
+        """Return the plan of a small all-reduce for a headline; cache it."""
         word, dtype = int(header[0]), array.dtype
         op = OPS[word >> 8 & 255]
         if word & 255 or is_wide(dtype, op) or not self._is_small(array.nbytes):
@@ -452,7 +452,7 @@ class HostsExchange:
         return plan
 
     def _begin_small(self, plan: _Plan, array: Array, out: Array, patience_s: float) -> int:
-        """Begin a small all-reduce; what `_small` does, quicker if nobody is late."""
+        """Begin a small all-reduce: as `_small`, but faster if no rank is late."""
         self.busy = True
         try:
             status, stage = self._local.begin(plan.part, array, out, patience_s), 0
@@ -473,7 +473,7 @@ class HostsExchange:
         return self.resume(patience_s)
 
     def _exchange_small(self, plan: _Plan, out: Array) -> int:
-        """Exchange a small array with the other hosts, if they are not late."""
+        """Exchange a small array with the other hosts, unless one is late."""
         self._within, self._owes = False, Link.owes_head
         links = self._links
         links.announce(as_bytes(out))
@@ -489,7 +489,7 @@ class HostsExchange:
         return ENDED
 
     def _rest_of_small(self, status: int, stage: int, plan: _Plan, out: Array) -> Steps:
-        """Go on with a small all-reduce: among the ranks of this host, between hosts, or giving them the result."""
+        """Continue a small all-reduce at its stage: on this host, between hosts, or the broadcast of the result."""
         if stage == 0:
             yield from self._go_on(status)
         if self._index == 0 and stage < 2:
@@ -526,7 +526,7 @@ class HostsExchange:
         yield from self._go_on(self._local.begin(header, array, out, self._patience()))
 
     def _go_on(self, status: int) -> Steps:
-        """Go on with a call among the ranks of this host until it has ended."""
+        """Continue a call among the ranks of this host until it has ended."""
         while status != ENDED:
             if status != AGAIN:
                 yield status
@@ -543,11 +543,11 @@ class HostsExchange:
         return min(left_s, _LINK_POLL_INTERVAL_S) if self._links.work is not None or not self._links.sent() else left_s
 
     def _wait(self, done: Callable[[], bool], owes: Callable[[Link], bool]) -> Steps:
-        """Wait for the links until ``done()``; ``owes(link)`` tells what for."""
+        """Wait for the links until ``done()``; ``owes(link)`` returns whether a link has still to deliver."""
         self._within = False
         self._owes = owes
         links, since = self._links, 0.0
-        spin_s = SPIN_S if links.work is None else 0.0  # nobody waits for the first byte of many
+        spin_s = SPIN_S if links.work is None else 0.0  # large data take longer than spinning
         while not done():
             moved = links.pump()
             if links.differ():
@@ -556,7 +556,7 @@ class HostsExchange:
                 yield BROKEN
             now = time.monotonic()
             if now >= self._until:
-                yield AGAIN  # also while data come: another thread may close the group
+                yield AGAIN  # even while data arrive: another thread may close the group
             elif moved:
                 since = 0.0
             else:
@@ -569,15 +569,15 @@ class HostsExchange:
             yield MISMATCH
 
     def _heads(self) -> Steps:
-        """Wait until the counterparts have come to this call, and what was sent to them is gone."""
+        """Wait until the counterparts have begun this call, and all posted data are sent."""
         if self._has_rail:
             links = self._links
             yield from self._wait(lambda: links.heads() and links.sent(), Link.owes_head)
 
     def _added(self, library: HostsLibrary, array: Array) -> Steps:
-        """Replace an array by the sum over the hosts, by the library; all hosts have come to this call."""
+        """Replace an array by the sum over the hosts, by the library; all hosts have begun this call."""
         self._pending = pending = library.begin_sum(array)
-        # A rank that has left has the result, so what this rank needs is on its way.
+        # A rank that has left has the result, so the data for this rank are on their way.
         self._within, self._owes = False, lambda link: not link.left
         since = looked = time.monotonic()
         while not pending.done():

@@ -1,7 +1,7 @@
-"""Sums over hosts by a library that users have, in place of the links between hosts: gloo or MPI.
+"""Sums over hosts by an installed library, gloo or MPI, in place of the links between hosts.
 
-The first rank of each host takes part. It has combined the arrays of its host's ranks in shared memory, the library
-adds those of the hosts, and shared memory gives the result to all. Neither library encrypts.
+The arrays of each host's ranks are combined in shared memory, the first ranks of the hosts sum them by the library, and
+the result is broadcast in shared memory. Neither library encrypts.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ __all__ = ["LIBRARIES", "HostsLibrary", "Pending", "takes"]
 Array = np.ndarray[Any, Any]
 
 _ADDED = frozenset(map(np.dtype, ("float32", "float64", "int32", "int64")))
-_CAUSE_TIMEOUT_S = 1.5  # that the cause of a failure has to become known in: a process has ended, say
-_LIBRARY_TIMEOUT_S = 24 * 3600.0  # for which gloo waits for data; whether a host is lost is found out by other ways
+_CAUSE_TIMEOUT_S = 1.5  # wait for a better reason of a failure, such as the end of a process
+_LIBRARY_TIMEOUT_S = 24 * 3600.0  # gloo's own timeout; lost hosts are detected by the launchers
 
 
 class Pending(Protocol):
-    """A sum that is under way."""
+    """A sum in progress."""
 
     def done(self) -> bool:
-        """Return whether the result is there; False for ever once it has failed."""
+        """Return whether the result is complete; always False after a failure."""
         ...
 
     def why_failed(self) -> str:
-        """Say why it has failed; empty while it has not, or its cause may yet become known in other ways."""
+        """Return why it has failed; empty if it has not, or while a better reason may become known."""
         ...
 
 
 class HostsLibrary(Protocol):
-    """A library that adds arrays of one process per host.
+    """A library that sums arrays of one process per host.
 
     Attributes
     ----------
     port : int
-        That host 0 has opened and the others need to know; 0 for none.
+        The port that host 0 has opened, which the other hosts need; 0 for none.
     """
 
     port: int
@@ -57,16 +57,16 @@ class HostsLibrary(Protocol):
         ...
 
     def begin_sum(self, array: Array) -> Pending:
-        """Begin to replace a contiguous array by the sum over the hosts, each of which calls this in the same order."""
+        """Begin to replace a contiguous array by the sum over the hosts; all make these calls in the same order."""
         ...
 
     def close(self, failed: bool) -> None:
-        """Release the library; where a call has ``failed``, without waiting for the other hosts."""
+        """Release the library; if a call has ``failed``, without waiting for the other hosts."""
         ...
 
 
 def takes(dtype: Any, op: str) -> bool:
-    """Return whether libraries add such arrays as the links do; links combine all others."""
+    """Return whether libraries support this operation on this dtype; links combine all others."""
     return dtype in _ADDED and op in ("sum", "mean")
 
 
@@ -97,9 +97,9 @@ class GlooHosts:
     ----------
     world : World
     port : int
-        Of the store at which the hosts' first ranks find each other; 0 to open it, on host 0.
+        The port of the store by which the hosts' first ranks find each other; 0 to open it, on host 0.
     timeout_s : float
-        How long to wait for them.
+        Bound on the wait for the other hosts.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class GlooHosts:
         )
         self.port = int(self._store.port)
         self._world, self._until = world, time.monotonic() + timeout_s
-        # Now, since it fails where the address is none of this host's, and the others are not to wait for that.
+        # Create the device now: that fails if the address is not this host's, and the others must not wait then.
         self._device = distributed.ProcessGroupGloo.create_device(hostname=world.addresses[world.host])
         self._group: Any = None
 
@@ -136,12 +136,12 @@ class GlooHosts:
     def close(self, failed: bool) -> None:
         """Release the library; where a call has ``failed``, without waiting for the other hosts."""
         if failed and self._group is not None:
-            _keep_for_ever(self._group)  # its end would wait for what never comes
+            _keep_for_ever(self._group)  # its destructor would wait for data that never arrive
         self._group = self._store = self._device = None
 
 
 class _MpiSum:
-    """A sum in a thread of its own: what MPI does without a thread moves twice the bytes for large arrays."""
+    """A sum in a separate thread: MPI's non-blocking sums move twice the bytes for large arrays."""
 
     def __init__(self, array: Array) -> None:
         self.array = array
@@ -149,11 +149,11 @@ class _MpiSum:
         self._failure = ""
 
     def run(self, comm: Any, in_place: Any, op: Any) -> None:
-        """Add; in the thread."""
+        """Make the sum; runs in the thread."""
         try:
             comm.Allreduce(in_place, self.array, op)
             self._done = True
-        except Exception as exc:  # MPI's own, if it does not end the process
+        except Exception as exc:  # errors of MPI, unless it ends the process
             self._failure = str(exc)
 
     def done(self) -> bool:
@@ -164,15 +164,15 @@ class _MpiSum:
 
 
 class MpiHosts:
-    """MPI, by mpi4py: its world is the processes that mpirun has started, one launcher on each host.
+    """MPI, by mpi4py; its world are the processes that mpirun has started, one launcher on each host.
 
-    MPI ends all of them if a process that uses it dies, so the job does not survive the loss of a host.
+    If one of its processes dies, MPI ends all of them, so the job does not survive the loss of a host.
 
     Parameters
     ----------
     world : World
     port, timeout_s
-        Not used: the processes know each other.
+        Not used: mpirun connects the processes.
     """
 
     port = 0
@@ -188,9 +188,9 @@ class MpiHosts:
         self._thread: threading.Thread | None = None
 
     def connect(self) -> None:
-        """Meet the other hosts, which do so at the same time."""
+        """Connect to the other hosts, which do so at the same time."""
         if self._mpi.Is_finalized():
-            raise ConfigurationError("this process has ended its use of MPI already, which cannot be begun again")
+            raise ConfigurationError("this process has finalized MPI already, which cannot be initialized again")
         if not self._mpi.Is_initialized():
             self._mpi.Init_thread()
             self._began = True
@@ -220,8 +220,8 @@ class MpiHosts:
         """Release the library; where a call has ``failed``, without waiting for the other hosts."""
         self._orders.put(None)  # a thread that is in a call stays there, and keeps the array
         if self._began and not failed:
-            # At the very end of the process: it waits for the other hosts, which may wait for this one to leave.
-            # After a failure never: MPI then ends all its processes, which have no other way to end together.
+            # Finalize MPI at exit: it waits for the other hosts, which may wait for this one to leave the job first.
+            # Not after a failure: MPI then ends all its processes.
             finalize = ctypes.cast(ctypes.CDLL(self._mpi.__file__).MPI_Finalize, ctypes.c_void_p)
             ctypes.pythonapi.Py_AtExit(finalize)
             self._began = False

@@ -1,4 +1,4 @@
-"""The links of one rank to its counterparts on the other hosts, as a call over several hosts uses them."""
+"""The links of one rank to its counterparts on the other hosts, for calls over several hosts."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["RESULT", "SHARE", "Counterpart", "Link", "Links", "Work", "as_bytes"
 
 Array = np.ndarray[Any, Any]
 
-# The kinds of records, in the lowest byte of a tag; the other bytes have the number of a chunk. A head begins a call:
-# its headline, and a small array; before it, a rank may report which ranks of its host keep it from the call.
-# Shares are to be combined, results are what a host has combined or sends to others.
+# The kinds of records, in the lowest byte of a tag; the other bytes hold the number of a chunk. A head begins a call:
+# its headline, and a small array. Before it, a rank may report which ranks of its host it waits for. Shares are data to
+# be combined; results are combined data, or data sent as they are.
 HEAD, SHARE, RESULT, BROKEN_CALL, LEAVING, WAITING = range(1, 7)
-_HEADER_BYTES = 64  # of a headline
+_HEADER_BYTES = 64  # size of a headline
 _MAX_REASON = 4096
-_STALL_TIMEOUT_S = 0.5  # after which a counterpart counts as missing whose data are on their way
-_CAUSE_TIMEOUT_S = 1.5  # that the cause of a broken connection has to become known in: its process has ended, say
+_STALL_TIMEOUT_S = 0.5  # after which a counterpart counts as missing although a part of its data has arrived
+_CAUSE_TIMEOUT_S = 1.5  # wait for a better reason of a broken connection, such as the end of a process
 _REMEDY = (
-    ". What was on its way is gone: start the job again, with --resume if it has checkpoints. Does a firewall or a NAT "
+    ". Data in flight are lost: start the job again, with --resume if it has checkpoints. Does a firewall or a NAT "
     "between the hosts cut connections?"
 )
-_FLUSH_S = 0.3  # that a last word has to leave in
+_FLUSH_S = 0.3  # bound on sending the last record
 
 
 class Counterpart(NamedTuple):
@@ -40,7 +40,7 @@ class Counterpart(NamedTuple):
     member : int
         Its index in the group of all hosts.
     rank : int
-        Of the job.
+        In the job.
     name : str
         For messages.
     """
@@ -52,44 +52,44 @@ class Counterpart(NamedTuple):
 
 
 class Work(Protocol):
-    """Takes the data of a call."""
+    """Receives the data of a call."""
 
     def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:
-        """Return where data go that come from a host; None if they are not expected."""
+        """Return the memory for data from a host; None if they are not expected."""
         ...
 
     def done(self, host: int, kind: int, chunk: int, offset: int, length: int) -> None:
-        """Record that they are there."""
+        """Record that the data have arrived."""
         ...
 
 
 class Link:
-    """One connection, and what came by it: a `Receiver`."""
+    """One connection and the `Receiver` of its records."""
 
     def __init__(self, links: Links, to: Counterpart, stream: Stream) -> None:
         self._links = links
         self.to = to
         self.stream = stream
-        self.head: bytearray | None = None  # of the call that this rank is in
-        self.fits = False  # that head: its headline is that of this rank
+        self.head: bytearray | None = None  # received for the current call
+        self.fits = False  # whether its headline equals this rank's
         self.left = self.altered = False
-        self.closed, self.closed_at = "", 0.0  # why, and when
+        self.closed, self.closed_at = "", 0.0  # the reason and the time
         self.moved_at = 0.0
         self._buffer = bytearray()
         self._waits_for: list[int] = []
 
     @property
     def missing(self) -> list[int]:
-        """The members that this link waits for: the counterpart, or those that it waits for itself."""
+        """The members for which this link waits: the counterpart, or those for which that waits in turn."""
         return self._waits_for if self.head is None and self._waits_for and not self.closed else [self.to.member]
 
     @property
     def payload(self) -> memoryview:
-        """The array that came with the head of this call; empty without one, and while the head is still to come."""
+        """The array received in the head of this call; empty if there is none, or no head yet."""
         return memoryview(self.head or b"")[_HEADER_BYTES:]
 
     def owes_head(self) -> bool:
-        """Return whether the head of a call is still to come by this link, or to leave."""
+        """Return whether the head of the call is still to be received or sent."""
         return self.head is None or self.stream.sent < self.stream.posted
 
     def begin(self) -> None:
@@ -101,17 +101,17 @@ class Link:
         kind, links = tag & 255, self._links
         if kind in (SHARE, RESULT) and self.head is not None:
             if not self.fits or links.work is None:
-                return None  # the call has failed, or ends here in this moment
+                return None  # the call has failed, or is just ending here
             place = links.work.place(self.to.host, kind, tag >> 8, offset, length)
             if place is None:
                 raise BrokenStreamError(f"got {length} bytes at {offset} that no call expects", altered=True)
             return place
         if kind in (HEAD, WAITING) and offset == links.call + 1:
-            return None  # of the next call
+            return None  # it belongs to the next call
         known = kind == BROKEN_CALL or (kind == LEAVING and not length)
         if kind == HEAD and offset == links.call and self.head is None:
             known = length >= _HEADER_BYTES
-        elif kind == WAITING and offset <= links.call:  # an earlier call's too: a call need not read all links
+        elif kind == WAITING and offset <= links.call:  # perhaps of an earlier call: calls need not read all links
             known = length % 4 == 0
         if not known:
             raise BrokenStreamError(f"got a record of tag {tag} out of turn", altered=True)
@@ -136,7 +136,7 @@ class Link:
             self._links.on_break(offset, self._buffer[:_MAX_REASON].decode(errors="replace"))
 
     def describe_head(self) -> Array | None:
-        """Return the headline that came, if it can be understood."""
+        """Return the received headline, if it is valid."""
         if self.head is None:
             return None
         header = np.frombuffer(self.head, np.int64, 8)
@@ -147,29 +147,29 @@ class Link:
         return header
 
     def close(self, why: str, altered: bool = False) -> None:
-        """Close the connection, and note why."""
+        """Close the connection and record the reason."""
         if not self.closed:
             self.closed, self.closed_at, self.altered = why, time.monotonic(), altered
             self.stream.close()
 
 
 class Links:
-    """All links of a rank; none if its host has more ranks than some other.
+    """All links of a rank; a rank without a rail has none.
 
     Parameters
     ----------
     streams : iterable of (Counterpart, Stream)
     on_break : callable
-        ``on_break(how, text)``, called when a counterpart reports that a call has failed.
+        ``on_break(how, text)`` is called when a counterpart reports that a call has failed.
 
     Attributes
     ----------
     call : int
-        The number of the call that this rank is in, or was in last.
+        The number of the current or latest call of this rank.
     header : bytes
         Its headline.
     work : Work or None
-        Takes the data of that call.
+        Receives the data of that call.
     """
 
     def __init__(self, streams: Iterable[tuple[Counterpart, Stream]], on_break: Callable[[int, str], None]) -> None:
@@ -185,7 +185,7 @@ class Links:
             self._poll.register(descriptor, 0)
 
     def begin(self, header: Array) -> None:
-        """Begin a call, with its headline."""
+        """Begin a call with this headline."""
         self.header = header.tobytes()
         self.call += 1
         for link in self.all:
@@ -193,14 +193,14 @@ class Links:
         self._reported = []
 
     def announce(self, payload: bytes | memoryview) -> None:
-        """Send the headline of this call to all counterparts, and a small array with it."""
+        """Send the head of this call to all counterparts: the headline, and a small array."""
         content = b"".join((self.header, payload))
         for link in self.all:
             link.stream.post(HEAD, self.call, content)
             self._push(link)
 
     def report_wait(self, members: list[int]) -> None:
-        """Report to all counterparts which members of this host keep this rank from announcing its call."""
+        """Report to all counterparts the members of this host for which this rank waits before its head."""
         if members != self._reported:
             self._reported = members
             for link in self.all:
@@ -208,12 +208,12 @@ class Links:
             self.pump()
 
     def post(self, link: Link, kind: int, chunk: int, start: int, data: memoryview, piece: int) -> None:
-        """Send bytes in pieces; ``start`` is where the receiver counts the first from."""
+        """Send bytes in pieces; ``start`` is the receiver's offset of the first."""
         for at in range(0, len(data), piece):
             link.stream.post(kind | chunk << 8, start + at, data[at : at + piece])
 
     def pump(self, most: int = 16) -> bool:
-        """Send and receive what can be now, ``most`` records by a link; returns whether anything moved."""
+        """Send and receive without blocking, up to ``most`` records per link; return whether anything moved."""
         moved = False
         for link in self.all:
             if link.closed:
@@ -239,7 +239,7 @@ class Links:
             self._drop(link, exc)
 
     def _drop(self, link: Link, why: BrokenStreamError) -> None:
-        """Close a link that is broken, but first receive what came before: it may say why."""
+        """Close a broken link, but first receive records from before the break: they may hold the reason."""
         try:
             while not why.altered and link.stream.pull(link):
                 pass
@@ -254,7 +254,7 @@ class Links:
             self._poll.unregister(descriptor)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until something can move, or for so long."""
+        """Wait until data can be sent or received, at most ``timeout_s``."""
         for link in self.all:
             if not link.closed:
                 mask = 0 if link.stream.held else select.POLLIN
@@ -270,15 +270,15 @@ class Links:
             time.sleep(timeout_s)
 
     def sent(self) -> bool:
-        """Return whether the system has taken all that was posted."""
+        """Return whether all posted data are sent."""
         return all(link.stream.sent == link.stream.posted for link in self.all)
 
     def heads(self) -> bool:
-        """Return whether the heads of this call have come by all links."""
+        """Return whether the heads of this call have arrived by all links."""
         return all(link.head is not None for link in self.all)
 
     def agree(self) -> bool:
-        """Return whether the heads have come, and all counterparts make this call."""
+        """Return whether all heads have arrived, and all counterparts make this call."""
         return all(link.fits for link in self.all)
 
     def differ(self) -> bool:
@@ -286,13 +286,13 @@ class Links:
         return any(link.head is not None and not link.fits for link in self.all)
 
     def quiet(self, owes: Callable[[Link], bool]) -> list[Link]:
-        """List the links that owe data and by which nothing has moved for a while."""
+        """Return the links that owe data and have stalled."""
         before = time.monotonic() - _STALL_TIMEOUT_S
         owing = [link for link in self.all if owes(link)]
         return [link for link in owing if link.closed or link.head is None or link.moved_at < before]
 
     def broken(self, owes: Callable[[Link], bool]) -> str:
-        """Say which link is broken that owes data; empty if none is, or its cause may become known yet."""
+        """Describe a broken link that owes data; empty if there is none, or while a better reason may become known."""
         now = time.monotonic()
         for link in self.all:
             if link.closed and (link.altered or now > link.closed_at + _CAUSE_TIMEOUT_S) and owes(link):

@@ -1,13 +1,13 @@
-"""The data of one call that pass between hosts by a rank's links, and their combination.
+"""The data of one call that a rank's links exchange between hosts, and their combination.
 
-In a broadcast or an all-gather arrays of one host go to all others. In an all-reduce or a reduce-scatter each host
-combines a part of the whole:
+In a broadcast or an all-gather arrays of one host are sent to all others. In an all-reduce or a reduce-scatter each
+host combines a part of the whole:
 
-    share[g, h]  := the part that host h combines, of what the ranks of host g have combined
+    share[g, h]  := the part that host h combines, of the array that the ranks of host g have combined
     result[h]    := op(share[0, h], ..., share[H-1, h])
 
-Each host sends every other its share and, of an all-reduce, its result. So a host sends 2 (H-1)/H of the array, which
-is the least, in two steps, whatever the number of hosts. Chunks follow each other without waiting.
+Each host sends every other host its share and, in an all-reduce, its result. So a host sends 2 (H-1)/H of the array,
+which is the minimum, in two steps for any number of hosts. Chunks are sent without waiting for earlier ones.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ __all__ = [
 
 Array = np.ndarray[Any, Any]
 
-_LINE = 64  # bytes to which memory is aligned
+_LINE = 64  # alignment of memory, in bytes
 _KEPT = 64
 CHUNK_BYTES, _SHORTEST_CHUNK = 1 << 22, 1 << 20  # of the whole array
-_CHUNKS = 8  # of an array that is not large: the links wait for the first, and the ranks of the host for the last
+_CHUNKS = 8  # of a smaller array: links are idle during the first chunk, and the host's ranks wait for the last
 _SHORTEST_PIECE, _LONGEST_PIECE = 1 << 15, 1 << 18  # bytes of a record
 _ALIGN = 16  # elements
 
 
 def is_wide(dtype: Any, op: str) -> bool:
-    """Return whether an operation is done in float32."""
+    """Return whether an operation on this dtype is computed in float32."""
     return bool(dtype == np.float16 and op in ("sum", "prod", "mean"))
 
 
 def chunk_bounds(elements: int, item: int, unit: int) -> list[tuple[int, int]]:
-    """Cut an array into chunks, whose lengths have the factor ``unit`` as the array's has.
+    """Cut an array into chunks, whose lengths are multiples of ``unit``, as the array's length is.
 
     Parameters
     ----------
     elements, item : int
-        Of the array; one at least, and bytes of one.
+        Number of elements, at least one, and bytes per element.
     unit : int
 
     Returns
     -------
     list of (int, int)
-        The first element of each chunk, and the one behind its last.
+        Start and end of each chunk, in elements.
     """
     chunk_bytes = min(max(elements * item // _CHUNKS, _SHORTEST_CHUNK), CHUNK_BYTES)
     most = max(chunk_bytes // item // unit * unit, unit)
@@ -69,13 +69,13 @@ def chunk_bounds(elements: int, item: int, unit: int) -> list[tuple[int, int]]:
 
 
 def _piece_of(share: int, item: int) -> int:
-    """Choose the elements of a record, for parts of so many: a few each, that one follows the other."""
+    """Choose the number of elements per record, so that a part of ``share`` elements has several records."""
     size = min(max(share * item // 4, _SHORTEST_PIECE), _LONGEST_PIECE)
     return max(size // item // _ALIGN * _ALIGN, _ALIGN)
 
 
 class _Silent:
-    """`numpy.errstate` that ignores everything, in a quarter of the time."""
+    """`numpy.errstate(all="ignore")` in a quarter of the time."""
 
     def __init__(self) -> None:
         self._before: Any = None
@@ -89,12 +89,12 @@ class _Silent:
 
 
 def silent() -> Any:
-    """Return a context in which NumPy does not warn of overflows and the like."""
+    """Return a context in which NumPy does not warn about overflows and the like."""
     return _Silent() if hasattr(np, "seterrobj") else np.errstate(all="ignore")  # which is quick since NumPy 2
 
 
 def finished(total: Array, op: str, size: int) -> None:
-    """Divide a sum in place, if it is to be a mean over so many ranks."""
+    """Divide a sum in place by the number of ranks, if the operation is a mean."""
     if op == "mean":
         if total.dtype.kind == "f":
             np.divide(total, total.dtype.type(size), out=total)
@@ -108,11 +108,11 @@ def combined(op: str, shares: list[Array], own: int, size: int, out: Array) -> N
     Parameters
     ----------
     shares : list of ndarray
-        Scratch memory, which is overwritten, but that of the host ``own`` (-1 for none).
+        Overwritten, except the share of host ``own`` (-1 for none).
     size : int
-        Number of ranks, by which a mean divides.
+        Number of ranks, the divisor of a mean.
     out : ndarray
-        Where the result goes; may be the own share.
+        Receives the result; may be the own share.
     """
     function = REDUCERS[op]
     with silent():
@@ -123,9 +123,9 @@ def combined(op: str, shares: list[Array], own: int, size: int, out: Array) -> N
 
 
 class ReductionScratch:
-    """Memory in which arrays that every host combines for itself lie as they do on all others.
+    """Scratch memory with the same alignment on all hosts, for arrays that every host combines itself.
 
-    A loop of NumPy may take another way through memory of another alignment, and give a NaN another sign there.
+    NumPy may choose different loops for different alignments, which may give a NaN different signs.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ class ReductionScratch:
         out[...] = result
 
     def _rows(self, dtype: Any, count: int) -> tuple[list[Array], Array]:
-        """Return an array for each host, and one for the result; they are used again for arrays like these."""
+        """Return an array for each host, and one for the result; cached by dtype and size."""
         found = self._kept.get((dtype, count))
         if found is None:
             size_bytes = count * dtype.itemsize
@@ -162,25 +162,25 @@ class ReductionScratch:
 
 
 class _Chunk:
-    """The state of one chunk, from its begin to its end."""
+    """The state of one chunk in flight."""
 
     def __init__(self, target: Array, width: int, pieces: int, results_bytes: int) -> None:
-        self.share: Array | None = None  # this host's own
+        self.share: Array | None = None  # this host's own share
         self.target, self.width = target, width  # width: elements of a host's part
-        self.left = pieces  # to combine
-        self.bytes_left = results_bytes  # of other hosts
-        self.marks: list[int] = []  # records of each link that belong to this chunk or one before
+        self.left = pieces  # still to combine
+        self.bytes_left = results_bytes  # still to receive from other hosts
+        self.marks: list[int] = []  # for each link, the number of records posted up to the end of this chunk
 
 
 class Chunks(NamedTuple):
-    """How an array is cut.
+    """The chunks of an array.
 
     Attributes
     ----------
     widths : list of int
         Elements of a host's part of each chunk.
     depth : int
-        Chunks that may be begun at a time.
+        Maximum number of chunks in flight.
     """
 
     widths: list[int]
@@ -188,19 +188,19 @@ class Chunks(NamedTuple):
 
 
 class Reduction:
-    """Combines, over hosts, what each host's ranks have combined; a `Work`.
+    """Combines arrays over hosts, after the ranks of each host have combined theirs; a `Work`.
 
     Parameters
     ----------
     links : Links
     host, hosts, size : int
-        Which host this is, how many there are, and how many ranks they have.
+        This host, the number of hosts, and the number of all ranks.
     op : str
         One of `OPS`.
     dtype : dtype
     chunks : Chunks
     results : bool
-        Whether every host gets the results of the others.
+        Whether every host receives the results of the others.
     """
 
     def __init__(
@@ -218,33 +218,33 @@ class Reduction:
         self._dtype, self._item = dtype, dtype.itemsize
         widths, depth = self._widths, self._depth = chunks
         self._results = results
-        self._piece = _piece_of(widths[0], self._item)  # elements that are sent at a time
+        self._piece = _piece_of(widths[0], self._item)  # elements per record
         self._pieces = [-(-width // self._piece) for width in widths]
         room = max(widths)
-        # For each chunk at a time, and each other host, the shares that came.
+        # Received shares, for each chunk in flight and each other host.
         self._shares: Array = np.empty((min(depth, len(widths)), hosts, room), dtype)
         self._bytes = as_bytes(self._shares)
         self._arrived = [np.zeros(count, np.int32) for count in self._pieces]
         self._chunks: dict[int, _Chunk] = {}
         self._targets: dict[int, memoryview] = {}
-        self._combined = [0] * len(widths)  # pieces
-        self._reach = {link.to.host: 0 for link in links.all}  # bytes that came from each
+        self._combined = [0] * len(widths)  # number of combined pieces per chunk
+        self._reach = {link.to.host: 0 for link in links.all}  # bytes received from each host
         others = sum(widths) * self._item
         self._whole = others * 2 if results else others
 
     def owes(self, host: int) -> bool:
-        """Return whether data of a host are still to come."""
+        """Return whether data of a host are still to be received."""
         return bool(self._reach[host] < self._whole)
 
     def begin(self, chunk: int, source: Array, target: Array) -> None:
-        """Begin a chunk: send its shares.
+        """Begin a chunk and send its shares.
 
         Parameters
         ----------
         source : ndarray, shape (hosts * width,)
-            What the ranks of this host have combined, contiguous.
+            Combined by the ranks of this host; contiguous.
         target : ndarray, shape (hosts * width,), or (width,) without results
-            Where the results go: ``source`` itself, or other memory.
+            Receives the results; ``source`` itself or other memory.
         """
         self.expect(chunk, target)
         width = self._widths[chunk]
@@ -253,7 +253,7 @@ class Reduction:
         self.own(chunk, source[self._host * width :][:width])
 
     def expect(self, chunk: int, target: Array) -> None:
-        """Make known where the results of a chunk go."""
+        """Set the memory for the results of a chunk."""
         width = self._widths[chunk]
         results_bytes = width * self._item * (self._hosts - 1) if self._results else 0
         self._chunks[chunk] = _Chunk(target, width, self._pieces[chunk], results_bytes)
@@ -266,7 +266,7 @@ class Reduction:
                 self._links.post(link, SHARE, chunk, 0, as_bytes(share), self._piece * self._item)
 
     def own(self, chunk: int, share: Array) -> None:
-        """Give this host's own share, and combine what has come already."""
+        """Set this host's own share, and combine the pieces that have arrived already."""
         self._chunks[chunk].share = share
         for piece in np.flatnonzero(self._arrived[chunk] == self._hosts - 1):
             self._combine(chunk, int(piece))
@@ -321,7 +321,7 @@ class Reduction:
             state.marks = [link.stream.posted for link in self._links.all]
 
     def ended(self, chunk: int) -> bool:
-        """Return whether a chunk is complete here, and all that others need of it is sent."""
+        """Return whether a chunk is complete here, and all data for other hosts are sent."""
         state = self._chunks.get(chunk)
         if state is None or state.left or state.bytes_left:
             return False
@@ -333,17 +333,17 @@ class Reduction:
 
 
 class ChunkedAllGather:
-    """Sends a block of this host to all others, and receives theirs, in chunks; each rail has a part of each chunk.
+    """Sends this host's block to all others and receives theirs, in chunks; each rail transfers a part of each chunk.
 
     Parameters
     ----------
     links : Links
     host : int
-        Which host this is.
+        This host.
     rails, rail : int
-        How many there are, and which one this rank has, if any.
+        The number of rails, and this rank's rail, if any.
     blocks : mapping of int to ndarray of uint8
-        For each host that has one. Their lengths have a factor of 64 times ``rails``.
+        For each host that has one. Their lengths are multiples of 64 times ``rails``.
     chunk_bytes : int
     """
 
@@ -359,7 +359,7 @@ class ChunkedAllGather:
         self._memory = {h: as_bytes(block) for h, block in blocks.items() if h != host}
 
     def chunk(self, number: int) -> Iterator[tuple[int, Array, Array]]:
-        """For each host whose block has this chunk: the host, the chunk, and this rail's part of it."""
+        """Yield, for each host whose block has this chunk, the host, the chunk, and this rail's part of it."""
         for host, block in self._blocks.items():
             whole = block[number * self._width : (number + 1) * self._width]
             if len(whole):
@@ -376,15 +376,15 @@ class ChunkedAllGather:
         self._links.pump()
 
     def _until(self, host: int, number: int) -> int:
-        """Bytes that come from a host until it has sent its part of this chunk."""
+        """Return the bytes received from a host once its part of this chunk is complete."""
         return min((number + 1) * self._width, len(self._blocks[host])) // self._rails
 
     def has(self, host: int, number: int) -> bool:
-        """Return whether this rail's part of a chunk of a host is there."""
+        """Return whether this rail's part of a host's chunk has arrived."""
         return self._came[host] >= self._until(host, number)
 
     def owes(self, host: int) -> bool:
-        """Return whether a host has still to send something."""
+        """Return whether data of a host are still to be received."""
         return host in self._came and self._came[host] * self._rails < len(self._blocks[host])
 
     def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:

@@ -1,4 +1,4 @@
-"""The collective of a job of one: the reference of all others."""
+"""The collective of a single worker, which is also the reference for all others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["LocalCollective", "LocalFactory"]
 
 
 class LocalCollective:
-    """A group of one rank, on ndarrays or anything with ``copy``, ``reshape`` and item assignment: GpuArrays."""
+    """A group of one rank, for ndarrays and other arrays with ``copy``, ``reshape`` and item assignment (GpuArrays)."""
 
     rank, size = 0, 1
 
@@ -62,7 +62,7 @@ class LocalCollective:
 
 
 class LocalFactory:
-    """Forms the groups of a job of one."""
+    """Forms the groups of a single worker."""
 
     def host(self, timeout_s: float) -> Collective:
         """Return a group of one that takes ndarrays."""

@@ -1,6 +1,6 @@
-"""A group of CUDA devices, one for each rank, that NCCL combines: memory by its address, on any framework's stream.
+"""A process group on CUDA devices, one per rank, by NCCL: memory is given by address, with any framework's stream.
 
-NCCL waits for ever for a rank that is gone: a thread and a guard in C watch the others meanwhile.
+NCCL waits forever for a dead rank, so a thread and a guard in C watch the other ranks; see `device_faults`.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ _BY_ADDRESS, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST = 64, 8, 16, 32
 class NcclGroup:
     """One rank of a group.
 
-    Calls are queued on the stream that is given and return at once.
+    Calls are queued on the given stream and return at once.
 
     Parameters
     ----------
     ordinal : int
-        Number of the device, as the driver counts.
+        Number of the device, as the CUDA driver counts.
     unique_id : bytes
         From `new_unique_id` on one of the ranks.
     ranks : tuple of int
-        Of the job, in order.
+        Ranks of the job, in order.
     index : int
         This worker's index among them.
     liveness : Liveness
     call_counter : ndarray, shape (1,) int64
-        The word of the job's state in which the others see this worker's latest call.
+        The word of the job's state that holds this worker's latest call.
     timeout_s : float
         Bound on the wait for the others.
 
@@ -54,9 +54,9 @@ class NcclGroup:
     Raises
     ------
     WorkerLostError
-        If one of the others is gone.
+        If one of the other ranks has left or died.
     CollectiveTimeoutError
-        If some did not come in time.
+        If some rank did not make the call in time.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class NcclGroup:
     def reduce_scatter(
         self, source: int, target: int, count: int, dtype: str, op: str, stream: int, timeout_s: float
     ) -> None:
-        """Combine, and keep this rank's ``count`` elements."""
+        """Combine as `all_reduce` does; write this rank's ``count`` elements to the target."""
         kind, code = OP_CODES[op], DTYPE_CODES[dtype]
         call = self._comm.reduce_scatter
         self._make(_REDUCE_SCATTER + kind, code, count, timeout_s, call, source, target, count, code, kind, stream)
 
     def all_gather(self, source: int, target: int, count: int, dtype: str, stream: int, timeout_s: float) -> None:
-        """Put the ``count`` elements of each rank one behind the other."""
+        """Concatenate the ``count`` elements of each rank."""
         code = DTYPE_CODES[dtype]
         self._make(_ALL_GATHER, code, count, timeout_s, self._comm.all_gather, source, target, count, code, stream)
 
@@ -106,22 +106,22 @@ class NcclGroup:
         self._make(_BROADCAST + root, code, count, timeout_s, self._comm.broadcast, address, count, code, root, stream)
 
     def require_sound(self) -> None:
-        """Raise why the group can be used no more, if that is so: what was queued last may not have been combined."""
+        """Raise if the group is broken; the results of the latest calls are undefined then."""
         self._watch.require_sound()
 
     def close(self) -> None:
-        """Wait for the calls that are queued, unless the group is broken, and let go of the communicator."""
+        """Wait for the queued calls, unless the group is broken, and drop the communicator."""
         if self._watch.stopped:
             return
         try:
             if self._watch.broken is None:
                 self._driver.finish()
         finally:
-            # Destroying the communicator would wait for the others: its memory stays until the process ends.
+            # Destroying the communicator would wait for the others, so its memory is kept until the process ends.
             self._watch.stop()
 
     def _make(self, kind: int, dtype: int, count: int, timeout_s: float, call: Callable[..., None], *args: int) -> None:
-        """Make a call, and give the reason if NCCL fails in it because another rank is gone."""
+        """Make a call; if NCCL fails because another rank is gone, raise that reason."""
         require_timeout(timeout_s)
         self._watch.begin(sign(_BY_ADDRESS + kind, dtype, count), timeout_s)
         try:
@@ -133,7 +133,7 @@ class NcclGroup:
 
 
 class _Joining:
-    """The forming of a group, in a thread, as nothing ends NCCL's wait for a rank that died on its way there."""
+    """Forms a group in a thread, since nothing can end NCCL's wait for a rank that dies meanwhile."""
 
     def __init__(self, driver: Driver, unique_id: bytes, size: int, index: int) -> None:
         self._driver = driver
@@ -143,7 +143,7 @@ class _Joining:
         self._thread = threading.Thread(target=self._join, name="platoon-nccl-join", daemon=True)
 
     def wait(self, others: Sequence[int], liveness: Liveness, timeout_s: float) -> Communicator:
-        """Form it, and wait for the others."""
+        """Form the group and wait for the other ranks."""
         deadline = time.monotonic() + timeout_s
         self._thread.start()
         while self._thread.is_alive():
@@ -164,7 +164,7 @@ class _Joining:
         try:
             with self._driver.entered():
                 comm = Communicator(*self._arguments)
-                # The first call connects the devices, and may wait for the others as long as they need.
+                # The first call connects the devices, and waits for the others; the caller has the timeout.
                 number = self._driver.allocate(4)
                 stream = self._driver.new_stream()
                 comm.all_reduce(number, number, 1, DTYPE_CODES["float32"], OP_CODES["sum"], stream)

@@ -1,4 +1,4 @@
-"""Collective operations on arrays of devices that have no collectives of their own: by way of the host."""
+"""Collective calls on arrays of devices without collectives of their own, staged through the host."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class StagedCollective:
     host : Collective
         For ndarrays; closed together with this one.
     empty : callable, optional
-        ``empty(like, shape)`` makes a device array of this shape, with the dtype and on the device of ``like``. By
-        default that is done as pygpu does it, with the function ``empty`` of the module of the array's class.
+        ``empty(like, shape)`` makes a device array of this shape, with the dtype and device of ``like``. The default
+        calls the function ``empty`` of the module of the array's class, as in pygpu.
 
     Notes
     -----
@@ -84,16 +84,16 @@ class StagedCollective:
 
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
-        """Let the others know if this rank does not make the call."""
+        """Report to the others if this rank raises before it makes the call."""
         try:
             yield
         except BaseException as exc:
-            if hasattr(self._host, "refuse"):  # only a group of several can be broken
+            if hasattr(self._host, "refuse"):  # only groups of several ranks can break
                 self._host.refuse(exc)
             raise
 
     def _target(self, array: Any, more: int, out: Any) -> Any:
-        """Return where the result goes, of ``more`` dimensions than the array, checked or made before all else."""
+        """Return the array for the result, with ``more`` extra dimensions: ``out``, checked, or a new one."""
         require_dtype(array)
         shape = tuple(array.shape)
         if more < 0 and shape[:1] != (self.size,):
@@ -116,7 +116,7 @@ def _fetch(array: Any) -> np.ndarray[Any, Any]:
         raise ConfigurationError(
             f"got {type(array).__name__}: pass a NumPy array, or one of a device, such as GpuArray"
         )
-    # A device's own copy may be read-only, or memory of the device after all.
+    # The array made by the device may be read-only, or still be memory of the device.
     staged = np.asarray(array)
     return staged if staged.flags.carray and staged.flags.owndata else np.array(staged, order="C")
 

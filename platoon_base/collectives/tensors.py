@@ -1,7 +1,7 @@
-"""Collectives on torch's tensors: on CUDA devices by NCCL, without torch.distributed, and else by way of the host.
+"""Collective calls on torch's tensors: on CUDA devices by NCCL, otherwise through the host.
 
-`torch.distributed` would do as well, but for two things: once it has a default group, Keras wraps models by itself, and
-its own watchdog ends the process of a worker that waits, before the user is told who is gone.
+`torch.distributed` is not used for two reasons: once it has a default group, Keras wraps models by itself; and its
+watchdog would end a waiting process before the user gets an error that names the absent rank.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["HostTensors", "NcclTensors"]
 
 Tensor = Any
 
-_STAGED = 64  # shapes whose page-locked memory is kept
+_STAGED = 64  # number of shapes whose page-locked memory is cached
 
 
 class _DType(NamedTuple):
     name: str
-    divides: bool  # NCCL's mean of integers is not asked for: it is rounded toward zero here as everywhere
+    divides: bool  # integers: sum by NCCL, then divide toward zero, as all back ends do
 
     def op(self, name: str) -> str:
-        """Return what NCCL is asked for."""
+        """Return the operation that NCCL makes."""
         return "sum" if name == "mean" and self.divides else name
 
 
@@ -43,7 +43,7 @@ class NcclTensors:
     Parameters
     ----------
     group : NcclGroup
-        On the device.
+        The group of this device.
     device : torch.device
     """
 
@@ -123,15 +123,14 @@ class NcclTensors:
 
 
 class HostTensors:
-    """Combines tensors as arrays of the host, those of devices by a copy there and back.
+    """Combines tensors as ndarrays; tensors of devices are copied to the host and back.
 
-    Sums of a device's tensors go through page-locked memory that is kept: fresh memory would take longer than both
-    copies.
+    All-reduces of device tensors use cached page-locked memory, since allocating it takes longer than both copies.
 
     Parameters
     ----------
     host : Collective
-        For ndarrays; closed by its owner.
+        The group for ndarrays; borrowed.
     """
 
     def __init__(self, host: Collective) -> None:
@@ -146,7 +145,7 @@ class HostTensors:
         _require_on_host(array)
         key = array.device, array.shape, array.dtype
         staged = self._staged.pop(key, None) or _Staged(array)
-        self._staged[key] = staged  # the newest is last
+        self._staged[key] = staged  # keeps the most recently used last
         if len(self._staged) > _STAGED:
             del self._staged[next(iter(self._staged))]
         values = staged.fetch(array)
@@ -173,7 +172,7 @@ class HostTensors:
         self._host.barrier(timeout_s=timeout_s)
 
     def close(self) -> None:
-        """Do nothing: the host's group is another's."""
+        """Do nothing: the host's group is borrowed."""
 
 
 class _Staged:
@@ -184,7 +183,7 @@ class _Staged:
         self._sent = torch.cuda.Event()
 
     def fetch(self, array: Tensor) -> np.ndarray[Any, Any]:
-        """Copy a tensor to the host, behind the work on torch's current stream, and wait for it."""
+        """Copy a tensor to the host, after the work on torch's current stream, and wait for the copy."""
         self._sent.synchronize()
         self._memory.copy_(array.detach(), non_blocking=True)
         torch.cuda.current_stream(array.device).synchronize()
@@ -224,7 +223,7 @@ def _require_fit(out: Tensor, shape: tuple[int, ...], array: Tensor) -> None:
 
 
 def _require_on_host(array: Tensor) -> None:
-    """Raise `ConfigurationError` unless the host can combine such tensors."""
+    """Raise `ConfigurationError` unless the host supports the dtype."""
     _require_dtype(array)
     if array.dtype is torch.bfloat16:
         raise ConfigurationError("got a tensor of dtype torch.bfloat16: the host has no such sums; pass tensor.float()")

@@ -1,5 +1,5 @@
-"""The controller: the loop that serves requests, and the processes it starts, watches and ends.
+"""The controller: the loop that answers requests and starts, watches and ends the worker processes.
 
-The job makes a `Controller`; the launcher names the program that the workers run. The `restart_policy` decides, without
-input or output, which workers are started again.
+The job creates a `Controller`; the launcher passes the command of the workers. `restart_policy` decides, without
+input or output, which workers are restarted.
 """

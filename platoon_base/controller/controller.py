@@ -1,4 +1,4 @@
-"""The loop that feeds the coordinator: messages, ended processes, timers, signals. It sleeps until one comes."""
+"""The controller's loop: it passes requests, ended processes, timers and signals to the coordinator."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Controller:
     job_state : JobState
     coordinator : Coordinator
     children : WorkerProcesses
-        The workers that were started; late joiners are added here.
+        The workers' processes; late joiners are added.
     holds_lock : callable
-        ``holds_lock(rank)`` returns whether that worker holds its lock in the memory of the job's state.
+        ``holds_lock(rank)`` returns whether that worker holds its liveness lock in the job's state.
     options : ControllerOptions
     saving : JobSaving, optional
         The checkpoints of the job.
@@ -92,12 +92,12 @@ class Controller:
         self._hosts = hosts
 
     def serve(self, signals: StopSignals | None = None) -> Result:
-        """Serve until every worker has ended; SIGINT, SIGTERM and SIGHUP end them all, the second one at once.
+        """Serve until every worker has ended; SIGINT, SIGTERM or SIGHUP ends all workers, a second one kills them.
 
         Parameters
         ----------
         signals : StopSignals, optional
-            That is open already.
+            Signals that are caught already; opened here by default.
 
         Raises
         ------
@@ -118,7 +118,7 @@ class Controller:
                 self._keep_to_budget()
                 self._reporting.observe(now)
             if self._saving is not None:
-                # Served meanwhile, or the other hosts would take this one to be lost.
+                # Serve while the last checkpoint is written: other hosts must not take this one to be lost.
                 serve = functools.partial(self._take_what_came, signals, [], _SLEEP_WHILE_STOPPING_S)
                 self._saving.save_the_end(lambda: self.ending.asked < 2, serve)
             self.ending.take_own(signals.take())
@@ -126,7 +126,7 @@ class Controller:
         return self.departures.result(self._reporting.seconds(), self.ending.signal)
 
     def _take_what_came(self, signals: StopSignals, fds: Sequence[int], sleep_s: float) -> tuple[set[int], float]:
-        """Wait, and take requests and signals; returns the file descriptors that can be read, and the time."""
+        """Wait for requests and signals and handle them; return the readable file descriptors and the time."""
         requests, ready = self._server.wait(sleep_s, [signals.fd, *fds])
         now = time.monotonic()
         for received in requests:
@@ -136,14 +136,14 @@ class Controller:
         return ready, now
 
     def _end_waits(self, now: float) -> None:
-        """Answer the waits whose deadline has passed."""
+        """Answer requests that wait and whose deadline has passed."""
         if self._coordinator.next_deadline is not None:
             self._progress_watch.poll(now)
             self._requests.carry_out(self._coordinator.tick(now, self._progress_watch.last))
 
     @property
     def remaining(self) -> set[int] | None:
-        """Ranks that take part or are expected, None before the first is known of; other threads may ask for it."""
+        """Ranks that take part or are expected; None before the first is known. Other threads may read it."""
         roster = self._coordinator.roster
         return roster.remaining if len(roster) else None
 
@@ -161,7 +161,7 @@ class Controller:
         return max(0.0, wake - now)
 
     def _answer_observer(self, request: msg.Watch | msg.AskStory | msg.EndJob) -> msg.Reply:
-        """Answer somebody who takes no part in the job."""
+        """Answer an observer of the job, which is no worker."""
         if request.protocol != msg.PROTOCOL:
             text = f"got protocol {request.protocol}, this job speaks {msg.PROTOCOL}; use the version that started it"
             return msg.Failure(kind="ProtocolError", message=text)
@@ -173,7 +173,7 @@ class Controller:
         return msg.Done()
 
     def _awaits_external_workers(self) -> bool:
-        """Return whether workers that the user starts by hand are still to come, though none runs at the moment."""
+        """Return whether externally launched workers have yet to join, though none runs at the moment."""
         roster = self._coordinator.roster
         if not roster.external or self._children.stopping:
             return False
@@ -194,7 +194,7 @@ class Controller:
             self._children.adopt(late.rank, pid, holds_lock, lambda late=late: late.phase.gone)  # type: ignore[misc]
 
     def _save_last(self, shared: Shared) -> None:
-        """Save a center that the workers are letting go of."""
+        """Save a center that the workers are about to release."""
         if self._hosts is not None:
             self._hosts.couriers.center_dropped()
         if self._saving is not None:
@@ -211,7 +211,7 @@ class Controller:
             self._hosts.couriers.center_made(event)
 
     def decide(self, event: Callable[[Coordinator], list[Action]]) -> None:
-        """Let the coordinator decide about an event on another host."""
+        """Pass an event of another host to the coordinator and carry out its actions."""
         self._requests.carry_out(event(self._coordinator))
 
     def _keep_to_budget(self) -> None:

@@ -1,4 +1,4 @@
-"""Consequences of the end of a worker: it is started again, the others go on or not, and one of them leads."""
+"""Consequences of the end of a worker: a restart, the end of the job, or another leader."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["Departures", "fatal", "leader_of", "lost_leader", "shared_nothing"]
 
 log = logging.getLogger(__name__)
 
-_RESTART_GRACE_S = 0.8  # nothing that a worker saves then is of use: all go on from the checkpoint
+_RESTART_GRACE_S = 0.8  # short: all workers go on from the checkpoint, so they need no time to save
 
 
 def leader_of(snapshot: Snapshot) -> int:
-    """Return the lowest rank that is not lost; 0 if all are."""
+    """Return the leader: the lowest rank that is not lost; 0 if all are."""
     launched = [each for each in snapshot.participants if each.launched]
     return min((each.rank for each in launched if each.phase is not Phase.LOST), default=0)
 
 
 def fatal(ended: Exit, progress: Progress, fail_fast: str) -> str:
-    """Say why the others are not to go on after the end of a worker; empty if they are.
+    """Return why the end of a worker ends the job; empty if the other workers go on.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def fatal(ended: Exit, progress: Progress, fail_fast: str) -> str:
         return ""
     if fail_fast == "always":
         return f"worker {ended.rank} failed ({ended}): the job ends, as --fail-fast asks"
-    # A script that counts no steps may be in the midst of its work: it has met others, and no adapter has said so.
+    # A script that has made collective calls without an adapter may count no steps: it may have trained already.
     counts = progress.bound or not progress.waits
     began = progress.steps > progress.steps_before_start or progress.exchanges or not counts
     if began or failure is None or failure.kind == INTERRUPTED:
@@ -59,15 +59,15 @@ def fatal(ended: Exit, progress: Progress, fail_fast: str) -> str:
 
 
 def lost_leader(exits: Sequence[Exit], steps: int, led: Sequence[int]) -> str:
-    """Say what did not happen because rank 0 has failed, while others went on to their end; empty if that is not so.
+    """Return what was not done because rank 0 failed, if others went on to their end; otherwise empty.
 
     Parameters
     ----------
     exits : sequence of Exit
     steps : int
-        Those that rank 0 had made.
+        The steps that rank 0 had made.
     led : sequence of int
-        The ranks that have taken its role over.
+        The ranks that have been the leader since.
     """
     ended_well = [ended.rank for ended in exits if ended.status == 0]
     if not ended_well or not any(ended.rank == 0 and ended.status for ended in exits):
@@ -86,7 +86,7 @@ def lost_leader(exits: Sequence[Exit], steps: int, led: Sequence[int]) -> str:
 
 
 def shared_nothing(exits: Sequence[Exit], adopted: Collection[int], coordinator: Coordinator) -> tuple[int, ...]:
-    """Name the launched workers of several that did their work, and did it alone."""
+    """Return the launched workers, of several, that ended well and never exchanged anything with the others."""
     if coordinator.roster.size < 2:
         return ()
     ended_well = {ended.rank for ended in exits if ended.status == 0}
@@ -94,7 +94,7 @@ def shared_nothing(exits: Sequence[Exit], adopted: Collection[int], coordinator:
 
 
 class Departures:
-    """Decides what follows from the end of a worker, and keeps how all have ended.
+    """Handles the ends of workers and records how each has ended.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Departures:
     coordinator : Coordinator
     children : WorkerProcesses
     decide : callable
-        ``decide(event)`` has the actions of ``event(coordinator)`` carried out.
+        ``decide(event)`` carries out the actions that ``event(coordinator)`` returns.
     options : ControllerOptions
     saving : JobSaving or None
         The checkpoints of the job.
@@ -110,9 +110,9 @@ class Departures:
     Attributes
     ----------
     exits : list of Exit
-        Of the workers that are not started again.
+        Of the workers that are not restarted.
     failed : list of Exit
-        Of the workers that failed, in this order, also those that are started again.
+        Of the workers that failed, in order, including those that are restarted.
     adopted : set of int
         The workers that the controller did not start.
     """
@@ -137,17 +137,17 @@ class Departures:
         self._shows = options.observer is not None
         self._saving = saving
         self._policy = RestartPolicy(options.max_restarts, has_checkpoints=saving is not None)
-        self._fatal: Exit | None = None  # after which the others were ended
-        self._ends_all: Exit | None = None  # the same, to start all again
+        self._fatal: Exit | None = None  # the failure that ended the job
+        self._ends_all: Exit | None = None  # the failure that led to a restart of all workers
 
     def worker_ended(self, ended: Exit) -> None:
-        """Record that a process has ended: inform the coordinator, start it again, or end the job."""
+        """Handle the end of a process: inform the coordinator, then restart it or end the job where needed."""
         participant = self._coordinator.roster[ended.rank]
         present = participant.phase.present
         if self._job_state.progress(ended.rank).exchanges:
             self._coordinator.cooperated.add(ended.rank)
         if ended.rank in self.adopted and present:
-            ended = ended._replace(status=1)  # only its parent knows the status, but it never said goodbye
+            ended = ended._replace(status=1)  # the status is unknown here; it did not leave in order
         device = f"{participant.device}, " if participant.device else ""
         log_file = f", see {ended.log_file.absolute()}" if ended.log_file is not None else ""
         self._job_state.write_text(ended.rank, "ending", f"{device}{ended}{log_file}")
@@ -164,13 +164,13 @@ class Departures:
             self._end_if_fatal(ended)
 
     def _note_failure(self, ended: Exit) -> None:
-        """Keep a worker that failed; the end that a signal has brought about is no failure."""
+        """Record a worker that failed; an end by a signal to all workers is no failure."""
         follows = ended.failure is None or ended.failure.follows
         if ended.status and not (self._children.stopping and follows):
             self.failed.append(ended)
 
     def _end_if_fatal(self, ended: Exit) -> None:
-        """End the job if the others are not to go on."""
+        """End the job if the end of this worker is fatal."""
         if self._children.stopping or not self._children.running:
             return
         why = fatal(ended, self._job_state.progress(ended.rank), self._fail_fast)
@@ -181,7 +181,7 @@ class Departures:
             self._children.stop(self._grace_s)
 
     def _start_again(self, ended: Exit) -> bool:
-        """Start a worker that failed again, if the policy says so; returns whether it did."""
+        """Restart a worker that failed, if the policy says so; return whether it was restarted."""
         if ended.status == 0:
             return False
         coordinator = self._coordinator
@@ -199,7 +199,7 @@ class Departures:
         if warning:
             log.warning("%s", warning)
         if restart is Restart.ALL:
-            self._coordinator.story.add("job", [], "", "ends, to start all workers again", warning)
+            self._coordinator.story.add("job", [], "", "ends, to restart all workers", warning)
             self._ends_all = ended
             self._children.stop(_RESTART_GRACE_S)
         return restart is Restart.THIS_ONE and self._start_one_again(ended.rank, warning)
@@ -216,9 +216,9 @@ class Departures:
         return True
 
     def host_returns(self, ranks: Sequence[int]) -> str:
-        """Expect the workers of a host that was lost again; returns why not if they cannot come."""
+        """Expect the workers of a lost host again; return why they cannot be readmitted, or ''."""
         if self._coordinator.bound:
-            return "the workers need each other (averaged gradients), so one that was lost cannot come again alone"
+            return "the workers need each other (averaged gradients), so a lost one cannot be restarted alone"
         if self._children.stopping or self._job_state.stopping or not self._children.running:
             return "the job is ending"
         for rank in ranks:
@@ -232,18 +232,18 @@ class Departures:
         Parameters
         ----------
         seconds : float
-            How long it ran.
+            How long the job ran.
         ended_by : signal.Signals or None
-            The signal that ended it, if one did.
+            The signal that ended the job, if one did.
         """
         interrupted = ended_by is not None
         status = max((ended.status for ended in self.exits), default=0)
         for ended in (self._ends_all, self._fatal):
-            status = status if ended is None else ended.status  # that of the others is by the signal that ended them
+            status = status if ended is None else ended.status  # the others show just the signal
         if ended_by is not None:
             status = 128 + ended_by
         failed = first_failure([ended for ended in self.exits if ended in self.failed])
-        # A fatal failure is the reason itself.
+        # A fatal failure is the cause itself, not the reason given to the other workers.
         reason = "" if self._fatal is not None else self._job_state.stop_reason
         ended_well = [ended.rank for ended in self.exits if ended.status == 0 and self._fatal is None]
         how_far = epochs_reached(self._job_state.progress(rank) for rank in ended_well)

@@ -1,4 +1,4 @@
-"""The end of a job by a signal, or because a person asks for it."""
+"""The end of a job by a signal or by `platoon stop`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Ending"]
 
 
 class Ending:
-    """Ends the workers by signals: after the first one they have time to save, the second one kills them.
+    """Ends the workers: after the first signal they have a grace period to save, a second signal kills them.
 
     Parameters
     ----------
@@ -30,9 +30,9 @@ class Ending:
     Attributes
     ----------
     signal : signal.Signals or None
-        The first one that came.
+        The first one received.
     asked : int
-        How often the end was asked for.
+        How often the end was requested.
     """
 
     def __init__(self, children: WorkerProcesses, job_state: JobState, story: Story, grace_s: float) -> None:
@@ -46,7 +46,7 @@ class Ending:
         self._signalled_elsewhere = False
 
     def take_own(self, signals: Iterable[signal.Signals]) -> None:
-        """Take the signals that this process has got."""
+        """Handle the signals that this process has received."""
         for number in signals:
             if self._signalled_elsewhere:  # an engine signals the launchers of all hosts
                 self._signalled_elsewhere = False
@@ -54,13 +54,13 @@ class Ending:
                 self._end(number, number.name, self._grace_s)
 
     def take_of_other_host(self, number: signal.Signals, again: bool) -> None:
-        """End the job because the launcher of another host got a signal; at once if it has got one before."""
+        """End the job because the launcher of another host received a signal; kill the workers at its second one."""
         if again or not self.asked:
             self._signalled_elsewhere = not again
             self._end(number, number.name, self._grace_s)
 
     def take_request(self, request: msg.EndJob) -> None:
-        """End the job as `platoon stop` asks, unless it has been ending since before."""
+        """End the job as `platoon stop` requests, unless it was ending before the request."""
         if request.sent_at > self._since:
             grace_s = self._grace_s if request.grace_s is None else request.grace_s
             self._end(signal.SIGINT, STOPPED_FROM_OUTSIDE, grace_s)
@@ -69,7 +69,7 @@ class Ending:
         self.asked += 1
         if self.signal is not None:
             self._story.add("job", [], "", "is ended at once", f"{reason} once more")
-            self._children.kill()  # asked twice: no more patience
+            self._children.kill()
         else:
             self._story.add("job", [], "", "stops", reason)
             self._since = time.monotonic()

@@ -1,4 +1,4 @@
-"""Options of a controller: callbacks, the budget, restarts and the end."""
+"""Options of a controller: callbacks, the budget, restarts and how the job ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ControllerOptions"]
 
 @dataclass(frozen=True)
 class ControllerOptions:
-    """Callbacks of a job, and when it ends. `JobOptions` documents the fields."""
+    """The options that a controller uses; see `JobOptions` for the fields."""
 
     handler: UserHandler | None = None
     observer: Callable[[Snapshot], None] | None = None

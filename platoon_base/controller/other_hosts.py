@@ -21,19 +21,19 @@ class HostsCouriers(Protocol):
     """The couriers of a job; see `platoon_base.multihost.courier_table.CourierTable`."""
 
     def center_made(self, made: CenterMade) -> None:
-        """Have the center of a host brought together with those of the others."""
+        """Start the exchanges between the center of a host and those of the others."""
         ...
 
     def center_source(self, source: CenterSource) -> None:
-        """Have the centers of all hosts begin with the values of one that is not host 0's."""
+        """Fill the centers of all hosts with the initial values of one other than host 0."""
         ...
 
     def round_met(self, met: RoundReached) -> None:
-        """Have hosts exchange what their workers have contributed to a round."""
+        """Start the exchange of the hosts' contributions to a round."""
         ...
 
     def center_dropped(self) -> None:
-        """End that: the workers have let go of their parameters."""
+        """End the exchanges: the workers have released their parameters."""
         ...
 
 
@@ -44,7 +44,7 @@ class OtherHosts(Protocol):
 
     @property
     def couriers(self) -> HostsCouriers:
-        """The couriers of the present job."""
+        """The couriers of the current run of the job."""
         ...
 
     def relayed(self, local: ServerChannel) -> ServerChannel:
@@ -67,7 +67,7 @@ class OtherHosts(Protocol):
         job_state : JobState
         files : JobFiles
         is_held : callable
-            ``is_held(rank)`` returns whether a worker of any host holds its lock in the memory of this one.
+            ``is_held(rank)`` returns whether a worker of any host holds its liveness lock, as known on this host.
         roster : Roster
         children : WorkerProcesses
         controller : Controller
@@ -80,7 +80,7 @@ class OtherHosts(Protocol):
         ...
 
     def saved(self, about: About, folder: Path) -> None:
-        """Let the other hosts know what a checkpoint says: they write one themselves if this host is lost."""
+        """Send the description of a checkpoint to the other hosts, which save the job if this host is lost."""
         ...
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""The controller's news of a job: a snapshot, a report, the result."""
+"""Types with which a controller reports about a job: snapshots, values of workers, the result."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = [
     "stop_cause",
 ]
 
-_SENT = 500  # characters of a value
-STOPPED_FROM_OUTSIDE = "platoon stop"  # the reason
-UNSAVED = 2  # the status of a job whose workers have ended well, and whose end is in no checkpoint
+_SENT = 500  # characters of a value in a message
+STOPPED_FROM_OUTSIDE = "platoon stop"  # the reason to stop
+UNSAVED = 2  # status of a job whose workers ended well, but whose last checkpoint could not be written
 
 
 class Snapshot(NamedTuple):
@@ -38,12 +38,12 @@ class Snapshot(NamedTuple):
     stop_reason: str | None
     seconds: float
     missed_checkpoints: int = 0
-    failed: Sequence[Exit] = ()  # so far, also those that were started again
+    failed: Sequence[Exit] = ()  # so far, including those that were restarted
     interrupted: bool = False  # whether a signal or ``platoon stop`` ends the job
-    failing: Collection[int] = ()  # workers that an exception ends, whose processes may still be there
+    failing: Collection[int] = ()  # workers whose script has raised, though their processes may still run
 
     def to_message(self) -> msg.Seen:
-        """Return it for somebody who looks at the job from outside, without the failures."""
+        """Return a message for observers of the job, without the failures."""
         return msg.Seen(
             workers=[
                 msg.SeenWorker(
@@ -63,8 +63,8 @@ class Snapshot(NamedTuple):
 
     @classmethod
     def of_message(cls, seen: msg.Seen) -> Snapshot:
-        """Return what `to_message` was made of; raises TypeError for the progress of another version."""
-        # The signals' reasons; a failure is not told apart in another process.
+        """Undo `to_message`; raises TypeError if the sender is of another version, with other progress rows."""
+        # An interruption is recognized by the reason, since the message does not say it.
         interrupted = seen.stop.startswith("SIG") or seen.stop == STOPPED_FROM_OUTSIDE
         return cls(
             [Participant(each.rank, each.launched, Phase(each.phase), device=each.device) for each in seen.workers],
@@ -78,17 +78,17 @@ class Snapshot(NamedTuple):
 
 
 class Reported(NamedTuple):
-    """Values that a worker has just reported.
+    """Values that a worker has just reported, and how far the job is.
 
     Attributes
     ----------
     values : mapping
     spent : Spent
-        How far the job was.
+        How much of its budget the job has spent.
     syncs : float
-        Synchronizations of a launched worker, on average.
+        Mean number of synchronizations of a launched worker.
     rule : str
-        The rule with its arguments, or its name if it does not tell them; empty while no parameters are shared.
+        The rule with its arguments, or only its name if they are unknown; empty while no parameters are shared.
     """
 
     values: Mapping[str, float | str]
@@ -107,27 +107,27 @@ class Result(NamedTuple):
     seconds : float
         From the start of the controller to the end of the last worker.
     stopped_by : str
-        What ended the job: the reason of the common stop, the signal, the first failure if no worker ended well, or
+        What ended the job: the reason of the vote to stop, the signal, the first failure if no worker ended well, or
         "end of script", with the epoch if that is not the last one.
     reported : mapping
-        The last value of everything that workers reported.
+        The last value of each name that workers reported.
     exits : list of Exit
-        In the order in which the processes ended, without those that were started again.
+        In the order in which the processes ended, without those that were restarted.
     interrupted : bool
         Whether a signal to the controller ended the job.
     restarts : int
-        How often workers are started again; a restart of all counts as one.
+        Number of restarts; a restart of all workers counts as one.
     again : bool
-        Whether all workers are to be started again, since one that was lost cannot come again alone.
+        Whether all workers are to be restarted, since a lost one cannot be restarted alone.
     shared_nothing : tuple of int
-        Of several workers those that ended well, and have neither exchanged parameters with the center nor combined
-        anything with others.
+        The workers, of several, that ended well and have neither synchronized with the center nor made a collective
+        call.
     checkpoints : Tally or None
-        The outcome of the checkpoints, if there were to be any. A job whose end is not saved is no success.
+        The outcome of the checkpoints, if the job had any. A job whose last one is missing is no success.
     failed : Exit or None
-        The worker that failed first, though others may have gone on to the end.
+        The worker that failed first, even if others went on to their end.
     lost_leader : str
-        What did not happen because rank 0 has failed; empty if nothing.
+        What was not done because rank 0 failed; empty if nothing.
     joined : int
         How many workers have joined the running job.
     """
@@ -148,25 +148,25 @@ class Result(NamedTuple):
 
     @property
     def first_failure(self) -> str:
-        """The worker that failed first and why, in a line; empty if none failed."""
+        """The worker that failed first, and why, in one line; empty if none failed."""
         return "" if self.failed is None else f"worker {self.failed.rank}: {self.failed.cause}"
 
     def with_failures_allowed(self) -> Result:
-        """Return a success if one worker ended well and nobody stopped the job; otherwise this result as it is."""
+        """Return a success if some worker ended well and the job was not interrupted; otherwise this result."""
         ended_well = any(ended.status == 0 for ended in self.exits)
         unsaved = self.checkpoints is not None and self.checkpoints.unsaved
         return self._replace(status=UNSAVED if unsaved else 0) if ended_well and not self.interrupted else self
 
 
 def first_failure(exits: Sequence[Exit]) -> Exit | None:
-    """Return the worker that failed first, before those that failed because another was gone; None if none failed."""
+    """Return the first failure, preferring one that is not due to the loss of another worker; None if none failed."""
     failed = [ended for ended in exits if ended.status]
     follows = {ended.rank: ended.failure is not None and ended.failure.follows for ended in failed}
     return min(failed, key=lambda ended: (follows[ended.rank], ended.at), default=None)
 
 
 def stop_cause(reason: str | None, failed: Exit | None, some_ended_well: bool, how_far: str = "") -> str:
-    """Say in a line what ended a job: a reason to stop, the end of the script, or a failure.
+    """Return in one line what ended a job: a reason to stop, the end of the script, or a failure.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def stop_cause(reason: str | None, failed: Exit | None, some_ended_well: bool, h
 
 
 def epochs_reached(progress: Iterable[Progress]) -> str:
-    """Say how far workers came that ended before the last epoch, as by EarlyStopping; empty if they did not."""
+    """Return the epoch reached if workers ended before the last one, as with EarlyStopping; otherwise empty."""
     far = max(progress, key=lambda each: each.epoch, default=None)
     if far is None or not 0 < far.epoch < far.last_epoch:
         return ""

@@ -1,4 +1,4 @@
-"""Start, watch and stop the worker processes of a job; every end of one becomes an `Exit`."""
+"""The worker processes of a job: start, watch and stop them. Each end becomes an `Exit`."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Exit(NamedTuple):
     rank : int
     status : int
         Exit status as a shell shows it: 128 + n for a process that died of signal n. 0 for an adopted process,
-        whose status only its own parent learns.
+        whose status only its own parent can read.
     log_file : Path or None
-        Where its output went, if it was started here.
+        The file with its output, if it was started here.
     why : str
-        Why the status is not the process's own, such as a signal that all were sent; empty if it is.
+        Why the status is not the process's own, such as a signal to all workers; empty if it is.
     failure : Failure or None
-        The exception that ended its script, if it has written one.
+        The exception that ended its script, if one was recorded.
     log_begin : int
-        Where in its log, in bytes, its output begins: behind that of an earlier process of its rank.
+        Offset in its log, in bytes, at which its output begins, after that of earlier processes of its rank.
     at : float
         When it failed or ended, in seconds since the epoch.
     """
@@ -70,7 +70,7 @@ class Exit(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """How it ended and why, in a line."""
+        """How it ended and why, in one line."""
         if self.failure is None or (self.failure.kind == "SystemExit" and self.failure.text.isdigit()):
             return f"{self}{f' ({self.failure.where})' if self.failure is not None and self.failure.where else ''}"
         where = f" ({self.failure.where})" if self.failure.where else ""
@@ -78,7 +78,7 @@ class Exit(NamedTuple):
 
 
 class _Remote(NamedTuple):
-    """A worker of another host: how to signal it there, and to start it again."""
+    """A worker of another host: callbacks that signal and restart it there."""
 
     signal: Callable[[signal.Signals], None]
     start_again: Callable[[], None]
@@ -87,7 +87,7 @@ class _Remote(NamedTuple):
 class WorkerProcesses:
     """The worker processes of one job, by rank.
 
-    Each one started here leads a process group of its own, so that its descendants end with it.
+    Each process started here leads its own process group, so that its descendants end with it.
     """
 
     def __init__(self) -> None:
@@ -99,8 +99,8 @@ class WorkerProcesses:
         self._fork_server: ForkServer | None = None
         self._stages: list[tuple[float, signal.Signals | None]] = []  # when to send which signal; None: stop waiting
         self._stopping = False
-        self._killed_by: dict[int, str] = {}  # the signals that all were sent after SIGINT, and why
-        self._collected: list[Exit] = []  # ended, and not returned by `reap` yet
+        self._killed_by: dict[int, str] = {}  # signals sent to all after SIGINT, and why
+        self._collected: list[Exit] = []  # ended processes that `reap` has not returned yet
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
         """Start one worker; its output goes to ``log_file``, or to this process's own.
@@ -108,7 +108,7 @@ class WorkerProcesses:
         Raises
         ------
         OSError, PlatoonError
-            If it cannot be started, or not be watched.
+            If it cannot be started or watched.
         """
         self._note(Start(rank, command, environment, log_file))
         try:
@@ -123,19 +123,19 @@ class WorkerProcesses:
     def start_forked(
         self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]
     ) -> None:
-        """Start workers from one process that has imported the modules in ``preload``; if that fails, each by itself.
+        """Fork workers from one process that has imported the modules in ``preload``; if that fails, start each itself.
 
-        They are among `running` from now on; `reap` watches them from when they are there.
+        They count as `running` at once; `reap` watches them once they are forked.
         """
         for start in starts:
             self._note(start)
         try:
             self._fork_server = ForkServer(program, args, preload, starts)
         except (OSError, ValueError) as exc:
-            self._start_one_by_one(starts, f"cannot prepare workers in common ({exc})")
+            self._start_one_by_one(starts, f"cannot start the fork server ({exc})")
 
     def _note(self, start: Start) -> None:
-        """Note where the output of a new process will begin, and remove the error of an earlier one."""
+        """Record where the output of a new process begins, and remove the recorded exception of an earlier one."""
         self._starts[start.rank] = start
         self._log_begins[start.rank] = 0
         if start.log_file is not None:
@@ -145,12 +145,12 @@ class WorkerProcesses:
                 error_file(start.log_file).unlink()
 
     def _start_one_by_one(self, starts: Sequence[Start], why: str) -> None:
-        log.warning("%s: they start one by one", why)
+        log.warning("%s: the workers start one by one", why)
         for start in starts:
             self.start(*start)
 
     def _take_forked(self, server: ForkServer) -> None:
-        """Watch the workers that the fork server has forked; if it failed start them one by one."""
+        """Watch the workers that the fork server has forked; if it failed, start them one by one."""
         code, pids = server.finish()
         self._fork_server = None
         if code == 0:
@@ -159,11 +159,11 @@ class WorkerProcesses:
         elif self.stopping:
             self._collected += [Exit(start.rank, exit_status(code)) for start in server.starts]
         else:
-            ended = f"preparing workers in common ended with {Exit(-1, exit_status(code))}"
+            ended = f"the fork server ended with {Exit(-1, exit_status(code))}"
             self._start_one_by_one(server.starts, f"{ended}, see {server.starts[0].log_file}")
 
     def take_over(self, start: Start, pid: int) -> None:
-        """Watch a worker that was forked for this process and is its child now."""
+        """Watch a worker that the fork server has forked and that is a child of this process now."""
         self._starts[start.rank] = start
         try:
             self._children[start.rank] = child = ChildProcess(pid)
@@ -174,7 +174,7 @@ class WorkerProcesses:
             child.signal(signal.SIGKILL)  # it has missed the earlier signals
 
     def start_again(self, rank: int) -> None:
-        """Start a worker that has ended by the same command once more, with its output after the first one's."""
+        """Restart a worker that has ended, by the same command; its output is appended to the same log."""
         if rank in self._remote:
             self._remote[rank].start_again()
             self._remote_running.add(rank)
@@ -184,7 +184,7 @@ class WorkerProcesses:
     def watch_remote(
         self, rank: int, signal_it: Callable[[signal.Signals], None], start_again: Callable[[], None]
     ) -> None:
-        """Count a worker that the launcher of another host starts as running, until `remote_ended`."""
+        """Count a worker of another host as running until `remote_ended`."""
         self._remote[rank] = _Remote(signal_it, start_again)
         self._remote_running.add(rank)
 
@@ -200,45 +200,45 @@ class WorkerProcesses:
             self._children[rank].signal(number)
 
     def adopt(self, rank: int, pid: int | None, holds_lock: Callable[[], bool], has_left: Callable[[], bool]) -> None:
-        """Watch a worker that somebody else started.
+        """Watch a worker that was not started here.
 
         Parameters
         ----------
         rank : int
         pid : int or None
-            None if its process id means nothing here. Then its lock is watched, and it is never signalled.
+            None if it is in another pid namespace. Then its lock is watched, and it is never signalled.
         holds_lock, has_left : callable
-            Tell whether the worker holds its lock, and whether it has said goodbye.
+            Return whether the worker holds its liveness lock, and whether it has left in order.
         """
-        if pid == os.getpid():  # nobody is to wait for the end of this process, nor to end it
+        if pid == os.getpid():  # a worker in this very process is neither awaited nor signalled
             self._collected.append(Exit(rank, 0))
             return
         try:
             self._children[rank] = LockHolder(holds_lock, has_left) if pid is None else ForeignProcess(pid)
         except ProcessLookupError:
             self._collected.append(Exit(rank, 0))
-        except (OSError, OverflowError, ValueError):  # no file descriptor left, for instance
+        except (OSError, OverflowError, ValueError):  # for instance: too many open files
             self._children[rank] = LockHolder(holds_lock, has_left)
 
     @property
     def fds(self) -> list[int]:
-        """File descriptors that become readable when there is something to `reap`."""
+        """File descriptors that become readable once `reap` returns something."""
         server = [] if self._fork_server is None else [self._fork_server.fd]
         return server + [child.fd for child in self._children.values() if child.fd is not None]
 
     @property
     def some_without_fd(self) -> bool:
-        """Whether a process may have ended though none of `fds` can be read."""
+        """Whether some process has no file descriptor in `fds`, so that its end must be polled."""
         return bool(self._collected) or any(child.fd is None for child in self._children.values())
 
     @property
     def running(self) -> set[int]:
-        """Ranks whose process has not been seen to end."""
+        """Ranks whose process has not ended as far as is known."""
         to_fork = [] if self._fork_server is None else [start.rank for start in self._fork_server.starts]
         return {*self._children, *self._remote_running, *to_fork, *(ended.rank for ended in self._collected)}
 
     def reap(self) -> list[Exit]:
-        """Collect the processes that ended since the last call, and kill what is left of their process groups."""
+        """Collect the processes that ended since the last call, and kill the rest of their process groups."""
         if self._fork_server is not None and self._fork_server.ready:
             self._take_forked(self._fork_server)
         for rank, child in list(self._children.items()):
@@ -259,17 +259,17 @@ class WorkerProcesses:
         self._collected.append(self._explained(Exit(rank, ended.status, log_file, ended.why, failure, begin, at)))
 
     def _explained(self, ended: Exit) -> Exit:
-        """Say of a worker that died of a signal that was sent to all why it was sent."""
+        """Add the reason to the exit of a worker that was killed by a signal to all."""
         if ended.why or ended.status - 128 not in self._killed_by:
             return ended
         number = ended.status - 128
         return ended._replace(why=f"killed by {signal.Signals(number).name}, {self._killed_by[number]}")
 
     def stop(self, grace_s: float = GRACE_S) -> None:
-        """Begin to end all processes; call `escalate` again and again until none is running.
+        """Begin to end all processes; call `escalate` repeatedly until none is running.
 
-        They get SIGINT at once, SIGTERM after ``grace_s`` seconds and SIGKILL half a second later. Five seconds after
-        that nobody waits any longer for those that still run.
+        They get SIGINT at once, SIGTERM after ``grace_s`` seconds and SIGKILL half a second later. Those that still run
+        five seconds after that are abandoned.
         """
         if not self._stopping:
             self._stopping = True
@@ -304,19 +304,19 @@ class WorkerProcesses:
             self._abandon([rank for rank, child in self._children.items() if isinstance(child, LockHolder)])
 
     def _abandon(self, ranks: Sequence[int]) -> None:
-        """Stop waiting for processes that nothing here can end."""
+        """Stop waiting for processes that SIGKILL does not end."""
         for rank in ranks:
             log.warning("rank %d is %s", rank, _LEFT_RUNNING)
             self._remove(rank, Ended(1, _LEFT_RUNNING))
 
     def _abandon_all(self) -> None:
-        """Stop waiting for all that still runs."""
+        """Stop waiting for all processes that still run."""
         self._abandon(list(self._children))
         for rank in list(self._remote_running):
             log.warning("rank %d is %s", rank, _LEFT_RUNNING)
             self.remote_ended(Exit(rank, 1, why=_LEFT_RUNNING))
         if self._fork_server is not None:
-            log.warning("the process that prepares the workers is %s", _LEFT_RUNNING)
+            log.warning("the fork server is %s", _LEFT_RUNNING)
             self._fork_server.give_up()
             starts, self._fork_server = self._fork_server.starts, None
             self._collected += [Exit(start.rank, 1, start.log_file, _LEFT_RUNNING) for start in starts]
@@ -342,7 +342,7 @@ class WorkerProcesses:
 def _open_process(
     command: Sequence[str], environment: Mapping[str, str], log_file: Path | None
 ) -> subprocess.Popen[bytes]:
-    """Start a process at the head of a session of its own; its output goes to a log, or to this process's own."""
+    """Start a process as the leader of a new session; its output goes to a log, or to this process's output."""
     with contextlib.ExitStack() as stack:
         output = stack.enter_context(os.fdopen(open_log(log_file), "ab", 0)) if log_file is not None else None
         return subprocess.Popen(

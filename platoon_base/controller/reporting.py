@@ -1,4 +1,4 @@
-"""Reports of a controller while it serves: snapshots for a display, values of workers, the budget spent."""
+"""The callbacks of a controller while it serves: snapshots for a display, values of workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Reporting:
     Attributes
     ----------
     next_due : float
-        When to call the observer next; infinity if there is none.
+        When the observer is called next; infinity if there is none.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Reporting:
         return time.monotonic() - self._began
 
     def observe(self, now: float, at_once: bool = False) -> None:
-        """Call the observer if it is time, or if a worker has failed."""
+        """Call the observer if it is due, or if a worker has failed since the last call."""
         failures = len(self._departures.failed)
         if self._observer is None or not (at_once or now >= self.next_due or failures != self._shown_failures):
             return
@@ -77,7 +77,7 @@ class Reporting:
             list(coordinator.roster.values()),
             {rank: self._job_state.progress(rank) for rank in coordinator.roster},
             coordinator.reported,
-            self._job_state.stop_reason or None,  # also that of a signal
+            self._job_state.stop_reason or None,  # includes signals
             now - self._began,
             tally.missed,
             list(self._departures.failed),
@@ -85,13 +85,13 @@ class Reporting:
         )
 
     def spent(self) -> Spent:
-        """Return what the job has spent of its budget."""
+        """Return how much of its budget the job has spent."""
         launched, now = self._launched(), time.monotonic()
         began = min((each.started for each in launched if each.started), default=now)
         return Spent(sum(each.steps for each in launched) / max(1, len(launched)), now - began, now - self._began)
 
     def take_report(self, values: Mapping[str, float | str]) -> None:
-        """Pass on what a worker has reported."""
+        """Pass on the values that a worker has reported."""
         if self._on_report is None:
             return
         shared, launched = self._coordinator.shared, self._launched()

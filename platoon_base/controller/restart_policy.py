@@ -1,4 +1,4 @@
-"""The restart policy: a worker that failed is started again alone, or all workers are, or nobody is."""
+"""The restart policy: after a failure restart the failed worker, all workers, or none."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ __all__ = ["Restart", "RestartPolicy", "Verdict", "WorkerFailed"]
 
 
 class WorkerFailed(NamedTuple):
-    """A worker ended badly.
+    """The failure of a worker, as input of the policy.
 
     Attributes
     ----------
     rank : int
     adopted : bool
-        Whether it had joined by itself: nobody knows how to start it.
+        Whether it joined by itself, so that its command is unknown.
     stopping : bool
         Whether the job stops anyway.
     bound : bool
-        Whether the workers need each other, so that this one cannot come again alone.
+        Whether the workers need each other, so that this one cannot be restarted alone.
     centers_dropped : int
-        Number of centers that the workers have released: those before hold nothing to go on from.
+        Number of centers that the workers have released; a restarted worker could not continue from them.
     host_lost, some_host_lost : bool
-        Whether its host is lost, or any: then not all workers can be started again.
+        Whether its host, or any host, is lost; then not all workers can be restarted.
     """
 
     rank: int
@@ -36,22 +36,22 @@ class WorkerFailed(NamedTuple):
 
 
 class Restart(enum.Enum):
-    """Whom to start again."""
+    """Which workers to restart."""
 
     NONE = enum.auto()
     THIS_ONE = enum.auto()
-    ALL = enum.auto()  # so the others have to be stopped now
+    ALL = enum.auto()  # the others must be stopped first
 
 
 class Verdict(NamedTuple):
-    """Whom to start again, and a warning for the log; it is empty if there is nothing to say."""
+    """Which workers to restart, and a warning for the log, or ''."""
 
     restart: Restart
     warning: str = ""
 
 
 class _AllAgain(enum.Enum):
-    """Whether the job is to be run once more."""
+    """Whether to run the job again, with all workers."""
 
     NO = enum.auto()
     IF_ALL_FAIL = enum.auto()
@@ -59,22 +59,22 @@ class _AllAgain(enum.Enum):
 
 
 class RestartPolicy:
-    """Decides for one run of a job which workers are started again.
+    """Decides, for one run of a job, which workers are restarted.
 
-    Workers that need each other are started again all together: at once if there are checkpoints to go on from,
-    otherwise only if all of them fail.
+    Workers that need each other are restarted all together: at once if there are checkpoints to go on from, otherwise
+    only if all of them fail.
 
     Parameters
     ----------
     max_restarts : int
-        Bound on the restarts of this run. A restart of all workers counts as one.
+        Maximum number of restarts in this run. A restart of all workers counts as one.
     has_checkpoints : bool
         Whether all workers can go on from a checkpoint.
 
     Attributes
     ----------
     restarts : int
-        Number of workers started again alone.
+        Number of restarts of single workers.
     """
 
     def __init__(self, max_restarts: int, has_checkpoints: bool) -> None:
@@ -85,7 +85,7 @@ class RestartPolicy:
         self._warned_of_lost_host = False
 
     def worker_failed(self, event: WorkerFailed) -> Verdict:
-        """Decide whom to start again now."""
+        """Decide which workers to restart now."""
         if event.adopted or event.stopping or self.restarts >= self._max_restarts:
             return Verdict(Restart.NONE)
         if event.host_lost or (event.bound and event.some_host_lost):
@@ -93,13 +93,13 @@ class RestartPolicy:
         rank = event.rank
         if event.bound and self._has_checkpoints:
             self._all = _AllAgain.YES
-            text = f"rank {rank} cannot come again alone: all workers are started again, from the checkpoint"
+            text = f"rank {rank} cannot be restarted alone: all workers are started again, from the checkpoint"
             return Verdict(Restart.ALL, text)
         if event.bound:
             self._all = _AllAgain.IF_ALL_FAIL
             text = (
-                f"rank {rank} cannot come again alone, since the workers need each other: all are started again if all "
-                "fail; with --checkpoint-every they would at once, and go on from there"
+                f"rank {rank} cannot be restarted alone, since the workers need each other: all are started again only "
+                "if all fail; with --checkpoint-every they would be at once, from the last checkpoint"
             )
             return Verdict(Restart.NONE, text)
         if event.centers_dropped:
@@ -110,7 +110,7 @@ class RestartPolicy:
         return Verdict(Restart.THIS_ONE, text)
 
     def _without_lost_host(self, event: WorkerFailed) -> Verdict:
-        """Start nobody again, which is no restart; for workers that need each other warn of it, once."""
+        """Restart none; warn once about it if the workers need each other."""
         if not event.bound or self._warned_of_lost_host:
             return Verdict(Restart.NONE)
         self._warned_of_lost_host = True
@@ -121,7 +121,7 @@ class RestartPolicy:
         return Verdict(Restart.NONE, text)
 
     def all_again(self, interrupted: bool, some_ended_well: bool, checkpoint_unfinished: bool) -> bool:
-        """Decide, at the end of the run, whether the job is to be run once more.
+        """Decide, at the end of the run, whether to run the job again with all workers.
 
         Parameters
         ----------
@@ -130,7 +130,7 @@ class RestartPolicy:
         some_ended_well : bool
             Whether a worker ended without a failure.
         checkpoint_unfinished : bool
-            Whether a checkpoint is still being written. Another run would write to the same file.
+            Whether a checkpoint is still being written; another run would write to the same file.
         """
         if interrupted or checkpoint_unfinished:
             return False

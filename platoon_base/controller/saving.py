@@ -1,4 +1,4 @@
-"""The checkpoints of a job: when one is begun, what it says of the job, and how the last one is awaited."""
+"""The checkpoints of a job: when one is written, what it holds, and the wait for the last one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["JobSaving"]
 
 
 class JobSaving:
-    """Begins the checkpoints of one job; another thread writes them.
+    """Starts the checkpoints of one job; another thread writes them.
 
     Parameters
     ----------
@@ -27,9 +27,9 @@ class JobSaving:
     job_state : JobState
     coordinator : Coordinator
     hosts : OtherHosts, optional
-        The other hosts of the job, which are to know what a checkpoint says.
+        The other hosts of the job, which get the description of each checkpoint.
     seconds_before : float
-        For how long the job has run before it was resumed.
+        How long the job had run before it was resumed.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class JobSaving:
         self._coordinator = coordinator
         self._hosts = hosts
         self._began = time.monotonic() - seconds_before
-        self._missed = 0  # of those that are in the story
+        self._missed = 0  # missed checkpoints that the story mentions
 
     @property
     def tally(self) -> Tally:
@@ -58,11 +58,11 @@ class JobSaving:
         return self._checkpointer.writing
 
     def next_poll_at(self, now: float) -> float:
-        """Return when there may be something to do next."""
+        """Return when to call `save_if_due` next."""
         return self._checkpointer.next_poll_at(now)
 
     def save_if_due(self, now: float) -> None:
-        """Begin a checkpoint, if it is time.
+        """Start a checkpoint if one is due.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class JobSaving:
             self._coordinator.story.add("checkpoint", [], "", f"not written, {tally.missed} missed", tally.unsaved)
 
     def _save(self) -> None:
-        """Begin a checkpoint; positions are read before the center: nothing is left out, at worst done twice."""
+        """Start a checkpoint; read positions before the center: a resume skips no batch, but may repeat some."""
         shared = self._coordinator.shared
         about, layout = self._about(shared), None if shared is None else shared.layout
         self._checkpointer.begin(about, layout)
@@ -93,7 +93,7 @@ class JobSaving:
             self._hosts.saved(msgspec.structs.replace(about, parameters=parameters), self._checkpointer.folder)
 
     def save_dropped(self, shared: Shared) -> None:
-        """Save a center that the workers are letting go of."""
+        """Save a center that the workers are about to release."""
         self._checkpointer.end(self._about(shared), shared.layout)
 
     def save_the_end(self, may_wait: Callable[[], bool], serve: Callable[[], object]) -> None:
@@ -102,17 +102,17 @@ class JobSaving:
         Parameters
         ----------
         may_wait : callable
-            Tells whether the user is still patient.
+            Returns False to give up, as after a second signal.
         serve : callable
-            Called until it is written, to serve for a moment whoever is still there.
+            Called repeatedly until it is written, to handle requests meanwhile.
         """
         self._await(may_wait, serve)
         if may_wait() and not self._checkpointer.writing:
             self._save()
             self._await(may_wait, serve)
         self._checkpointer.give_up(
-            f"it was not written to {self._checkpointer.folder}, which got no further for {STALL_TIMEOUT_S:g} "
-            "s or until a second signal came: does the disk still answer? The one before it is still there"
+            f"it was not written to {self._checkpointer.folder}: no progress for {STALL_TIMEOUT_S:g} s, or a second "
+            "signal came. Check that disk; the previous checkpoint is still there"
         )
         self._record_missed()
 

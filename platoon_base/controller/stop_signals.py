@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP as a file descriptor to read: none is lost, and none interrupts the launcher."""
+"""SIGINT, SIGTERM and SIGHUP as a readable file descriptor: none is lost, and none interrupts the launcher."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """Within the ``with`` block these signals only make a file descriptor readable; for the main thread alone.
+    """Within the ``with`` block these signals only make a file descriptor readable; use it in the main thread.
 
-    A signal that this process ignores stays ignored: nohup starts its command so. A signal that the parent process has
-    left blocked is unblocked.
+    A signal that this process ignores stays ignored, as under nohup. A signal that the parent process has left
+    blocked is unblocked.
     """
 
     def __init__(self) -> None:
@@ -45,12 +45,12 @@ class StopSignals:
         os.close(self._writable)
 
     def take(self, timeout_s: float = 0.0) -> list[signal.Signals]:
-        """Return the signals that came since the last call; if there are none, wait for one up to ``timeout_s``."""
+        """Return the signals since the last call; if there are none, wait up to ``timeout_s`` for one."""
         if not readable(self.fd, timeout_s):
             return []
         return [signal.Signals(number) for number in os.read(self.fd, 64) if number in _NUMBERS]
 
     def ignore_from_now_on(self) -> None:
-        """Ignore these signals after the ``with`` block: the process ends with its own exit status."""
+        """Ignore these signals after the ``with`` block too, so that they cannot change the exit status."""
         for number in self._handlers:
             self._handlers[number] = signal.SIG_IGN

@@ -1,6 +1,6 @@
-"""Watching one worker: as a child of this process, as another process of this host, or by the lock that it holds.
+"""Watch one worker: a child of this process, another process of this host, or the holder of a lock.
 
-A process has ended as soon as it is a zombie, even if its parent never collects it.
+A zombie counts as ended, even if its parent never collects it.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ __all__ = ["ChildProcess", "Ended", "ForeignProcess", "LockHolder", "Watched", "
 
 log = logging.getLogger(__name__)
 
-_JOIN_S = 10.0  # a worker takes its lock milliseconds after it was welcomed
+_JOIN_S = 10.0  # until a worker that has joined must hold its lock; it takes milliseconds
 
 
 def exit_status(returncode: int) -> int:
-    """Turn `subprocess`'s return code into what a shell shows."""
+    """Convert a return code of `subprocess` to the exit status that a shell shows."""
     return returncode if returncode >= 0 else 128 - returncode
 
 
 class Ended(NamedTuple):
-    """The exit status of a process as a shell shows it; ``why`` is the reason if it is not the process's own."""
+    """The exit status of a process as a shell shows it; ``why`` explains one that is not the process's own."""
 
     status: int
     why: str = ""
 
 
 class ChildProcess:
-    """A child of this process that leads a process group, which is ended together with it.
+    """A child of this process; its process group, which it leads, is killed when it ends.
 
     Parameters
     ----------
     pid : int
     popen : subprocess.Popen, optional
-        The object that has started it; it gets the exit status.
+        The object that started it; its ``returncode`` is set.
 
     Raises
     ------
     PlatoonError
-        If it cannot be watched; then it has been killed.
+        If it cannot be watched; it has been killed then.
     """
 
     def __init__(self, pid: int, popen: subprocess.Popen[bytes] | None = None) -> None:
@@ -63,15 +63,15 @@ class ChildProcess:
             self._collect(0)
             why = no_descriptor_text(exc) or "that takes Linux 5.3, and a container that allows the call"
             raise PlatoonError(
-                f"process {pid} was started, but cannot be watched, and so was ended "
+                f"process {pid} was started, but cannot be watched, so it was killed "
                 f"(pidfd_open: {exc.strerror}): {why}"
             ) from exc
 
     def poll(self) -> Ended | None:
-        """Return how it ended, None while it runs; the rest of its process group is killed."""
+        """Return how it ended, and kill the rest of its process group; None while it runs."""
         if self.fd is None or not readable(self.fd):
             return None
-        self.signal(signal.SIGKILL)  # before the process id is free for others
+        self.signal(signal.SIGKILL)  # before the process id can be reused
         return self._collect(os.WNOHANG)
 
     def _collect(self, options: int) -> Ended | None:
@@ -81,14 +81,14 @@ class ChildProcess:
             ended = Ended(1, "exit status unknown: something else in the launcher's process has collected it")
         else:
             if pid == 0:
-                return None  # a debugger has it
+                return None  # a debugger may be its tracer
             ended = Ended(exit_status(os.waitstatus_to_exitcode(status)))
         if self._popen is not None:
-            self._popen.returncode = ended.status  # or it would warn that the process still runs
+            self._popen.returncode = ended.status  # otherwise its destructor warns that the process still runs
         return ended
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal it together with all its descendants, except those in sessions of their own."""
+        """Signal it and its descendants, except those in other process groups."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, number)
 
@@ -98,12 +98,12 @@ class ChildProcess:
 
 
 class ForeignProcess:
-    """A process of this host that another process has started. Only its parent learns its status; here it is 0.
+    """A process of this host that is no child of this one. Its status, which only its parent can read, counts as 0.
 
     Raises
     ------
     OSError
-        If it cannot be watched, `ProcessLookupError` if there is no such process.
+        If it cannot be watched; `ProcessLookupError` if there is no such process.
     """
 
     def __init__(self, pid: int) -> None:
@@ -114,7 +114,7 @@ class ForeignProcess:
         return Ended(0) if self.fd is None or readable(self.fd) else None
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal it alone."""
+        """Signal this process only."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.fd is not None:
                 signal.pidfd_send_signal(self.fd, number)
@@ -125,14 +125,14 @@ class ForeignProcess:
 
 
 class LockHolder:
-    """A worker of which only its lock is known, not its process. It is never signalled.
+    """A worker whose process id is unknown here; it is watched by its lock and never signalled.
 
     Parameters
     ----------
     holds_lock : callable
-        Tells whether the worker holds its lock, which it takes soon after it has joined.
+        Returns whether the worker holds its liveness lock, which it acquires soon after it has joined.
     has_left : callable
-        Tells whether it has said goodbye.
+        Returns whether it has left in order.
     """
 
     fd: int | None = None
@@ -143,7 +143,7 @@ class LockHolder:
         self._deadline: float | None = time.monotonic() + _JOIN_S
 
     def poll(self) -> Ended | None:
-        """Return status 0 once it has freed its lock, or has not taken it in time; None before."""
+        """Return status 0 once it has released its lock, or has not acquired it in time; None before."""
         if self._holds_lock():
             self._deadline = None
             return None
@@ -151,7 +151,7 @@ class LockHolder:
         return None if is_coming else Ended(0)
 
     def signal(self, number: signal.Signals) -> None:
-        """Do nothing: its process is not known here."""
+        """Do nothing, since its process is unknown here."""
 
     def close(self) -> None:
         """Stop watching it."""

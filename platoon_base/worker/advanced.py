@@ -31,7 +31,7 @@ class Advanced:
     Attributes
     ----------
     stop_votes : StopVotes
-        Votes to stop a part of the job, such as one training of several, seen at the price of a memory access.
+        Votes to stop a part of the job, such as one training of several. Reading them costs a memory access.
     """
 
     def __init__(self, connection: Connection, sharing: Sharing) -> None:
@@ -49,7 +49,7 @@ class Advanced:
 
     @property
     def sharing(self) -> int:
-        """Which call of `Worker.init_shared_params` holds, 1 for the first; 0 if no parameters are shared."""
+        """The number of the latest `Worker.init_shared_params`, from 1; 0 while no parameters are shared."""
         return self._sharing.number
 
     def sync_arrays(
@@ -73,19 +73,19 @@ class Advanced:
     # Data.
 
     def require_same(self, name: str, fingerprint: str, remedy: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Raise if this fingerprint differs from the first that a worker gave under the name; waits for nobody.
+        """Raise if the fingerprint differs from the first one that a worker sent under this name, without waiting.
 
-        The controller keeps the first fingerprint of each name, so late joiners and workers that are started again are
-        compared too. A call costs a message.
+        The controller keeps the first fingerprint of each name, so late joiners and restarted workers are compared
+        too. A call costs one request.
 
         Parameters
         ----------
         name : str
-            The error's name for the things compared, such as ``"the data of shard call 2"``. Each needs its own.
+            The name of the compared things in the error, such as ``"the data of shard call 2"``; unique in the job.
         fingerprint : str
             A short text that differs if the things differ. The error shows both.
         remedy : str
-            Advice to the user about a difference: a sentence, with which the error ends.
+            What the user can do about a difference: the last sentence of the error.
 
         Raises
         ------
@@ -95,19 +95,19 @@ class Advanced:
         self._connection.client.ask(msg.Same(name=name, fingerprint=fingerprint, remedy=remedy), msg.Done, timeout_s)
 
     def require_same_data(self, *data: Any, kind: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Raise if another worker has passed other data, such as a random split of its own; waits for nobody.
+        """Raise if another worker has passed other data, such as its own random split; does not wait.
 
-        New data cost a message and a look at a sample of their rows; data that came before cost the look alone. Data
-        sets of one kind are counted, so all workers must first pass them in the same order. Workers of a resumed job
-        that go on from different positions are not compared, nor are data that draw random numbers at each reading.
-        A job of one compares nothing, and neither does a worker that joined late or has left.
+        The data are compared by the fingerprint of a sample of their rows. It is computed at each call, and sent at
+        the first one with these data. Data sets of one kind are numbered, so all workers must first pass them in the
+        same order. Not compared are: data that draw random numbers whenever they are read, workers of a resumed job
+        that go on from different positions, a single worker, and workers that joined late or have left.
 
         Parameters
         ----------
         *data : array or sequence
             All the rows, not a shard.
         kind : str, optional
-            A description of the data, for a person. The default tells dtype and shape of a row.
+            A description of the data for the error. The default is the dtype and shape of a row.
 
         Raises
         ------
@@ -123,10 +123,10 @@ class Advanced:
     # Collective calls: every worker makes them, in the same order.
 
     def meet(self, name: str, *, binds: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[int]:
-        """Wait until every worker has come here, and return the ranks that have, the same list on all of them.
+        """Wait until every worker has made this call; return the ranks of all that have, the same list on each.
 
-        Unlike at a `Worker.barrier`, a late joiner waits here for the others, who from then on wait for it too. With
-        ``binds`` these workers need each other from now on: the launcher does not start one of them again alone.
+        Unlike in `Worker.barrier`, a late joiner takes part, and the other workers wait for it from then on. With
+        ``binds`` these workers depend on each other from now on: if one fails, the launcher does not restart it alone.
         """
         call = msg.Meet(name=name, binds=binds, timeout_s=timeout_s)
         ranks = self._connection.client.wait_for_all(call, msg.Met).ranks
@@ -136,7 +136,7 @@ class Advanced:
     def sum_pairs(
         self, name: str, pairs: dict[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> tuple[dict[str, tuple[float, float]], list[int]]:
-        """Add ``{name: (sum, weight)}`` over all workers; returns the sums, and the ranks that contributed to them."""
+        """Add ``{name: (sum, weight)}`` over all workers; return the sums and the ranks that contributed."""
         reply = self._connection.client.wait_for_all(msg.Sum(name=name, pairs=pairs, timeout_s=timeout_s), msg.Sums)
         return reply.pairs, reply.ranks
 
@@ -151,8 +151,8 @@ class Advanced:
     ) -> Summed:
         """Add small arrays over all workers that still take part, such as the states of metrics.
 
-        Unlike `Worker.all_reduce`, which needs all workers that were launched, it goes on without those that left or
-        died. It passes through the controller, in one round trip up to 512 KiB.
+        Unlike `Worker.all_reduce`, which needs all workers that were launched, it works without those that left or
+        died. The arrays pass through the controller, in one round trip for each 512 KiB.
 
         Parameters
         ----------
@@ -163,7 +163,7 @@ class Advanced:
         pairs : mapping of str to (sum, weight), optional
             Added in the same round trip; see `sum_pairs`.
         skips_late : bool
-            Let a worker that came later and has not met the others yet pass: it gets its own values back.
+            Whether a late joiner that is not a participant yet gets its own values back, instead of waiting.
         timeout_s : float
             Bound on the wait for the others, and on that for each further 512 KiB.
 
@@ -171,12 +171,12 @@ class Advanced:
         -------
         Summed
             ``arrays``, new ones of float64 with the shapes given, ``pairs``, ``ranks`` that contributed, and ``stop``,
-            the reason why the job stops; the same bits on every worker. Added in float64, in the order of the ranks.
+            the reason why the job stops; bitwise equal on every worker. The sums are in float64, in rank order.
 
         Raises
         ------
         LayoutMismatchError
-            On every worker, if they passed different shapes; the message tells who passed what.
+            On every worker, if they passed different shapes; the message names them for each rank.
         CollectiveTimeoutError
             If some workers did not call it in time; the message names them.
         """
@@ -185,13 +185,13 @@ class Advanced:
     def reduce_scatter(
         self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Any:
-        """Combine as `Worker.all_reduce` does, and keep this worker's part: ``(workers, *shape)`` becomes ``shape``."""
+        """Combine as `Worker.all_reduce` does; return this worker's part: ``(workers, *shape)`` becomes ``shape``."""
         return self._connection.group(array, timeout_s).reduce_scatter(array, op, dest, timeout_s=timeout_s)
 
     def device_all_reduce(self, ordinal: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> DeviceAllReduce | None:
-        """Meet all workers, to add up memory of their CUDA devices by its address from now on.
+        """Form an NCCL group that sums memory of the workers' CUDA devices, given by address; a collective call.
 
-        It is meant for adapters of frameworks whose compiled programs hand out addresses and a stream.
+        For adapters of frameworks whose compiled programs pass addresses and a stream.
 
         Parameters
         ----------
@@ -203,8 +203,8 @@ class Advanced:
         Returns
         -------
         DeviceAllReduce or None
-            None, on all workers, if NCCL cannot do it: two share a device, it is not installed, or this job has one
-            worker.
+            None, on all workers, if NCCL cannot be used: two workers share a device, it is not installed, or the
+            world size is 1.
         """
         from platoon_base.worker.device_all_reduce import DeviceAllReduce
 
@@ -215,7 +215,7 @@ class Advanced:
 
     @property
     def launched(self) -> bool:
-        """Whether somebody watches: `platoon launch` serves this job. False under plain ``python``."""
+        """Whether this process belongs to a job of `platoon launch`; False under plain ``python``."""
         return self._connection.centers is not None
 
     def announce(
@@ -228,22 +228,22 @@ class Advanced:
         limit: str | None = None,
         bound: bool | None = None,
     ) -> None:
-        """Tell those who watch how long training will take; `platoon launch` shows the time that is left.
+        """Record how long training will take; `platoon launch` shows the remaining time.
 
-        The adapters call it. A call costs a few memory accesses; in a worker that has left it does nothing.
+        The adapters call it. A call costs a few memory accesses; after `Worker.close` it does nothing.
 
         Parameters
         ----------
         epoch : int, optional
-            The epoch that begins. A script that tells epochs by `progress` has the last word.
+            The epoch that begins. Ignored once the script itself reports epochs by `Worker.progress`.
         epoch_steps : int, optional
             Number of this worker's mini-batches in an epoch.
         last_epoch, last_step : int, optional
-            The number of the last epoch, as `Worker.progress` will report it, and that of its last mini-batch.
+            The number of the last epoch as `Worker.progress` will report it, and that of the last mini-batch.
         limit : str, optional
-            Another limit and how far it is, in a few words, such as ``"patience 3/15"``.
+            Another limit and how close training is to it, such as ``"patience 3/15"``.
         bound : bool, optional
-            Whether this worker has met the others to train with them, and compiles its model now.
+            Whether this worker has met the others to train with them and now compiles its model.
         """
         if not self._connection.open_here:
             return
@@ -251,7 +251,7 @@ class Advanced:
         self._connection.progress.announce(epoch, limit, numbers)
 
     def count_step(self, loss: float | None = None) -> None:
-        """Count a mini-batch for a script that does not; it does if it calls `Worker.progress` with ``steps``."""
+        """Count a mini-batch, unless the script counts its own by calling `Worker.progress` with ``steps``."""
         client = self._connection.client
         self._connection.progress.count_for_script(loss)
         client.send_reports_if_due()

@@ -1,4 +1,4 @@
-"""The job's advisory lock, which counts how often one worker has taken it."""
+"""The job's advisory lock, which is reentrant: it counts how often its holder has acquired it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 5e-3
 
 
 class AdvisoryLock:
-    """A lock that one worker of the job has at a time, and may take several times.
+    """A reentrant lock that one worker of the job holds at a time.
 
     Parameters
     ----------
     try_acquire : callable
-        Takes the lock, unless another worker has it, and returns whether this worker has it now.
+        Acquires the lock unless another worker holds it; returns whether this worker holds it now.
     release : callable
-        Frees it.
+        Releases it.
     """
 
     def __init__(self, try_acquire: Callable[[], bool], release: Callable[[], None]) -> None:
@@ -29,8 +29,8 @@ class AdvisoryLock:
         self._times = 0
 
     def acquire(self, timeout_s: float) -> None:
-        """Wait for the lock and take it; see `Worker.lock`."""
-        self._times += 1  # first: or a signal handler that takes it and frees it would free this call's too
+        """Wait for the lock and acquire it; see `Worker.lock`."""
+        self._times += 1  # before the wait: a signal handler that locks and unlocks must not release this call's lock
         try:
             self._wait(timeout_s)
         except BaseException:
@@ -38,7 +38,7 @@ class AdvisoryLock:
             raise
 
     def release(self) -> None:
-        """Undo one call of `acquire`; the last one frees the lock."""
+        """Undo one call of `acquire`; undoing the last one releases the lock."""
         self._times = max(self._times - 1, 0)
         if not self._times:
             self._release()

@@ -27,7 +27,7 @@ class Summed(NamedTuple):
     Attributes
     ----------
     arrays : list of ndarray, float64
-        With the shapes given.
+        With the shapes of the arguments.
     pairs : dict of str to (sum, weight)
     ranks : list of int
         Those that contributed, in order.
@@ -52,8 +52,8 @@ def sum_arrays(
 ) -> Summed:
     """Add arrays and pairs over all workers that still take part; see `Advanced.sum_arrays`.
 
-    Arrays that do not fit into one message go in parts. If a worker leaves or dies between two parts, these are of
-    different ranks. Every worker sees so, and they all start over.
+    Arrays that do not fit into one message are sent in parts. If a worker leaves or dies between two parts, the parts
+    have sums over different ranks; every worker sees that, and all start over.
     """
     shapes, vector = _flatten(arrays)
 

@@ -27,7 +27,7 @@ __all__ = ["BackEnds", "Connection", "Identity"]
 
 
 class Identity(NamedTuple):
-    """Which worker of the job this process is, as it is told when it joins; `Worker` documents the fields."""
+    """Which worker of the job this process is, as the controller answers when it joins; see `Worker`."""
 
     rank: int
     size: int
@@ -41,17 +41,17 @@ class Identity(NamedTuple):
 
 
 class BackEnds(NamedTuple):
-    """How a connection makes what it needs at the first call for it; nothing with one worker.
+    """Factories of the parts that a connection creates at first use; a single worker has none of them.
 
     Attributes
     ----------
     centers : callable, optional
-        Chooses what opens the center for parameters and a rule. Without it parameters are shared with no other worker,
-        and synchronizing does nothing.
+        Returns the factory of the center for parameters and a rule. Without it nothing is shared, and synchronizing
+        does nothing.
     collectives : callable, optional
-        Makes, from the client, the factory of the groups for collectives on arrays.
+        Makes the factory of process groups, for collective calls on arrays, from the client.
     checkpoint : callable, optional
-        Reads the checkpoint that the job was resumed from.
+        Reads the checkpoint from which the job was resumed.
     """
 
     centers: Callable[[Parameters, Rule], CenterFactory] | None = None
@@ -63,7 +63,7 @@ _NONE = BackEnds()
 
 
 class Connection:
-    """Connects one process to the others of its job, until it is closed.
+    """A process's connection to its job: the client of the control plane, the job's state, groups and the lock.
 
     Parameters
     ----------
@@ -110,18 +110,18 @@ class Connection:
 
     @property
     def client(self) -> ControlClient:
-        """The requests to the controller, of an open connection."""
+        """The client of the controller; raises if the connection is closed."""
         self.require_open()
         return self._client
 
     def group(self, array: Any, timeout_s: float) -> Collective:
-        """Return the group that makes collective calls on this kind of array."""
+        """Return the process group for this kind of array; form it at the first call."""
         self.require_open()
         self.require_controller()
         return self._arrays.of(array, timeout_s)
 
     def nccl_group(self, ordinal: int, timeout_s: float) -> Any:
-        """Return the group of a CUDA device on memory by its address, or None; see `Collectives.nccl`."""
+        """Return the NCCL group for memory given by address, or None; see `Collectives.nccl`."""
         self.require_open()
         self.require_controller()
         return self._arrays.nccl(ordinal, timeout_s)
@@ -132,11 +132,11 @@ class Connection:
 
     @property
     def open_here(self) -> bool:
-        """Whether it is open, and this process the one that joined."""
+        """Whether it is open and this process is the one that joined, not a forked child."""
         return not self.closed and os.getpid() == self._pid
 
     def require_open(self) -> None:
-        """Raise `ConfigurationError` if it is closed, or this process a child of the one that joined."""
+        """Raise `ConfigurationError` if it is closed or this process is a forked child of the one that joined."""
         if self.closed:
             raise ConfigurationError("this worker has left the job: nothing can be done after close()")
         if os.getpid() != self._pid:
@@ -148,7 +148,7 @@ class Connection:
     def require_controller(self) -> None:
         """Raise `WorkerLostError` if the controller is gone."""
         if self.stop_signal.is_set() and not self._controller_alive():
-            self.require_open()  # another thread may have closed it just now
+            self.require_open()  # after a close by another thread, say that instead
             raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
 
     def close(self, release: Callable[[], None], failed: bool = False) -> None:
@@ -157,16 +157,16 @@ class Connection:
         Parameters
         ----------
         release : callable
-            Leaves the memory of the job; called when nobody is spoken to any more.
+            Unmaps the job's memory; called once the channels are closed.
         failed : bool
-            Whether to go without a goodbye.
+            Whether to leave without the request `Leave`, so that the controller counts this worker as lost.
         """
         if self.closed:
             return
         self.closed = True
         self.stop_signal.close()
         if os.getpid() != self._pid:
-            return  # a forked child: the connection and the memory are its parent's
+            return  # a forked child: connection and memory belong to its parent
         if not failed:
             self.progress.mark_left()
         try:

@@ -1,4 +1,4 @@
-"""Sums of all workers in the memory of CUDA devices, for adapters of frameworks that hand out addresses and streams."""
+"""Sums over workers in the memory of CUDA devices, for adapters of frameworks that pass addresses and streams."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _REMEDY = "gradients cannot be averaged on this device"
 
 
 class DeviceAllReduce:
-    """Sums on one CUDA device of each worker, queued on the streams of a framework.
+    """All-reduce between one CUDA device of each worker, queued on the streams of a framework.
 
-    See `Advanced.device_all_reduce`. Nothing waits for the device but `Fetched.values`.
+    See `Advanced.device_all_reduce`. All calls return at once; only `Fetched.values` waits for the device.
 
     Parameters
     ----------
     group : NcclGroup
     ordinal : int
-        Number of the device, as the driver counts.
+        Number of the device, as the CUDA driver counts.
     timeout_s : float
         Bound on each wait for the other workers.
     """
@@ -40,21 +40,21 @@ class DeviceAllReduce:
         self._taking = threading.Lock()
 
     def add_up(self, address: int, count: int, dtype: str, stream: int) -> None:
-        """Replace elements by their sums over the workers.
+        """Queue an all-reduce: replace elements by their sums over the workers.
 
         Raises
         ------
         WorkerLostError, CollectiveTimeoutError
-            If another worker has not made such a call, perhaps an earlier one.
+            If another worker did not make this call or an earlier one.
         """
         self._group.all_reduce(address, address, count, dtype, "sum", stream, self._timeout_s)
 
     def put(self, address: int, value: float, stream: int) -> None:
-        """Write a float32 to the device."""
+        """Queue the write of a float32 to the device."""
         self._driver.queue_word(address, int(np.float32(value).view(np.uint32)), stream)
 
     def fetch(self, address: int, count: int, stream: int) -> Fetched:
-        """Begin to copy float32 elements to the host."""
+        """Queue the copy of float32 elements to the host."""
         with self._taking:
             at = next((i for i, page in enumerate(self._spare) if page.array.size == count), None)
             page = None if at is None else self._spare.pop(at)
@@ -63,7 +63,7 @@ class DeviceAllReduce:
         return Fetched(self, page)
 
     def require_sound(self) -> None:
-        """Raise why nothing can be added up any more, if that is so: the latest sums may be none.
+        """Raise if the group has failed; the results of the latest sums are undefined then.
 
         Raises
         ------
@@ -77,7 +77,7 @@ class DeviceAllReduce:
 
 
 class Fetched:
-    """Elements on their way from a device to the host, beside other work."""
+    """An asynchronous copy of elements from a device to the host."""
 
     def __init__(self, owner: DeviceAllReduce, page: _Page) -> None:
         self._owner = owner
@@ -85,16 +85,16 @@ class Fetched:
         self._values: Array = np.empty(0, np.float32)
 
     def values(self) -> Array:
-        """Wait until they are there.
+        """Wait for the copy and return the elements.
 
         Raises
         ------
         WorkerLostError, CollectiveTimeoutError, ConfigurationError
-            If a sum that was queued before was not made.
+            If a sum that was queued before has failed.
         """
         if self._page is not None:
             self._page.wait()
-            self._owner.require_sound()  # else what came is that of a sum that was given up
+            self._owner.require_sound()  # after a failed sum the elements are undefined
             self._values = self._page.array.copy()
             self._owner._give_back(self._page)
             self._page = None
@@ -102,7 +102,7 @@ class Fetched:
 
 
 class _Page:
-    """Page-locked memory of the host, with the event that follows a copy to it; kept until the process ends."""
+    """Page-locked memory of the host and the event that is recorded after a copy to it; never freed."""
 
     def __init__(self, driver: Driver, count: int) -> None:
         self._driver = driver

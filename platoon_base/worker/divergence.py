@@ -1,6 +1,6 @@
-"""Warnings about training that diverges: losses that rise, parameters that grow without end, momentum that carries.
+"""Warnings about divergence: losses that rise, parameters that grow without end, too much momentum at the center.
 
-A NaN ends a training; before that, nobody may look at the losses.
+A NaN ends a training, but much later; these warnings come before.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-_PARAMETERS = 4  # the largest ones, of each of which so many elements are looked at
-_ELEMENTS = 32
-_PATIENCE = 20  # synchronizations: growth is measured over so many, and the first so many rounds mean nothing
+_PARAMETERS = 4  # how many parameters are sampled, the largest ones
+_ELEMENTS = 32  # per sampled parameter
+_PATIENCE = 20  # synchronizations over which growth is measured; as many rounds at the start are not judged
 _IN_A_ROW = 8
 _TIMES_AS_LARGE = 30.0
-_LARGE = 10.0  # root mean square: what is smaller may grow in any way, from zero too
-_ROUNDS = 10  # that are compared together
+_LARGE = 10.0  # root mean square; smaller parameters may grow by any factor, since they may start from zero
+_ROUNDS = 10  # whose distances are added up for one comparison
 _TIMES_THE_BEST = 2.0
 _EPOCHS = 3
 _TIMES_AS_FAR = 5.0  # measured on Fashion-MNIST: 0.7 to 4.8 where outer momentum pays, 1.8 to 6.7 where it does harm
 
 
 class DivergenceWatch:
-    """Looks at a sample of a worker's parameters at each synchronization; tells each of two troubles once.
+    """Samples a worker's parameters at each synchronization; warns at most once of growth, and once of momentum.
 
     *Growth*, with any rule. With ``r_t`` the root mean square of the sample after synchronization ``t``, the training
     may diverge if, eight times in a row::
 
         r_t > max(30 max(r_0, ..., r_(t - 20)), 10)
 
-    Divergence grows by a factor from one synchronization to the next. Steady learning grows as ``t``, and a linear
-    warm-up as ``t ** 2``: neither is told, nor are drops and restarts of the learning rate.
+    Divergence grows exponentially. Steady learning grows as ``t``, and a linear warm-up as ``t ** 2``: they cause no
+    warning, nor do drops and restarts of the learning rate.
 
-    *Momentum*, with rules that wait. Steady progress moves the center by ``outer_lr / (1 - mu)`` times as much a round,
-    and at the begin that is right. Later the workers' progress differs from round to round, and its common part alone
-    adds up in the momentum. A center that goes five times as far as a worker in ten rounds is carried by its momentum.
-    Not all that do harm go so far.
+    *Momentum*, with rules that wait. While a worker's progress is the same in each round, the center moves
+    ``outer_lr / (1 - mu)`` times as far as the worker, which is right at the start. Later the progress varies from
+    round to round, and only the common part adds up in the momentum. If the center then moves five times as far as the
+    worker in ten rounds, its momentum is too large. Some harmful momentum stays below this limit and is not detected.
 
     Parameters
     ----------
     rank : int
         For the messages.
     every_s : float
-        Seconds from one look to the next: on a device a look waits for the work that is queued. Rules that wait have a
-        look at each synchronization, since they take the values to the host anyway.
+        Seconds from one sample to the next, since sampling a device waits for its queued work. Rules that wait sample
+        at each synchronization, since they copy the values to the host anyway.
     """
 
     def __init__(self, rank: int, every_s: float = 0.0) -> None:
@@ -74,12 +74,12 @@ class DivergenceWatch:
         self._grew = self._carried = False
 
     def before_sync(self, arrays: Sequence[Any], rule: Any) -> None:
-        """Record the values that training has led to."""
+        """Record the values after training."""
         if not self._carried and waits(rule):
             self._before = self._sample(arrays)
 
     def after_sync(self, arrays: Sequence[Any], rule: Any) -> None:
-        """Record the values that the synchronization has led to; warn if they tell of divergence."""
+        """Record the values after the synchronization; warn if they indicate divergence."""
         rounds = not self._carried and waits(rule)
         if not rounds and (self._grew or not self._is_time()):
             return
@@ -103,7 +103,7 @@ class DivergenceWatch:
         if len(self._sizes) <= _PATIENCE:
             return
         self._largest = max(self._largest, self._sizes.popleft())
-        if not size > max(_TIMES_AS_LARGE * self._largest, _LARGE):  # a NaN is told elsewhere
+        if not size > max(_TIMES_AS_LARGE * self._largest, _LARGE):  # false for a NaN, which the center reports
             self._in_a_row = 0
             return
         self._in_a_row += 1
@@ -147,15 +147,14 @@ class DivergenceWatch:
 
 
 class LossWatch:
-    """Looks at the loss of training at each end of an epoch; tells once that it has risen and stays up.
+    """Checks the training loss at the end of each epoch; warns once if it has risen and stays high.
 
     With ``l_e`` the loss over the data of all workers in epoch ``e``, the training may diverge if, three epochs in a
     row::
 
         l_e > 2 min(l_0, ..., l_(e - 1)) > 0
 
-    A loss that may be negative, such as a log likelihood, is not judged once it was; NaN and infinity are told
-    elsewhere.
+    A loss that has been negative, as a log likelihood may be, is not judged. NaN and infinity are reported elsewhere.
 
     Parameters
     ----------
@@ -170,7 +169,7 @@ class LossWatch:
         self._warned = False
 
     def epoch_ends(self, loss: float, rule: Any) -> None:
-        """Take the loss of an epoch in; warn if it tells of divergence."""
+        """Record the loss of an epoch; warn if it indicates divergence."""
         high = loss > _TIMES_THE_BEST * self._best > 0
         self._in_a_row = self._in_a_row + 1 if high else 0
         self._best = min(self._best, loss)
@@ -193,7 +192,7 @@ def _name(rule: Any) -> str:
 
 
 def _spread(size: int) -> slice:
-    """Choose elements by an odd stride, which meets all columns of a matrix whose width is a power of two."""
+    """Choose elements by an odd stride, which covers all columns of a matrix whose width is a power of two."""
     stride = size // _ELEMENTS
     return slice(0, None, stride | 1) if stride else slice(None)
 

@@ -1,4 +1,4 @@
-"""Combining lists of arrays with those of the other workers, in one collective call for each dtype."""
+"""All-reduce of lists of arrays, in one collective call for each dtype."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ __all__ = ["FlatAllReduce"]
 
 
 class FlatAllReduce:
-    """Combines lists of arrays with those of the other workers, in place, in one collective call for each dtype.
+    """All-reduce of lists of arrays, in place, in one collective call for each dtype.
 
-    Arrays travel in a flat buffer that is kept from call to call; use one object for each call in a program.
-    On the host, large arrays travel alone, without the copy.
+    Arrays are copied into a flat buffer, which is kept from call to call: use one object for each place in a program
+    that calls it. On the host, large arrays are combined by themselves, without the copy.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class FlatAllReduce:
         self._buffers = FlatBuffers()
 
     def __call__(self, arrays: Sequence[Any], op: str = "sum") -> None:
-        """Combine the arrays.
+        """Combine the arrays with those of the other workers.
 
         Parameters
         ----------
@@ -50,7 +50,7 @@ class FlatAllReduce:
         Raises
         ------
         ConfigurationError
-            If one is no array, or not C-contiguous.
+            If one is not an array or not C-contiguous.
         WorkerLostError, CollectiveTimeoutError
             If another worker does not make the call.
         """

@@ -25,11 +25,11 @@ __all__ = ["Worker"]
 
 
 class Worker:
-    """One of the cooperating processes of a job.
+    """A script's handle of its job; `platoon_base.connect` returns it.
 
-    `platoon_base.connect` makes it. All calls that wait take ``timeout_s``, in seconds; the environment variable
-    ``PLATOON_TIMEOUT_S`` sets the default, 300, which also holds for waits within compiled functions. In collective
-    calls the time counts from the last sign of progress of the workers that are missing: a slow one is waited for.
+    All calls that wait take ``timeout_s``, in seconds. The environment variable ``PLATOON_TIMEOUT_S`` sets the
+    default, 300, which also applies to waits within compiled functions. In collective calls the timeout starts anew
+    whenever a missing worker makes progress: a slow worker does not time out.
 
     Parameters
     ----------
@@ -44,16 +44,16 @@ class Worker:
     device : str
         The device that the launcher gave this worker, such as ``"cpu"`` or ``"cuda0"``.
     late : bool
-        Whether it joined a job that was launched before, and has no part in collective calls on arrays.
+        Whether it joined a running job; it does not take part in collective calls on arrays then.
     seed : int
-        Common to all workers.
+        The same on all workers.
     shard_seed : int
-        Unlike that of every other worker, for dropout and the like.
+        Different on each worker, for dropout and the like.
     resume_at : Position
-        Where to go on: at the latest synchronization of this rank, if it was started again or the job was resumed
-        (`platoon launch --max-restarts`, ``--resume``); all zeros in a new job.
+        The position at which to continue: that of this rank's latest synchronization, if it was restarted or the job
+        was resumed (`platoon launch --max-restarts`, ``--resume``); all zeros in a new job.
     advanced : Advanced
-        The calls for those who write adapters.
+        Further calls, for authors of adapters.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -82,11 +82,11 @@ class Worker:
     ) -> None:
         """Share parameters with the other workers; call it once, before the first step and after loading weights.
 
-        The first worker's values become the center; all others take the center's values over. After
-        `release_shared_params` it may be called again, with other parameters and another rule.
+        The first worker's values become the center; all other workers copy the center. After `release_shared_params`
+        it may be called again, with other parameters and another rule.
 
-        In a job of one launched worker no rule changes the parameters: each synchronization copies them to the center,
-        until another worker joins late.
+        While a launched worker is the only one, no rule changes its parameters: each synchronization copies them to
+        the center, until another worker joins.
 
         Parameters
         ----------
@@ -95,27 +95,27 @@ class Worker:
         rule : Rule, optional
             Such as ``EASGD(alpha=0.5)``. The default is `platoon_base.rules.default_rule`.
         on_nonfinite : {"raise", "skip", "restore"}
-            When a NaN or an infinity of this worker was kept out of the center: raise `NonFiniteError`, warn, or
-            warn and take the center over.
+            What to do when a NaN or an infinity of this worker was kept out of the center: raise `NonFiniteError`,
+            warn, or warn and copy the center to the parameters.
         timeout_s : float
             Bound on the wait for the worker that creates the center.
 
         Raises
         ------
         ConfigurationError
-            If something in the arguments cannot work, or parameters are shared already.
+            If an argument is invalid, or parameters are shared already.
         LayoutMismatchError
-            If another worker shares other parameters; the job goes on without this worker's.
+            If another worker shares other parameters; the other workers continue without this one.
         NonFiniteError
-            If a value is not finite to begin with.
+            If an initial value is not finite.
         """
         self._sharing.start(params, rule, on_nonfinite, timeout_s)
 
     def release_shared_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Undo `init_shared_params`: the parameters keep their values, and nothing synchronizes them any more.
+        """Undo `init_shared_params`: the parameters keep their values and are no longer synchronized.
 
-        A collective call: it waits for every worker that still takes part, whether it shares parameters or not. Workers
-        that died meanwhile are not waited for. When it raises, the parameters are still shared.
+        A collective call: it waits for every participant, whether it shares parameters or not, except those that
+        died meanwhile. If it raises, the parameters are still shared.
 
         Raises
         ------
@@ -127,47 +127,48 @@ class Worker:
     def sync_params(self, synchronous: bool = True, *, part: float = 1.0, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Apply the rule once between the parameters and the center.
 
-        By an outer-step rule, such as `DiLoCo`, it waits for the other workers, which call it too.
+        With an outer-step rule, such as `DiLoCo`, this is a collective call: it waits for all workers.
 
         Parameters
         ----------
         synchronous : bool
-            Lock each stripe of the center while it is updated. False may lose a part of simultaneous updates. Outer
-            steps are always made under locks.
+            Whether to lock each stripe of the center while it is updated. Without locks parts of simultaneous updates
+            may be lost. Outer steps always lock.
         part : float in [0, 1]
-            For outer-step rules: the batches since the last synchronization over the period, if there are fewer, as at
-            the end of an epoch. Momentum acts for that part only. Other rules do not look at it.
+            For outer-step rules: the number of batches since the last synchronization, divided by the period. It is
+            below 1 at the end of an epoch, for instance; momentum is applied in proportion. Other rules ignore it.
         timeout_s : float
             Bound on the wait for the center, or for the other workers.
 
         Raises
         ------
         NonFiniteError
-            If a value that was not finite had to be kept out of the center and ``on_nonfinite="raise"``.
+            If ``on_nonfinite="raise"`` and a value that is not finite was kept out of the center.
         WorkerLostError
             If the controller is gone.
         CollectiveTimeoutError
-            If some workers did not synchronize by an outer-step rule within ``timeout_s``; the message names them.
+            If the rule is an outer-step rule and some workers did not synchronize within ``timeout_s``; the message
+            names them.
         """
         require_part(part)
         self._sharing.require_served().sync(synchronous, part, timeout_s)
 
     def copy_to_local(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Take the center's values over: parameters := center."""
+        """Copy the center to the parameters: parameters := center."""
         self._sharing.require().copy_to_local(timeout_s)
 
     def copy_to_global(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Overwrite the center: center := parameters. In a job on several hosts it returns once all hosts have them.
+        """Overwrite the center: center := parameters. On several hosts it returns once all centers have the values.
 
-        With `init_shared_params` it also puts the parameters of synchronous training into the job's checkpoints: the
-        first worker calls it now and then, and a resumed job goes on from there on all workers.
+        After `init_shared_params` this also saves synchronous training: the job's checkpoints hold the center, so the
+        leader calls it now and then, and all workers of a resumed job continue from there.
         """
         self._sharing.require().copy_to_global(timeout_s)
         self._connection.progress.mark_all_synced()
 
     @property
     def center_arrays(self) -> list[Any]:
-        """The center's memory on this host, one ndarray for each parameter: look at it, change it by other calls."""
+        """The center's memory on this host, one ndarray for each parameter; change it by `update_center`."""
         return self._sharing.require().center_arrays()
 
     def update_center(
@@ -177,18 +178,18 @@ class Worker:
         synchronous: bool = True,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """Let a function of the user's own change the center, in place of a rule.
+        """Change the center by a function of your own, instead of a rule.
 
-        For rules that look at several parameters at once. Others are better written as a `Rule`: that runs stripe by
-        stripe, in many workers at a time. All workers of a job synchronize by the same means.
+        For equations that need several parameters at once. Write all others as a `Rule`, which several workers can
+        apply at the same time, to different stripes. All workers of a job must synchronize in the same way.
 
         Parameters
         ----------
         update : callable
-            Gets a copy of the center, one ndarray for each parameter, and changes it in place. If it raises, or a value
-            is not finite afterwards, the center stays as it was.
+            Changes a copy of the center, a list of one ndarray for each parameter, in place. If it raises, or a value
+            is not finite afterwards, the center stays unchanged.
         synchronous : bool
-            Hold the job's advisory lock meanwhile, see `lock`. False may lose simultaneous updates.
+            Whether to hold the job's advisory lock, see `lock`. Without it simultaneous updates may be lost.
         timeout_s : float
             Bound on the wait for the lock.
 
@@ -197,21 +198,21 @@ class Worker:
         NonFiniteError
             If a value would not be finite.
         ConfigurationError
-            If the center is not on the host, or in a job on several hosts with a rule that waits.
+            If the center is on devices, or the job runs on several hosts with a rule that waits.
         """
         self._sharing.require_served().update_center(update, synchronous, timeout_s)
 
     def average_hosts(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Let the centers of all hosts come to their mean; in a job on one host it returns at once.
+        """Set the centers of all hosts to their mean; in a job on one host it returns at once.
 
-        In asynchronous training each host has a center, and couriers bring them together now and then. This is a
-        collective call: once all workers are in it none trains, and the centers come to the mean, weighted by workers.
-        Call it before an evaluation by all: then all see the same values. The adapters do so.
+        In asynchronous training each host has its own center, and couriers average them now and then, so they differ
+        slightly. This collective call makes them equal: their mean, weighted by the hosts' numbers of workers. Call it
+        before an evaluation by all workers, as the adapters do.
 
         Raises
         ------
         CollectiveTimeoutError
-            If some workers did not call it in time, or other hosts cannot be reached, and are not lost.
+            If some workers did not call it in time, or other hosts could not be reached.
         """
         self._connection.require_open()
         if self._sharing.current is not None:
@@ -219,9 +220,9 @@ class Worker:
 
     @contextlib.contextmanager
     def center_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None]:
-        """Within the ``with`` block the parameters have the center's values; afterwards their own again.
+        """Give the parameters the center's values within the ``with`` block, and their own afterwards.
 
-        Without shared parameters, or with one worker, nothing changes.
+        Without shared parameters, or with a single worker, nothing changes.
         """
         self._connection.require_open()
         if self._sharing.current is None:
@@ -233,27 +234,27 @@ class Worker:
     # Collective calls: every worker makes them, in the same order.
 
     def barrier(self, name: str = "barrier", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Wait until every worker that still takes part has come here.
+        """Wait until every participant has made this call.
 
         Raises
         ------
         CollectiveTimeoutError
-            If some did not within ``timeout_s``; the message names them.
+            If some workers did not call it within ``timeout_s``; the message names them.
         """
         self._connection.client.wait_for_all(msg.Barrier(name=name, timeout_s=timeout_s), msg.Met)
 
     def agree_to_stop(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-        """Return whether to stop, with the same answer on every worker: all of them call it, once a round.
+        """Return whether to stop, with the same answer on every worker; a collective call.
 
-        `should_stop` may turn true for one worker earlier than for another, so a loop that makes collective calls must
-        not be left by it. Vote with `request_stop` before.
+        Loops that make collective calls must use it in place of `should_stop`, which may turn true on one worker before
+        another. Vote with `request_stop` before.
         """
         return bool(self._connection.client.wait_for_all(msg.AgreeToStop(timeout_s=timeout_s), msg.Met).stop)
 
     def reduce_metrics(
         self, pairs: Mapping[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> dict[str, float]:
-        """Average over all workers, exactly: the sums divided by the weights' sum.
+        """Average over all workers: the sum of the sums divided by the sum of the weights.
 
         Parameters
         ----------
@@ -276,16 +277,16 @@ class Worker:
     def gather(self, value: Any, *, name: str = "gather", timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Any]:
         """Return the values of all workers, in the order of their ranks, the same list on every worker.
 
-        A collective call: it waits for every worker that still takes part. Workers that left or died have no value in
-        the list, so a value that must be told apart holds the rank: ``gather([worker.global_rank, loss])``. A worker
-        that joined late waits here for the others, who from then on wait for it too.
+        A collective call: it waits for every participant. Workers that left or died have no value in the list; to know
+        whose a value is, include the rank: ``gather([worker.global_rank, loss])``. A late joiner becomes a participant
+        by this call: it waits for the others, and they wait for it from then on.
 
         Parameters
         ----------
         value : plain data: None, bool, int, float, str, bytes, list, dict
             Of up to 2048 bytes once encoded. A tuple arrives as a list.
         name : str
-            The same on every worker. Calls of different names do not mix.
+            The same on every worker. Calls with different names are separate.
         timeout_s : float
             Bound on the wait for the others.
 
@@ -297,9 +298,9 @@ class Worker:
         Raises
         ------
         ConfigurationError
-            If the value is too large. Nobody has waited then.
+            If the value is too large; raised before the call waits.
         ProtocolError
-            If it is not plain data, such as an array.
+            If it is not plain data; an array is not.
         CollectiveTimeoutError
             If some workers did not call it within ``timeout_s``; the message names them.
         """
@@ -314,22 +315,22 @@ class Worker:
         ----------
         array : ndarray, GpuArray or torch.Tensor
             Of the same shape and dtype on every worker: float16/32/64, int8/32/64 or uint8; tensors on CUDA devices
-            of bfloat16, too.
+            also bfloat16.
         op : {"sum", "prod", "max", "min", "mean"}
             Or one of the original Platoon's names, such as ``"+"`` and ``"maximum"``.
         dest : array like ``array``, optional
-            Where the result goes, the array itself if it is to be changed in place; a new array by default.
+            Receives the result; pass ``array`` to change it in place. The default is a new array.
 
         Returns
         -------
         array
-            ``dest``, or the new one, the same bits on every worker. An array on a device is ready for work queued
-            next, a tensor for that on torch's current stream.
+            ``dest`` or a new array, bitwise equal on every worker. An array on a device can be used by work that is
+            queued afterwards; a tensor, by work on torch's current stream.
 
         Raises
         ------
         WorkerLostError
-            If a worker left or died, and will not make this call.
+            If a worker left or died before it made this call.
         CollectiveTimeoutError
             If some worker did not make it in time.
         """
@@ -343,7 +344,7 @@ class Worker:
         arrays : sequence of ndarray, GpuArray or torch.Tensor
             Changed in place.
         root : int
-            Index of the worker among those that take part, 0 for the lowest rank.
+            Index of the source among the participants, 0 for the lowest rank.
         """
         self._connection.require_open()
         if hasattr(arrays, "dtype"):
@@ -363,11 +364,11 @@ class Worker:
         Parameters
         ----------
         data : int, array, sequence or other iterable
-            A number of rows gives the indices of this worker's rows; an array or a sequence gives those rows; any other
-            iterable gives every N-th of its items.
+            For a number of rows, the result is the indices of this worker's rows; for an array or a sequence, the rows
+            themselves; for any other iterable, every N-th of its items.
         shuffle, epoch, uneven
-            See `platoon_base.sharding.epoch_indices`; the permutation is drawn from the job's seed and ``epoch``. With
-            ``shuffle`` the epoch is also shown by the launcher.
+            See `platoon_base.sharding.epoch_indices`; the job's seed and ``epoch`` determine the permutation. With
+            ``shuffle`` the launcher also shows the epoch.
 
         Raises
         ------
@@ -376,7 +377,7 @@ class Worker:
         """
         if hasattr(data, "__len__"):
             self.advanced.require_same_data(data)
-        if shuffle:  # then the epoch was meant, also if it is 0
+        if shuffle:  # without it, epoch=0 may be just the default
             self.advanced.announce(epoch=epoch)
         return shard(
             data, self.global_rank, self.global_size, shuffle=shuffle, seed=self.seed, epoch=epoch, uneven=uneven
@@ -385,19 +386,18 @@ class Worker:
     # Progress and decisions.
 
     def progress(self, *, steps: int = 0, epoch: int | None = None, loss: float | None = None) -> None:
-        """Tell those who watch how far this worker is; costs a few memory accesses.
+        """Record how far this worker is; it costs a few memory accesses.
 
-        Without arguments it says that this worker goes on, for instance in a long validation. Those that wait for it
-        give it up only once it has shown no progress for as long as they may wait (``timeout_s``).
+        Without arguments it records only that this worker is active, for instance in a long validation: workers that
+        wait for it in collective calls time out ``timeout_s`` after its last progress.
 
         Parameters
         ----------
         steps : int
-            Number of mini-batches done since the last call. Tell them before the synchronization that follows them:
-            after a restart a worker goes on from the steps that were told before its latest synchronization, see
-            `resume_at`.
+            Number of mini-batches done since the last call. Record them before the synchronization that follows them:
+            after a restart a worker continues at the step recorded before its latest synchronization, see `resume_at`.
         epoch : int, optional
-            That these mini-batches belong to.
+            The epoch of these mini-batches.
         loss : float, optional
         """
         client = self._connection.client
@@ -405,41 +405,41 @@ class Worker:
         client.send_reports_if_due()
 
     def report(self, metrics: Mapping[str, float | str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Hand values to the controller, for its display and for the summary of the job; the last of a name stays.
+        """Send values to the controller, for the table and the summary; a later value of a name replaces the earlier.
 
-        It may be called as often as you like. Values of one name are sent once a second at most: later ones are
-        kept, and sent with the next message to the controller, by `progress` after 1 s, or by `close`.
+        Call it as often as you like. Values of one name are sent at most once per second: later ones are sent with the
+        next request, by `progress` after 1 s, or by `close`.
         """
         plain = {name: value if isinstance(value, (str, int)) else float(value) for name, value in metrics.items()}
         self._connection.client.report(plain, timeout_s)
 
     def keep(self, name: str, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Leave a value with the controller, for `take_kept` when this rank is started again, or the job resumed.
+        """Store a value with the controller; after a restart of this rank, or a resume, `take_kept` returns it.
 
         Use it for values that are not in the center: a scheduler's state, the best result so far, a random state. The
-        value goes into the next checkpoint too. A call costs a message.
+        next checkpoint includes it. A call costs one request.
 
         Parameters
         ----------
         name : str
-            A later value of this name takes its place.
+            A later value of this name replaces it.
         value : plain data: None, bool, int, float, str, bytes, list, dict
-            All values of one rank may take up 256 KiB.
+            All values of one rank together may take up to 256 KiB.
         """
         self._connection.client.ask(msg.Keep(name=name, value=encode_value(value)), msg.Done, timeout_s)
 
     def take_kept(self, name: str, default: Any = None) -> Any:
-        """Return the value that an earlier process of this rank has kept under a name, once; after that the default."""
-        name = legible(name)  # as it was sent
+        """Return the value kept under a name by an earlier process of this rank, once; then the default."""
+        name = legible(name)  # as `keep` sends it
         return decode_value(self._kept.pop(name)) if name in self._kept else default
 
     @property
     def is_leader(self) -> bool:
-        """Whether this worker does what one worker does for all, such as saving the model or printing.
+        """Whether this worker is the leader, which does what one worker does for all, such as saving or printing.
 
-        It is rank 0. If that fails, the lowest rank that is not lost takes the role over, so ask when it is time:
-        ``if worker.is_leader: model.save(...)``. A rank 0 that has ended well keeps the role: its work is done. Reading
-        it costs a memory access; where the leader has just left, it waits for up to 5 s until it is known why.
+        The leader is rank 0; if that fails, the lowest rank that is not lost. It may change, so read it each time:
+        ``if worker.is_leader: model.save(...)``. A rank 0 that ends normally stays the leader. Reading it costs a
+        memory access; if the leader has just left, it waits up to 5 s until it is known whether it failed.
         """
         return self._leadership.held()
 
@@ -447,8 +447,8 @@ class Worker:
     def should_stop(self) -> bool:
         """Whether the job has decided to stop, or its controller is gone. Reading it costs a memory access.
 
-        Each worker sees it at its own time: leave loops that make collective calls by `agree_to_stop`. After `close` it
-        keeps its last value, so a thread that waits for it must look at `closed` too.
+        Workers see it at different times: end loops that make collective calls by `agree_to_stop`. After `close` it
+        keeps its last value, so a thread that waits for it must check `closed` too.
         """
         return self._connection.stop_signal.is_set()
 
@@ -458,15 +458,15 @@ class Worker:
         return self._connection.stop_signal.reason
 
     def request_stop(self, reason: str, *, policy: str = "any", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Vote for the end of the job; `should_stop` tells all workers when the votes suffice.
+        """Vote for the end of the job; `should_stop` turns true on all workers once the votes suffice.
 
-        `request_stop`, `report` and `keep` work in a signal handler too, whichever call it has interrupted.
+        `request_stop`, `report` and `keep` may be called in a signal handler, whichever call it has interrupted.
 
         Parameters
         ----------
         reason : str
         policy : {"any", "all", "leader"}
-            Whose votes are needed: one, all, or that of the lowest rank present.
+            Which votes suffice: any one, those of all workers, or that of the lowest rank present.
         """
         require_policy(policy)
         self._connection.client.ask(msg.StopVote(reason=reason, policy=policy), msg.Done, timeout_s)
@@ -474,7 +474,7 @@ class Worker:
     # The user's own requests.
 
     def send_req(self, req: str, info: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Ask the user's controller; names beginning with ``platoon-`` are reserved.
+        """Send a request to the user's own controller; names that begin with ``platoon-`` are reserved.
 
         Parameters
         ----------
@@ -488,10 +488,10 @@ class Worker:
         return self._connection.client.ask(msg.UserRequest(req=req, info=info), msg.UserReply, timeout_s).answer
 
     def lock(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Take the job's advisory lock; it is freed when its holder dies.
+        """Acquire the job's advisory lock; it is released when its holder dies.
 
-        The lock counts: a worker, and a signal handler in it, may take it several times, and frees it by as many calls
-        of `unlock`.
+        The lock is reentrant: a worker, and a signal handler in it, may acquire it several times, and releases it by as
+        many calls of `unlock`.
 
         Raises
         ------
@@ -502,7 +502,7 @@ class Worker:
         self._connection.lock.acquire(timeout_s)
 
     def unlock(self) -> None:
-        """Free the job's advisory lock, or undo one of several calls of `lock`."""
+        """Undo one call of `lock`; undoing the last one releases the job's advisory lock."""
         self._connection.require_open()
         self._connection.lock.release()
 
@@ -514,13 +514,13 @@ class Worker:
         return self._connection.closed
 
     def close(self, *, failed: bool = False) -> None:
-        """Leave the job; the others go on. A second call does nothing.
+        """Leave the job; the other workers continue. A second call does nothing.
 
-        With ``failed`` it does not say goodbye: the controller counts this worker as lost once the process has ended,
-        as if it had been killed. For a process whose exit status only its own parent learns.
+        With ``failed`` the controller counts this worker as lost once the process has ended, as if it had been killed.
+        It is for processes whose exit status the launcher does not see.
 
-        `should_stop`, `stop_reason` and `Advanced.stop_votes` keep their last values. All else that needs the job
-        raises `ConfigurationError`. A call that another thread is in ends with an error.
+        Afterwards `should_stop`, `stop_reason` and `Advanced.stop_votes` keep their last values; all other calls that
+        need the job raise `ConfigurationError`. Calls in progress in other threads end with an error.
         """
         self._connection.close(self._release_all, failed)
 
@@ -536,7 +536,7 @@ class Worker:
 
 
 class _Advanced:
-    # In place of a name that stood on Worker once. `__getattr__` would make each access to a property slower.
+    # Explains a name that Worker had in earlier versions. A `__getattr__` would slow down each property.
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""The same model with the same values on every worker, as training needs it before its first step."""
+"""Initial values: before the first step, check that all workers have the same model and copy one worker's values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHOWN_CHARACTERS, _AROUND_CHARACTERS = 200, 30
 
 
 class Variable(Protocol):
-    """A variable as `copy_values` needs it: Theano's shared variables are, and others imitate them."""
+    """A variable with the methods of Theano's shared variables."""
 
     @property
     def name(self) -> str | None:
@@ -31,7 +31,7 @@ class Variable(Protocol):
         ...
 
     def get_value(self, borrow: bool = False) -> Any:
-        """Return the value; if ``borrow``, the memory itself where that can be had."""
+        """Return the value; with ``borrow`` its memory itself, where that is possible."""
         ...
 
     def set_value(self, value: Any) -> None:
@@ -47,28 +47,28 @@ def copy_first_values(
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Give the values of the first participant to all others, bit by bit; all participants call it.
+    """Copy the first participant's values to all others; a collective call of the participants.
 
     Parameters
     ----------
     variables : sequence of Variable
-        Counters too; the same number, order, names, shapes and dtypes on every worker.
+        May include counters; the same number, order, names, shapes and dtypes on every worker.
     worker : Worker
     settings : str
         What else must be the same on all workers.
     participants : sequence of int, optional
-        Ranks that take part: those that are left of the workers launched. The default is all of them.
+        The launched ranks that still take part. The default is all of them.
     timeout_s : float
         Bound on each wait for the others.
 
     Raises
     ------
     ConfigurationError
-        If values have a dtype that workers do not exchange.
+        If a dtype is not supported by broadcasts.
     LayoutMismatchError
-        On every worker, before anything is changed, if the variables of one are others, or its settings are.
+        On every worker, before anything is changed, if variables or settings differ between workers.
     WorkerLostError, CollectiveTimeoutError
-        If a participant does not come.
+        If a participant does not make the call.
     """
     values = [variable.get_value(borrow=True) for variable in variables]
     layout = Layout.of(values, [variable.name or "" for variable in variables])
@@ -76,8 +76,7 @@ def copy_first_values(
         require_same_layout(layout, worker, settings, timeout_s=timeout_s)
         copy_values(variables, worker, timeout_s=timeout_s)
         return
-    # Broadcasts need all workers that were launched. Those that are left take a sum, to which the first adds values
-    # and the others zeros.
+    # Broadcasts need all workers that were launched. Without some, use a sum to which only the first adds its values.
     mine = worker.global_rank == participants[0]
     name = f"first values {hashlib.sha256(layout.fingerprint + to_bytes(settings)).hexdigest()[:16]}"
     terms = [value if mine else np.zeros_like(value) for value in values]
@@ -90,15 +89,15 @@ def copy_first_values(
 def copy_values(
     variables: Sequence[Variable], worker: Worker, root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> None:
-    """Give the values of one worker to all others, bit by bit; all workers that were launched call it.
+    """Copy one worker's values to all others; a collective call of all workers that were launched.
 
     Parameters
     ----------
     variables : sequence of Variable
-        Of the same number, order, shapes and dtypes on every worker: this is not compared.
+        The same number, order, shapes and dtypes on every worker; this is not checked.
     worker : Worker
     root : int
-        Rank of the worker whose values all take over.
+        Rank of the worker whose values are copied.
     timeout_s : float
         Bound on each wait for the others.
     """
@@ -114,9 +113,7 @@ def copy_values(
 
 
 def start_together(params: Iterable[Any], worker: Worker, settings: str = "") -> Layout:
-    """Give the values of the first worker's parameters to all others, bit by bit.
-
-    All workers call it, at the same point of their scripts; with one worker nothing happens.
+    """Copy the first worker's parameters to all others; a collective call. With a single worker nothing happens.
 
     Parameters
     ----------
@@ -134,11 +131,11 @@ def start_together(params: Iterable[Any], worker: Worker, settings: str = "") ->
     Raises
     ------
     ConfigurationError
-        If something in the arguments cannot work.
+        If an argument is invalid.
     LayoutMismatchError
-        On every worker, before anything is changed, if the parameters of one are others, or its settings are.
+        On every worker, before anything is changed, if parameters or settings differ between workers.
     WorkerLostError, CollectiveTimeoutError
-        If a worker does not come.
+        If a worker does not make the call.
     """
     parameters = Parameters(params)
     if worker.global_size > 1:
@@ -153,9 +150,9 @@ def start_together(params: Iterable[Any], worker: Worker, settings: str = "") ->
 def require_same_layout(
     layout: Layout, worker: Worker, settings: str = "", *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> None:
-    """Raise `LayoutMismatchError` on every worker unless all have the same layout and purpose; all workers call it.
+    """Raise `LayoutMismatchError` on every worker unless all have the same layout and settings; a collective call.
 
-    As long as they agree, it costs one collective call on 32 bytes.
+    If they agree, it costs one all-gather of 32 bytes.
     """
     fingerprint = hashlib.sha256(layout.fingerprint + to_bytes(settings)).digest()
     prints = worker.all_gather(np.frombuffer(fingerprint, np.uint8), timeout_s=timeout_s)
@@ -172,7 +169,7 @@ def require_same_layout(
 
 
 def _around_the_difference(mine: str, other: str) -> tuple[str, str]:
-    """Return two texts; of long ones what differs, with some words around it."""
+    """Return two texts; of long ones only the part that differs, with some words around it."""
     if max(len(mine), len(other)) <= _SHOWN_CHARACTERS:
         return mine, other
     begin = _common_length(mine, other)
@@ -193,7 +190,7 @@ def _common_length(a: str, b: str) -> int:
 
 
 def _exchange(layout: Layout, settings: str, worker: Worker) -> Iterator[tuple[Layout, str]]:
-    """Exchange the layouts and purposes behind the fingerprints, so that the error can name the difference."""
+    """Exchange the layouts and settings behind the fingerprints, so that the error can name the difference."""
     text = np.frombuffer(json.dumps([settings, layout.specs]).encode(), np.uint8)
     lengths = worker.all_gather(np.array([text.size]))[:, 0]
     padded = np.zeros(lengths.max(), np.uint8)

@@ -1,4 +1,4 @@
-"""Which worker does what one worker does for all."""
+"""The leader: the one worker that saves and prints for all."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from platoon_base.worker.connection import Connection
 
 __all__ = ["Leadership"]
 
-_UNDECIDED_S = 5.0  # for the process of a leader that has left to end: only then is known whether it failed
+_UNDECIDED_S = 5.0  # wait for a leader that has left to end, since only its exit shows whether it failed
 _POLL_INTERVAL_S = 0.01
 
 
 class Leadership:
-    """Tells whether this worker is the leader; see `Worker.is_leader`.
+    """Whether this worker is the leader; see `Worker.is_leader`.
 
     Parameters
     ----------
@@ -33,12 +33,12 @@ class Leadership:
             self._await_end(leader)
         leads = self._job_state.leader == self._rank
         if leads and self._rank:
-            self._connection.progress.row["led"] = 1  # the launcher says who has taken the role over
+            self._connection.progress.row["led"] = 1  # for the launcher's note about the new leader
         return leads
 
     def _await_end(self, leader: int) -> None:
         deadline = time.monotonic() + _UNDECIDED_S
         while not self._job_state.row(leader)["ending"] and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL_S)
-        time.sleep(_POLL_INTERVAL_S)  # how it ended is written first, and who leads then
+        time.sleep(_POLL_INTERVAL_S)  # the controller writes the new leader just after "ending"
         self._waited_for = leader

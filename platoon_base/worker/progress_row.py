@@ -1,4 +1,4 @@
-"""One worker's row of the job's state: how far it is, and how often it exchanged values with the center."""
+"""One worker's row of the job's state: its epoch, steps and synchronizations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["ProgressRow"]
 
 
 class ProgressRow:
-    """Writes this worker's progress where others see it; a call costs a few memory accesses.
+    """Writes this worker's progress into shared memory; a call costs a few memory accesses.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ class ProgressRow:
     Attributes
     ----------
     row : structured scalar
-        On the memory of the job; a copy after `close`.
+        In the job's shared memory; a copy after `close`.
     """
 
     def __init__(self, job_state: JobState, rank: int) -> None:
@@ -40,7 +40,7 @@ class ProgressRow:
                 self.row["updated"] = time.monotonic()
             return
         row = self._touched()
-        if steps and self._counted_for_it:  # they are among those told now
+        if steps and self._counted_for_it:  # the script counts these steps itself now
             row["steps"] -= min(steps, self._counted_for_it)
             self._counted_for_it = 0
         if epoch is not None:
@@ -114,13 +114,13 @@ class ProgressRow:
         self.row["copies"] += 1
 
     def mark_all_synced(self) -> None:
-        """Record that the center has this worker's values: all workers go on from its position."""
+        """Record that the center has this worker's values, so that all workers resume at its position."""
         self._job_state.mark_all_synced(self.row)
 
     def mark_left(self) -> None:
-        """Say goodbye to those who watch."""
+        """Record that this worker leaves in order."""
         self.row["left"] = 1
 
     def close(self) -> None:
-        """Leave the memory of the job."""
+        """Detach from the job's shared memory."""
         self.row = self.row.copy()

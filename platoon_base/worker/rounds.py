@@ -1,4 +1,4 @@
-"""One round of an outer-step rule, on one worker: add the progress, meet the others, take the center over."""
+"""One round of an outer-step rule on one worker: contribute progress, wait for the others, copy the new center."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from platoon_base.rules.outer import OuterRule
 
 __all__ = ["make_round", "require_part"]
 
-_MIN_S = 3.0  # to take the center over, once the others have been met at the last moment
+_MIN_S = 3.0  # for copying the center, even if the wait for the others has used up the timeout
 
 
 def make_round(
@@ -27,22 +27,22 @@ def make_round(
     part: float,
     timeout_s: float,
 ) -> NonFiniteElement | None:
-    """Synchronize ``arrays``, changed in place, with all workers that synchronize at this time.
+    """Make one outer step together with all workers that synchronize; change ``arrays`` in place.
 
-    A worker whose parameters did not begin from the center as it is, such as one that joined in the midst of a round,
-    adds nothing, and goes on from the center with the others.
+    A worker whose parameters did not start from the current center, such as one that joined during a round,
+    contributes nothing; it continues from the new center like the others.
 
     Parameters
     ----------
     client : ControlClient
     center : RoundCenter
     rule_for : callable
-        Returns the rule for as many workers as meet.
+        Returns the rule for a number of workers.
     arrays : sequence of ndarray
     part : float in [0, 1]
-        Of this worker; see `platoon_base.rules.outer`.
+        The fraction of the period that this worker trained; see `platoon_base.rules.outer`.
     timeout_s : float
-        Bound on the wait for the others, and on that for the center's stripes.
+        Bound on the wait for the others, and on the wait for the center's stripes.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def make_round(
     refused = center.contribute(arrays, part, timeout_s)
     met = client.wait_for_all(msg.Round(timeout_s=max(deadline - time.monotonic(), 0.0)), msg.RoundReached)
     left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
-    # Whoever makes the step on a stripe, or on a host, knows the same number of workers.
+    # All workers pass the same number of workers, whichever of them makes the step on a stripe.
     stepped = center.take_over(rule_for(len(met.ranks)), arrays, met.number, left_s)
     return refused if stepped is None else stepped
 

@@ -1,4 +1,4 @@
-"""Names and fingerprints of the data that a worker divides with the others, so that they notice other data."""
+"""Names and fingerprints of the data that workers divide, by which they notice that their data differ."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class DataId(NamedTuple):
 
 
 class DataSeen:
-    """Counts the data sets of each kind that a worker has divided, in the order in which they first came.
+    """Numbers the data sets of each kind that a worker has divided, in the order of their first use.
 
     Parameters
     ----------
     resumed_at : Position
-        Where this worker goes on. Workers of a resumed job may go on from different positions, such as different
-        epochs, and come to other data first. So the names tell the position, and only workers that went on from the
+        Where this worker resumed. Workers of a resumed job may resume at different positions, such as different
+        epochs, and use other data first. So the names include the position, and only workers that resumed at the
         same one are compared.
     """
 
@@ -49,14 +49,14 @@ class DataSeen:
         self._position = "" if resumed_at == START else position
 
     def register(self, data: tuple[Any, ...], kind: str) -> DataId | None:
-        """Return name and fingerprint of data; None if they came before, or draw random numbers at each reading.
+        """Return name and fingerprint of new data; None if they are known, or read differently each time.
 
         Parameters
         ----------
         data : tuple
             Anything that `fingerprint` takes.
         kind : str
-            Data sets of one kind are counted together.
+            Data sets of one kind are numbered together.
         """
         mark = fingerprint(*data)
         if len(kind) > 100:
@@ -69,7 +69,7 @@ class DataSeen:
 
 
 def kind_of(*data: Any) -> str:
-    """Describe a row of the data by dtype and shape; the number of rows is no part of it."""
+    """Describe a row of the data by dtype and shape, without the number of rows."""
     return f"rows like {', '.join(map(_kind, data))}"
 
 

@@ -1,4 +1,4 @@
-"""Comparison of models that must be the same on all workers. As long as they are, it costs one small message."""
+"""Comparison of models that must be equal on all workers; if they are, it costs one small message."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-# Devices of two kinds round this far apart at most, as a part of the largest value; diverged models are farther.
+# Largest relative difference that rounding on different devices explains; diverged models differ by more.
 _ROUNDING = 1e-3
 _SAMPLE = 256
 
@@ -32,17 +32,16 @@ def require_same_values(
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Raise on every worker if values that must be the same on all of them differ.
+    """Raise on every worker if values that must be equal on all of them differ.
 
-    A collective call of all workers that still take part, through the controller. They compare checksums; where these
-    differ, up to 256 values of each array tell how far they are apart: devices of two kinds round in different ways,
-    which is no error.
+    A collective call of all participants, through the controller. They compare checksums. If these differ, up to 256
+    values of each array are compared, since different devices round differently, which is no error.
 
     Parameters
     ----------
     worker : Worker
     name : str
-        Of this comparison, the same on all workers.
+        The name of this comparison, the same on all workers.
     values : sequence of (str, ndarray)
         Names and values, in the same order and of the same shapes on every worker.
     remedy : str
@@ -53,8 +52,8 @@ def require_same_values(
     Raises
     ------
     ConfigurationError
-        On every worker, if values of one are farther from those of the first worker than rounding explains: by more
-        than a thousandth of the largest value of their array.
+        On every worker, if values of one differ from the first worker's by more than rounding explains: a thousandth
+        of the largest value of the array.
     """
     rank, checksum = worker.global_rank, 0
     arrays = [np.ascontiguousarray(value) for _, value in values]
@@ -70,7 +69,7 @@ def require_same_values(
         f"{name}, values", [s if mine else np.zeros_like(s) for s in samples], timeout_s=timeout_s
     )
     if summed.ranks != ranks:
-        return  # somebody left on the way; the next comparison is without it
+        return  # a worker has left meanwhile; the next comparison is without it
     first = summed.arrays
     found = [_farthest(own, other) for own, other in zip(samples, first)]
     index = max(range(len(found)), key=lambda i: found[i][0])
@@ -89,7 +88,7 @@ def _sample(array: Array) -> Array:
 
 
 def _farthest(own: Array, first: Array) -> tuple[float, int]:
-    """Return the largest difference as a part of the largest value, and where it is; a NaN of one is far from all."""
+    """Return the largest relative difference and its index; a NaN in only one of the arrays counts as infinite."""
     if not own.size:
         return 0.0, 0
     with np.errstate(invalid="ignore", divide="ignore"):

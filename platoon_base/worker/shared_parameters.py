@@ -34,22 +34,22 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 
 ON_NONFINITE = ("raise", "skip", "restore")
-# Worker and center would all but change places at each synchronization if the last of several counted as one.
+# With the defaults for one worker, the last of several would almost swap its values with the center's.
 _MIN_WORKERS = 2
-_MIN_S = 3.0  # to come to the mean in, once the others have been met at the last moment
-_DEVICE_POLL_INTERVAL_S = 1.0  # from one look at the values on a device to the next: each waits for what is queued
+_MIN_S = 3.0  # for averaging the hosts, even if the wait for the others has used up the timeout
+_DEVICE_POLL_INTERVAL_S = 1.0  # between samples of values on a device, since each waits for its queued work
 
 
 class SharedParameters:
-    """Parameters, the rule that they follow, and the center; with one worker there is no center, and nothing to do.
+    """Parameters, their rule and their center; a single worker has no center, and its calls do nothing.
 
     Parameters
     ----------
     connection : Connection
-        While `Connection.is_single_worker`, the center follows the parameters, and no rule acts.
+        While `Connection.is_single_worker`, synchronizing copies the parameters to the center, without the rule.
     parameters : Parameters
     rule : Rule
-        Its defaults are filled in for the number of workers that live, at each synchronization.
+        Defaults that depend on the number of workers are set at each synchronization, from those that live.
     on_nonfinite : {"raise", "skip", "restore"}
         See `Worker.init_shared_params`.
     """
@@ -71,7 +71,7 @@ class SharedParameters:
         self._unlink: Callable[[], None] | None = None
 
     def open_center(self, centers: CenterFactory, timeout_s: float) -> None:
-        """Create the center, from the checkpoint maybe, or attach to it, as the controller says; share the values."""
+        """Create the center, from the checkpoint if there is one, or attach to it, as the controller decides."""
         layout, rule = self.parameters.layout, self._rule
         client, checkpoint = self._connection.client, self._connection.checkpoint
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
@@ -88,7 +88,7 @@ class SharedParameters:
                 self.center.fill(self._borrow_as_shared(), states)
                 ready = client.ask(msg.CenterReady(), (msg.Done, msg.CenterRole), timeout_s)
                 self._unlink = centers.unlink
-                if isinstance(ready, msg.CenterRole):  # it holds the values of another host's by now
+                if isinstance(ready, msg.CenterRole):  # the center was filled from another host's meanwhile
                     self._take_over(self.center, timeout_s)
             else:
                 self._take_over(self.center, timeout_s)
@@ -99,7 +99,7 @@ class SharedParameters:
             raise
 
     def _resume(self, checkpoint: Checkpoint) -> list[list[Array]]:
-        """Give the parameters the checkpoint's values; returns those of the rule's states beside the center."""
+        """Copy the checkpoint's center to the parameters; return the saved states of the rule."""
         require_alike(checkpoint.about, self.parameters.layout, self._rule)
         arrays = self.parameters.borrow()
         for array, values in zip(arrays, checkpoint.center):
@@ -172,8 +172,8 @@ class SharedParameters:
         across_hosts = center.across_hosts
         if across_hosts is not None and across_hosts.workers_wait:
             raise ConfigurationError(
-                "update_center changes the center of this worker's host alone, and a rule that waits keeps those of "
-                "all hosts alike: change the parameters and call copy_to_global, or take a rule that does not wait"
+                "update_center changes the center of this worker's host only, and a rule that waits keeps the centers "
+                "of all hosts equal: change the parameters and call copy_to_global, or use a rule that does not wait"
             )
         moved_by_others = across_hosts is not None
         with self._call_lock.take("update_center", timeout_s) as left_s:
@@ -181,7 +181,7 @@ class SharedParameters:
             if synchronous:
                 lock.acquire(left_s)
             try:
-                new = [value.copy() for value in values]  # an update that fails leaves the center as it was
+                new = [value.copy() for value in values]  # an update that fails must not change the center
                 old = [value.copy() for value in new] if moved_by_others else []
                 update(new)
                 self._require_layout(new)
@@ -190,7 +190,7 @@ class SharedParameters:
                         raise NonFiniteError(
                             f"rank {self._rank}, step {self._progress.steps}: {spec.name} of the center would hold a "
                             "NaN or an infinity, so the center stays as it was. Lower the learning rate, clip "
-                            "gradients, or take the center over (copy_to_local)"
+                            "gradients, or copy the center to the parameters (copy_to_local)"
                         )
                 if moved_by_others:
                     center.change(old, new)
@@ -203,14 +203,14 @@ class SharedParameters:
             self._progress.count_sync(began, True)
 
     def _rule_for(self, num_live: int) -> Any:
-        """Return the rule for so many workers."""
+        """Return the rule with the defaults for this number of workers."""
         num_live = max(_MIN_WORKERS, num_live)
         if num_live != self._workers:
             self._workers, self._rule = num_live, self._given.resolved(num_live)
         return self._rule
 
     def copy_to_local(self, timeout_s: float) -> None:
-        """Parameters := center; alone, the other way round."""
+        """Parameters := center; with a single worker, center := parameters."""
         if self._alone():
             self.sync(True, 1.0, timeout_s)
         elif self.center is not None:
@@ -226,9 +226,9 @@ class SharedParameters:
             self._progress.count_copy()
 
     def average_hosts(self, timeout_s: float) -> None:
-        """Let the centers of all hosts come together; see `Worker.average_hosts`."""
-        across_hosts: Any = getattr(self.center, "across_hosts", None)  # of a center on devices there is none
-        if across_hosts is None or across_hosts.workers_wait:  # those that wait in rounds keep all centers alike
+        """Set the centers of all hosts to their mean; see `Worker.average_hosts`."""
+        across_hosts: Any = getattr(self.center, "across_hosts", None)  # centers on devices have none
+        if across_hosts is None or across_hosts.workers_wait:  # rules that wait keep all centers equal anyway
             return
         deadline = time.monotonic() + timeout_s
         met = self._connection.client.wait_for_all(msg.Round(timeout_s=timeout_s), msg.RoundReached)
@@ -236,7 +236,7 @@ class SharedParameters:
 
     @contextlib.contextmanager
     def center_values(self, timeout_s: float) -> Iterator[None]:
-        """Within the ``with`` block the parameters have the center's values; afterwards their own again."""
+        """Give the parameters the center's values within the ``with`` block, and their own afterwards."""
         if self.center is None or self._alone():
             yield
             return
@@ -247,7 +247,7 @@ class SharedParameters:
                 arrays = self._borrow()
                 self.center.read(arrays, True, left_s)
                 self.parameters.give_back(arrays)
-            del arrays  # whose memory a back end would copy as long as it is seen here
+            del arrays  # a back end copies memory that is still referenced
             self._progress.count_copy()
             yield
         finally:
@@ -263,12 +263,12 @@ class SharedParameters:
             self.center.finish()
 
     def settle(self) -> None:
-        """Let the controller read the center for the last time; all workers have finished."""
+        """Bring the copy that the controller reads up to date for the last time; all workers have finished."""
         if self.center is not None:
             self.center.settle()
 
     def withdraw(self) -> None:
-        """Close a center that nobody uses or is going to open any more; its creator removes its name."""
+        """Close a center that no process will open again; its creator removes the name."""
         if self.center is not None:
             self.center.close(over=True)
         if self._unlink is not None:
@@ -280,19 +280,19 @@ class SharedParameters:
             self.center.close()
 
     def _borrow(self) -> list[Any]:
-        """Return the values as the center takes them."""
+        """Return the values: on the host, or on the device if the center is there."""
         if self.center is None or not self.center.on_device:
             return list(self.parameters.borrow())
         arrays = self.parameters.borrow_on_device()
         if not all(is_device_array(array) and array.flags.c_contiguous for array in arrays):
             raise ConfigurationError(
-                "a parameter lies no longer on the device, or not C-contiguous: set values with set_value(), which "
+                "a parameter is no longer on the device, or not C-contiguous: set values with set_value(), which "
                 "keeps them there, or launch with --center host"
             )
         return arrays
 
     def _borrow_as_shared(self) -> list[Any]:
-        """Return the values as the center takes them, if they still have their shapes and dtypes."""
+        """Return the values, as `_borrow` does; raise if their shapes or dtypes have changed."""
         arrays = self._borrow()
         self._require_layout(arrays)
         return arrays
@@ -332,7 +332,7 @@ class SharedParameters:
 def share(
     connection: Connection, params: Iterable[Any], rule: Rule, on_nonfinite: str, timeout_s: float
 ) -> SharedParameters:
-    """Check the parameters and share them by a rule; see `Worker.init_shared_params`."""
+    """Check the parameters and share them; see `Worker.init_shared_params`."""
     require_rule(rule)
     if (step_form_of(rule) if waits(rule) else form_of(rule)) is None:
         log.info(
@@ -348,7 +348,7 @@ def share(
     require_finite(parameters.layout, parameters.borrow())
     if connection.centers is not None:
         shared.open_center(connection.centers(parameters, rule), timeout_s)
-    if connection.identity.size > 1:  # and not refused
+    if connection.identity.size > 1:
         connection.job_state.note_several()
     return shared
 
@@ -364,5 +364,5 @@ def require_finite(layout: Layout, arrays: Sequence[Array]) -> None:
     for spec, array in zip(layout.specs, arrays):
         if not np.isfinite(array).all():
             raise NonFiniteError(
-                f"{spec.name} holds a NaN or an infinity: it must not enter the center; initialise the model anew"
+                f"{spec.name} holds a NaN or an infinity: it must not enter the center; initialise the model again"
             )

@@ -1,4 +1,4 @@
-"""Which parameters a worker shares: from `Worker.init_shared_params` to `Worker.release_shared_params`, and again."""
+"""The parameters that a worker shares, from `Worker.init_shared_params` to `Worker.release_shared_params`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Sharing"]
 
 
 class Sharing:
-    """Holds the parameters that are shared, one list of them at a time.
+    """Holds the shared parameters; one list of them at a time.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ class Sharing:
     ----------
     current : SharedParameters or None
     number : int
-        Which `start` holds, 1 for the first; 0 while there are none.
+        The number of the latest `start`, from 1; 0 while no parameters are shared.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -47,18 +47,18 @@ class Sharing:
         self.number = self._starts
 
     def release(self, timeout_s: float) -> None:
-        """Stop sharing them, on all workers at once; see `Worker.release_shared_params`."""
+        """Stop sharing the parameters, on all workers together; see `Worker.release_shared_params`."""
         shared = self.current
         if shared is not None:
             shared.finish()
         self._all_reach("finish", shared, timeout_s)
         if shared is not None:
-            shared.settle()  # the controller reads the center once more before it is dropped
+            shared.settle()  # the controller reads the center once more after this
         self._all_reach("drop", shared, timeout_s)
         self.current, self.number = None, 0
         if shared is not None:
             shared.withdraw()
-        self._all_reach("free", shared, timeout_s)  # the name is free before a worker creates the next center under it
+        self._all_reach("free", shared, timeout_s)  # until then the next center could not take the name
 
     def _all_reach(
         self, stage: Literal["finish", "drop", "free"], shared: SharedParameters | None, timeout_s: float
@@ -67,19 +67,19 @@ class Sharing:
         self._connection.client.wait_for_all(call, msg.Met)
 
     def require(self) -> SharedParameters:
-        """Return the parameters that are shared, or raise `ConfigurationError` if there are none."""
+        """Return the shared parameters; raise `ConfigurationError` if there are none."""
         self._connection.require_open()
         if self.current is None:
             raise ConfigurationError("no parameters are shared yet: call init_shared_params first")
         return self.current
 
     def require_served(self) -> SharedParameters:
-        """Return the parameters that are shared, and raise `WorkerLostError` if the controller is gone."""
+        """Return the shared parameters; raise also if the controller is gone (`WorkerLostError`)."""
         shared = self.require()
         self._connection.require_controller()
         return shared
 
     def close(self) -> None:
-        """Close this worker's part of the center; the others go on with theirs."""
+        """Close the center in this process."""
         if self.current is not None:
             self.current.close()

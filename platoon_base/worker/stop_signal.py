@@ -16,15 +16,15 @@ _POLL_INTERVAL_S = 0.5
 
 
 class StopSignal:
-    """Tells whether the job is to stop: by its shared flag, or because its controller is gone.
+    """Whether the job is to stop: because its stop flag is set, or because its controller is gone.
 
     Parameters
     ----------
     job_state : JobState
     rank : int
-        For the message.
+        For the log message.
     controller_alive : callable
-        It is asked every half second at most.
+        Called at most every half second.
     """
 
     def __init__(self, job_state: JobState, rank: int, controller_alive: Callable[[], bool]) -> None:
@@ -42,7 +42,7 @@ class StopSignal:
         if now < self._next_poll_at:
             return False
         self._next_poll_at = now + _POLL_INTERVAL_S
-        if self._controller_alive() or self._closed:  # in this order: it is closed before the memory is
+        if self._controller_alive() or self._closed:  # order matters: `close` runs before the memory is unmapped
             return False
         log.warning("rank %d: the controller of this job is gone; stopping", self._rank)
         self._job_state.stop("the controller is gone")
@@ -54,5 +54,5 @@ class StopSignal:
         return self._job_state.stop_reason
 
     def close(self) -> None:
-        """Look after the controller no more; the last answer stays."""
+        """Stop checking the controller; `is_set` keeps its last answer."""
         self._closed = True

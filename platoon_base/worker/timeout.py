@@ -1,4 +1,4 @@
-"""How long calls wait for others by default."""
+"""The default timeout of calls that wait for other processes."""
 
 from __future__ import annotations
 

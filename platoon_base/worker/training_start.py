@@ -1,4 +1,4 @@
-"""The begin of a training that several workers make together, in the one order that holds for all adapters."""
+"""The start of a training on several workers: the steps that all adapters make, in the same order."""
 
 from __future__ import annotations
 
@@ -27,58 +27,58 @@ def start_training(
     once_met: Callable[[list[int]], None] | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> list[int]:
-    """Begin a training on all workers together; each of them calls it, before its first batch.
+    """Start a training on all workers together; a collective call before the first batch.
 
     The steps, in this order:
 
     1. A worker that joined late is refused.
-    2. The workers meet. From then on they need each other, see `Advanced.meet`.
+    2. The workers wait for each other, and depend on each other from then on, see `Advanced.meet`.
     3. ``once_met`` is called.
-    4. The first worker's values go to all others.
+    4. The first worker's values are copied to all others.
     5. With a rule, the parameters are shared.
-    6. The workers wait for one another: nobody moves the center before all have taken it over.
+    6. A barrier: no worker changes the center before all have copied it.
     7. The next vote to stop is opened, see `Advanced.stop_votes`.
 
     Parameters
     ----------
     worker : Worker
     name : str
-        Of this training, the same on all workers, such as ``"main loop 2"``.
+        The name of this training, the same on all workers, such as ``"main loop 2"``.
     loop : str
-        What this framework calls a training, for the error about a late worker, such as ``"main loop"``.
+        The framework's word for a training, for the error about a late worker, such as ``"main loop"``.
     values : sequence of Variable
-        What must be the same on all workers at the begin. Parameters that are shared but not among them take over
-        the values of whichever worker shares them first.
+        Must be equal on all workers at the start. Parameters that are shared but not among them get the values of
+        the worker that shares them first.
     settings : str
         What else must be the same on all workers, such as the rule and its options; compared where there are values.
     rule : Rule or None
         None for averaged gradients.
     parameters : sequence
-        What the rule keeps together; see `Worker.init_shared_params`.
+        The parameters to share by the rule; see `Worker.init_shared_params`.
     on_nonfinite : {"raise", "skip", "restore"}
         See `Worker.init_shared_params`.
     once_met : callable, optional
-        Gets the ranks that have met. It makes the collective comparisons that are the adapter's own.
+        Called with the participants' ranks; for the adapter's own collective comparisons.
     timeout_s : float
         Bound on each wait for the other workers.
 
     Returns
     -------
     list of int
-        The ranks that have met.
+        The ranks of the participants.
 
     Raises
     ------
     ConfigurationError
-        If this worker joined late, or something in the arguments cannot work.
+        If this worker joined late, or an argument is invalid.
     LayoutMismatchError
-        On every worker, before anything is changed, if the values of one are others, or its settings are.
+        On every worker, before anything is changed, if values' shapes or settings differ between workers.
     WorkerLostError, CollectiveTimeoutError
-        If a worker does not come.
+        If a worker does not make the call.
     """
     if worker.late:
         raise ConfigurationError(
-            f"this worker joined late: the workers of a {loop} count epochs together from its begin; launch the job "
+            f"this worker joined late: the workers of a {loop} count epochs together from its start; launch the job "
             "with more workers"
         )
     participants = worker.advanced.meet(name, binds=True, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""A warning about parameters that never change between synchronizations: training changes other arrays."""
+"""A warning about parameters that never change between synchronizations, because training changes other arrays."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["UnchangedWatch"]
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 3  # two synchronizations in a row, as at the end of an epoch, mean nothing
+_PATIENCE = 3  # two synchronizations without a step between them, as at the end of an epoch, are no evidence
 
 
 class UnchangedWatch:
-    """Watches parameters until each has changed once, by a checksum; after that it costs nothing.
+    """Compares checksums of parameters until each has changed once; after that it costs nothing.
 
     Parameters
     ----------
     names : sequence of str
         Of the parameters.
     rank : int
-        For the message.
+        For the log message.
     """
 
     def __init__(self, names: Sequence[str], rank: int) -> None:
@@ -34,7 +34,7 @@ class UnchangedWatch:
         self._seen = 0
 
     def before_sync(self, arrays: Sequence[Any]) -> None:
-        """Compare the values with those after the synchronization before; warn once about those that stay the same."""
+        """Compare with the values after the previous synchronization; warn once about parameters that never change."""
         if not self._watched:
             return
         self._watched -= {i for i, before in self._sums.items() if checksum(arrays[i]) != before}
@@ -43,15 +43,15 @@ class UnchangedWatch:
             names = ", ".join(self._names[i] for i in sorted(self._watched))
             self._watched = set()
             log.warning(
-                "rank %d: %s did not change in %d synchronizations, so what this worker learns of it reaches nobody. "
-                "If training puts other arrays in the place of those that were shared (w = w - step), change their "
-                "values instead (w -= step, or w[...] = new); leave out of params what is not trained",
+                "rank %d: %s did not change in %d synchronizations, so the center learns nothing from this worker. "
+                "If training replaces the shared arrays by new ones (w = w - step), change their values instead "
+                "(w -= step, or w[...] = new); leave out of params what is not trained",
                 self._rank,
                 names,
                 _PATIENCE,
             )
 
     def after_sync(self, arrays: Sequence[Any]) -> None:
-        """Remember the values."""
-        self._watched = {i for i in self._watched if arrays[i].size}  # nothing is learnt of the empty ones
+        """Record the values' checksums."""
+        self._watched = {i for i in self._watched if arrays[i].size}  # empty arrays cannot change
         self._sums = {i: checksum(arrays[i]) for i in self._watched}

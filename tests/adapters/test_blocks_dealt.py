@@ -213,9 +213,6 @@ def test_streams_that_differ_between_workers_are_refused(run_job):
     assert "the number of batches in epoch 2 differs" in outcome.reported["shorter 1"]
 
 
-MODEL = script_path("blocks_dealt_model").read_text()
-
-
 @needs_blocks
 def test_averaged_gradients_of_examples_are_one_process_with_larger_batches(run_blocks):
     run_blocks(script_path("blocks_dealt_averaged_gradients_of_examples")).require_success()
@@ -225,36 +222,7 @@ def test_averaged_gradients_of_examples_are_one_process_with_larger_batches(run_
 @pytest.mark.parametrize("sync", [False, True])
 def test_a_pickled_main_loop_trains_the_rest_of_the_epoch(run_blocks, sync):
     """Stopped after the second of five batches of each worker; the main loop that is loaded makes the other three."""
-    outcome = run_blocks(
-        MODEL + f"SYNC = {sync}\n"
-        """
-from blocks.serialization import load
-seen = []
-def note(main_loop):
-    worker.progress()
-class Note(TrainingExtension):
-    def after_batch(self, batch):
-        seen.append(float(batch["features"][0, 0]))
-def make():
-    rule = AllReduceGradients(Scale(0.1)) if SYNC else Scale(0.1)
-    path = os.path.join(tmp, "loop.tar")
-    return loop(network()[0], shard_stream(examples(), uneven="drop"), [
-        # Without a common stop each asynchronous worker makes two batches, however fast the other is.
-        *([ParameterSync(None), StopTogether()] if SYNC else [ParameterSync(EASGD(), every_n_batches=1)]),
-        FinishAfter(after_n_batches=2), Checkpoint(path)], rule), path
-main_loop, path = make()
-main_loop.run()
-worker.barrier("saved")
-with open(path, "rb") as file:
-    main_loop = load(file)
-main_loop.extensions = [e for e in main_loop.extensions if not isinstance(e, (FinishAfter, Checkpoint))]
-main_loop.extensions += [Note(), FinishAfter(after_epoch=True)]
-main_loop.extensions[-2].main_loop = main_loop.extensions[-1].main_loop = main_loop
-main_loop.run()
-expected = data(80).features[::8][4 + rank :: 2, 0].tolist()
-assert seen == [float(x) for x in expected], (seen, expected)
-"""
-    )
+    outcome = run_blocks(script_path("blocks_dealt_pickled"), args=[str(sync)])
     outcome.require_success()
 
 

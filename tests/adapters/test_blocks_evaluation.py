@@ -22,8 +22,6 @@ from platoon_plugins.blocks.shares import Share, gather_shares
 
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
 
-MONITORED = script_path("blocks_evaluation_monitored").read_text()
-
 
 @pytest.mark.parametrize(
     ("workers", "rows"), [(3, 77), (2, 8), (3, 13)], ids=["unequal", "one batch", "fewer batches than workers"]
@@ -31,33 +29,8 @@ MONITORED = script_path("blocks_evaluation_monitored").read_text()
 def test_every_kind_of_variable_is_that_of_one_process(run_blocks, workers, rows):
     """The last batch is smaller; with a center, the values are the center's."""
     run_blocks(
-        MONITORED
-        + f"""
-cost, error = network()
-def whole():
-    return stream({rows}, seed=3)
-monitoring = DistributedMonitoring(monitored(cost), whole(), prefix="valid", after_epoch=True)
-together = ParameterSync(EASGD(), every_n_batches=2)
-def look(main_loop):
-    # Nobody moves the center before all have looked.
-    got, own = records(main_loop.log.current_row, "valid"), values(main_loop)
-    with worker.center_params():
-        assert (values(main_loop) != own).any()
-        compare(got, one_process(cost, whole()))
-    worker.barrier("looked")
-    seen.append(got)
-seen = []
-extensions = [monitoring, Look(after_epoch=look), together, FinishAfter(after_n_epochs=2)]
-main_loop = loop(cost, shard_stream(stream(64)), extensions)
-first = one_process(cost, whole())
-main_loop.run()
-begun = records(main_loop.log[0], "valid")
-compare(begun, first)
-got = seen[-1]
-assert len(seen) == 2 and got.keys() == begun.keys()
-packed = np.array([float(np.sum(got[name])) for name in sorted(got) if name != "products"])
-assert (everyones(packed) == packed).all()
-""",
+        script_path("blocks_evaluation_every_kind"),
+        args=[str(rows)],
         workers=workers,
     ).require_success()
 

@@ -20,36 +20,10 @@ def test_callbacks_see_the_values_of_all_workers_at_an_evaluations_end(run_keras
     run_keras(script_path("keras_callbacks_callbacks_see_the_values_of_all_workers")).require_success()
 
 
-@pytest.mark.parametrize("rule", ["EASGD()", "LocalSGD()"])
+@pytest.mark.parametrize("rule", ["EASGD", "LocalSGD"])
 def test_callbacks_that_come_to_the_list_later_see_the_center_too(run_keras, rule):
     """Such as those that KerasTuner adds to a copy of the list; what they change stays, everywhere."""
-    run_keras(
-        """
-        from platoon_plugins.keras import LocalSGD
-        x, y = data(96)
-
-        class Added(keras.callbacks.Callback):
-            seen, doubled = [], 0
-            def on_epoch_end(self, epoch, logs=None):
-                self.seen.append(flat(self.model.get_weights()))
-                if epoch == 2:
-                    self.model.set_weights([2 * w for w in self.model.get_weights()])
-                    self.doubled = flat(self.model.get_weights())
-            def on_epoch_begin(self, epoch, logs=None):
-                if epoch == 3 and RULE == "LocalSGD()":
-                    assert (flat(self.model.get_weights()) == self.doubled).all()
-
-        model = dense(optimizer=keras.optimizers.SGD(0.1))
-        added = Added()
-        model.fit(*shard(x, y), epochs=5, batch_size=8, verbose=0,
-                  callbacks=[*distribute(rule=eval(RULE), every_n_batches=2), added])
-        assert len(added.seen) == 5
-        seen = worker.all_gather(np.array(added.seen))
-        assert (seen[0] == seen[1]).all()
-        assert abs(np.diff(seen[0], axis=0)).max(axis=1).all(), "they have learned"
-        assert (worker.all_gather(added.doubled)[0] == added.doubled).all()
-        """.replace("RULE", repr(rule))
-    ).require_success()
+    run_keras(script_path("keras_callbacks_that_come_later"), args=[rule]).require_success()
 
 
 def test_what_a_callback_changes_reaches_the_center_once_all_have_read_it(run_keras):

@@ -3,52 +3,15 @@
 import csv
 
 import pytest
+from scripts_here import script_path
 
 pytestmark = pytest.mark.keras
 
-# It ends in its callbacks, before those that write have come to the epoch.
-FIT = """
-import signal
-x, y = data(61)
-xv, yv = data(23, seed=1)
-
-class Ends(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        if rank == 0 and epoch == 2:
-            {end}
-
-class Writer(keras.callbacks.Callback):
-    def on_train_begin(self, logs=None):
-        self.note("begins")
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.note(f"ends {{epoch}}")
-
-    def note(self, text):
-        with open(os.path.join(sys.argv[1], "notes"), "a") as file:
-            file.write(f"{{rank}} {{text}}\\n")
-
-from platoon_plugins.keras import LEADER_ONLY
-path = os.path.join(sys.argv[1], "best.weights.h5")
-best = keras.callbacks.ModelCheckpoint(path, save_best_only=True, save_weights_only=True, verbose=1)
-watch = Watch()
-model = dense(optimizer=keras.optimizers.SGD(0.05))
-callbacks = [Ends(), watch, Writer(), best, keras.callbacks.CSVLogger(os.path.join(sys.argv[1], "log.csv"))]
-history = model.fit(*shard(x, y), validation_data=shard(xv, yv), epochs=5, batch_size=5, verbose=2,
-                    callbacks=distribute(callbacks, leader_only=(*LEADER_ONLY, Writer), every_n_batches=2))
-values = [float(value) for value in history.history["val_loss"]]
-alone = model.evaluate(xv, yv, verbose=0)[0]
-model.load_weights(path)
-kept = model.evaluate(xv, yv, verbose=0)[0]
-worker.report({{"last": values[-1], "alone": float(alone), "best": min(values), "kept": float(kept),
-               "leads": int(worker.is_leader), "keras": 2 if KERAS_2 else 3}})
-"""
-
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "raise OSError('disk full')"])
+@pytest.mark.parametrize("end", ["killed", "raises"])
 def test_another_worker_writes_and_reports_on(run_keras, tmp_path, end):
-    outcome = run_keras(FIT.format(end=end), workers=2)
+    outcome = run_keras(script_path("keras_leader_fit"), workers=2, args=[end])
     reported = outcome.reported
     with open(tmp_path / "log.csv") as file:
         rows = list(csv.DictReader(file))
@@ -72,7 +35,5 @@ def test_another_worker_writes_and_reports_on(run_keras, tmp_path, end):
 @pytest.mark.slow
 def test_a_best_value_is_not_forgotten_when_another_worker_takes_over(run_keras):
     """The learning rate is far too large from the third epoch on: what was saved before stays."""
-    fit = FIT.format(end="os.kill(os.getpid(), signal.SIGKILL)")
-    worse = "keras.callbacks.LearningRateScheduler(lambda epoch: 0.05 if epoch < 2 else 30.0)"
-    outcome = run_keras(fit.replace("callbacks = [", f"callbacks = [{worse}, "), workers=2)
+    outcome = run_keras(script_path("keras_leader_fit"), workers=2, args=["killed", "diverges"])
     assert outcome.reported["kept"] == pytest.approx(outcome.reported["best"], abs=1e-5), outcome.logs

@@ -33,58 +33,7 @@ in_the_backward_pass = pytest.mark.parametrize("run_keras", [AS_TENSORS], indire
 @pytest.mark.parametrize("loss", ["sum_over_batch_size", "sum", "masked"])
 def test_gradients_as_tensors_are_those_of_one_process(run_keras, loss):
     """Batches of other sizes on the workers, and other numbers of them; against a step by hand on all rows."""
-    run_keras(
-        f"""
-KIND = {loss!r}
-rng = np.random.RandomState(1)
-rows = [8, 5]
-x = [rng.randn(4, n, 3, 6).astype("f4") for n in rows]
-y = [rng.randn(4, n, 3, 2).astype("f4") for n in rows]
-"""
-        """
-def make():
-    keras.utils.set_random_seed(5)
-    inputs = keras.Input((3, 6))
-    hidden = L.Masking()(inputs) if KIND == "masked" else inputs
-    model = keras.Model(inputs, L.Dense(2)(L.Dense(4, activation="tanh")(hidden)))
-    return model
-
-if KIND == "masked":
-    x[0][:, 1:, 1:] = 0
-batches = [4, 3][rank]
-model = make()
-reduction = "sum" if KIND == "sum" else "sum_over_batch_size"
-model.compile(DistributedOptimizer(keras.optimizers.SGD(0.05)), keras.losses.MeanSquaredError(reduction=reduction))
-flatten = lambda a, count: a[:count].reshape(-1, 3, a.shape[-1])
-seen = []
-watch = Watch(batch_end=lambda *_: seen.append(model.optimizer.gradient_average.on_device))
-model.fit(flatten(x[rank], batches), flatten(y[rank], batches), batch_size=rows[rank], epochs=2, shuffle=False,
-          verbose=0, callbacks=distribute([watch]))
-assert seen and all(seen)
-
-# By hand: the gradient of the loss of the rows of all workers that have a batch.
-import torch
-want = make()
-for epoch in range(2):
-    for k in range(4):
-        there = [r for r in range(2) if k < [4, 3][r]]
-        total, divisor = 0.0, 0.0
-        for r in there:
-            out = want(x[r][k], training=True)
-            square = ((out - torch.from_numpy(y[r][k])) ** 2).mean(-1)
-            mask = torch.from_numpy((x[r][k] != 0).any(-1)) if KIND == "masked" else torch.ones(square.shape)
-            total, divisor = total + (square * mask).sum(), divisor + mask.sum()
-        want.zero_grad()
-        (total if KIND == "sum" else total / divisor).backward()
-        with torch.no_grad():
-            for weight in want.trainable_weights:
-                weight.value.sub_(0.05 * weight.value.grad)
-for mine, right in zip(model.get_weights(), want.get_weights()):
-    np.testing.assert_allclose(mine, right, rtol=2e-5, atol=2e-6)
-everyone = everyones(flat(model.get_weights()))
-assert (everyone[0] == everyone[1]).all()
-"""
-    ).require_success()
+    run_keras(script_path("keras_tensors_gradients"), args=[loss]).require_success()
 
 
 @pytest.mark.parametrize("run_keras", [IN_ONE_BUCKET], indirect=True)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from float16_gradients import gradients
 from scripts_here import script_path
 
 from platoon_base import compat
@@ -46,43 +47,6 @@ def test_sums_lists_of_gradients_and_three_workers(run_job):
     ).require_success()
 
 
-FLOAT16 = """
-import sys
-import numpy as np
-from platoon_plugins.lasagne import all_reduce_grads
-import lasagne
-import theano
-import theano.tensor as T
-from platoon_base import connect
-
-def gradients(rank, step):
-    rng = np.random.RandomState(100 * step + rank)
-    # Constant values, that another worker's would swallow in a float16 sum; and noise of all sizes.
-    constant = np.linspace(0.1, 1, 70) * (1e-4 if rank else 1)
-    noise = rng.randn(70) * 10.0 ** rng.randint(-6, 6, 70)
-    return [np.stack([constant, noise]).astype("f4"), np.float32(1e30 * (1 + rank))]
-
-worker = connect()
-rank, size = worker.global_rank, worker.global_size
-params = [theano.shared(np.zeros((2, 70), "f4"), name="W"), theano.shared(np.float32(0), name="b")]
-inputs = [T.fmatrix(), T.fscalar()]
-for average in (True, False):
-    averaged = all_reduce_grads(inputs, params, average=average, wire_dtype="float16")
-    assert [g.type for g in averaged] == [p.type for p in params]
-    sent = theano.function(inputs, averaged, updates=lasagne.updates.sgd(averaged, params, 0.1))
-    first, *others = [[g.astype("f8") for g in sent(*gradients(rank, step))] for step in range(200)]
-    total = [f + sum(rest) for f, *rest in zip(first, *others)]
-    np.savez(f"{sys.argv[1]}/{rank} {average}.npz", *total, *first)
-"""
-
-
-def float16_gradients(rank, step):
-    text = FLOAT16[FLOAT16.index("def gradients") : FLOAT16.index("worker =")]
-    space = {"np": np}
-    exec(text, space)
-    return space["gradients"](rank, step)
-
-
 def quanta(values, size):
     """By the equations: the quantum of each block of 64 elements."""
     flat = np.abs(values).reshape(len(values), -1)
@@ -93,8 +57,8 @@ def quanta(values, size):
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.slow
 def test_through_float16_nothing_is_lost_only_delayed(run_job, tmp_path, size):
-    run_job(FLOAT16, workers=size).require_success()
-    draws = [[float16_gradients(rank, step) for rank in range(size)] for step in range(200)]
+    run_job(script_path("lasagne_gradients_float16"), workers=size).require_success()
+    draws = [[gradients(rank, step) for rank in range(size)] for step in range(200)]
     for k in range(2):
         wanted = np.array([[np.asarray(g[k], "f8") for g in ranks] for ranks in draws])
         # v has at most one half of a quantum more than g, so its quantum is at most twice that of g.

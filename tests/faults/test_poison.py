@@ -5,11 +5,10 @@ same step.
 """
 
 import importlib.util
-import itertools
-import math
 
 import numpy as np
 import pytest
+from poison_values import DTYPES, HUGE, POISONS, ROUNDS, SHAPES, TURNS
 from saved_arrays import load
 from scripts_here import script_path
 
@@ -24,86 +23,6 @@ KERNELS = [
 ]
 RULES = [EASGD(0.5), ASGD(), CenterMomentum(0.5, 0.25, 2.0)]  # its b is 1/2: two workers
 POLICIES = ["raise", "skip", "restore"]
-
-# The model. "W" is read in place; "b" is copied out and back, as from a device.
-SHAPES = {"W": (31, 40), "b": (7,), "s": ()}
-HUGE = (0, 5)  # parameter and element that the center has at -0.9 times the largest number: +0.9 times would overflow
-POISONS = {
-    "nan": {(0, 1233): math.nan},
-    "infinity": {(1, 4): -math.inf},
-    "overflow": {HUGE: 0.9},  # times the largest number
-    "a scalar": {(2, 0): math.inf},
-    "several": {(1, 0): math.nan, (1, 6): math.inf, HUGE: 0.9, (0, 1239): math.nan},
-}
-DTYPES = ["float32", "float64", "float16"]
-ROUNDS = list(itertools.product(DTYPES, POISONS, [True, False]))
-TURNS = [0, 1, 0, 0, 1]  # who synchronizes; the first time with the poison, the fourth time without
-
-TRAIN = """
-import sys
-import numpy as np
-from platoon_base import ASGD, EASGD, CenterMomentum, connect
-from platoon_base.centers import host_kernels as kernels
-from platoon_base.errors import NonFiniteError
-
-folder, rule, policy, form = sys.argv[1:]
-assert kernels.HAVE_FUSED == (form == "c")
-
-class Variable:
-    '''What is used of Theano's shared variables.'''
-
-    def __init__(self, name, value, in_place):
-        self.name, self.in_place = name, in_place
-        self.set_value(value)
-
-    def get_value(self, borrow=False, return_internal_type=False):
-        return self.value if borrow and self.in_place else self.value.copy()
-
-    def set_value(self, value, borrow=False):
-        self.value = np.array(value)
-
-def values():
-    return [p.get_value().ravel() for p in params]
-
-def put(poison):
-    for (i, element), value in poison.items():
-        array = params[i].get_value()
-        array.reshape(-1)[element] = value * (np.finfo(array.dtype).max if (i, element) == HUGE else 1)
-        params[i].set_value(array)
-
-seen, told = {}, []
-with connect() as worker:
-    rank = worker.global_rank
-    for number, (dtype, name, locked) in enumerate(ROUNDS):
-        poison = POISONS[name]
-        with np.load(f"{folder}/{dtype}.npz") as file:
-            data = dict(file)
-        params = [Variable(name, data[f"start {name}"], in_place=name != "b") for name in SHAPES]
-        worker.init_shared_params(params, eval(rule), on_nonfinite=policy)
-        worker.barrier("all start from the same values")
-        worker.progress(steps=10)
-        for turn, who in enumerate(TURNS):
-            if who == rank:
-                if turn < 2:
-                    for p in params:
-                        p.set_value(p.get_value() + data[f"move {rank} {p.name}"])
-                if turn == 0:
-                    put(poison)
-                if turn == 3:
-                    put(dict.fromkeys(poison, -0.8))
-                try:
-                    worker.sync_params(synchronous=locked)
-                except NonFiniteError as error:
-                    assert policy == "raise"
-                    told.append(str(error))
-                own = values()
-                with worker.center_params():
-                    seen[f"{number} {turn}"] = np.concatenate(own + values())
-            worker.barrier()
-        worker.release_shared_params()
-    np.savez(f"{folder}/seen{rank}.npz", told=np.array(told, dtype=str), **seen)
-""".replace("ROUNDS)", f"{ROUNDS!r})")
-TRAIN = "from math import inf, nan\n" + f"{SHAPES=}; {HUGE=}; {POISONS=}; {TURNS=}\n" + TRAIN
 
 
 def draw(seed, dtype):
@@ -176,7 +95,7 @@ def test_the_rest_is_synchronized_as_if_the_poison_were_not_there(run_job, tmp_p
             named.update({f"move {rank} {name}": array for name, array in zip(SHAPES, draw(rank + 2, dtype))})
         np.savez(tmp_path / f"{dtype}.npz", **named)
     outcome = run_job(
-        TRAIN, args=[repr(rule), policy, "numpy" if kernel else "c"], environment=kernel
+        script_path("poison_train"), args=[repr(rule), policy, "numpy" if kernel else "c"], environment=kernel
     ).require_success()
     seen = [load(tmp_path / f"seen{rank}.npz") for rank in range(2)]
 

@@ -5,8 +5,6 @@ from scripts_here import script_path
 
 pytestmark = pytest.mark.base
 
-HEAD = script_path("signal_handlers_head").read_text()
-
 
 def test_a_handler_talks_to_the_job_while_its_worker_waits_for_the_others(run_job):
     outcome = run_job(
@@ -17,45 +15,11 @@ def test_a_handler_talks_to_the_job_while_its_worker_waits_for_the_others(run_jo
     assert outcome.reported == {"handled": 1}
 
 
-CALLS = """
-calls = {
-    "sync_params": lambda: worker.sync_params(),
-    "copy_to_local": lambda: worker.copy_to_local(),
-    "send_req": lambda: worker.send_req("x"),
-    "report": lambda: worker.report({"a": 1}),
-    "lock": lambda: (worker.lock(), worker.unlock()),
-    "progress": lambda: worker.progress(steps=1),
-}
-"""
-
-
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_handler_may_make_any_call_at_any_moment(run_job, workers):
     """After every 29th instruction of each call the handler makes each call."""
     run_job(
-        HEAD
-        + CALLS
-        + """
-def handler():
-    for call in calls.values():
-        try:
-            call()
-        except ConfigurationError as exc:
-            assert "make this call in the training loop" in str(exc), exc
-    made.append(number)
-
-for interrupted in calls.values():
-    number, made = 1, []
-    while at_instruction(number, interrupted, handler):
-        assert made.pop() == number
-        number += 29
-other = [r for r in range(worker.global_size) if r != rank]
-worker.barrier()
-worker.sync_params(timeout_s=1)  # no stripe is left locked
-worker.barrier()
-worker.lock(timeout_s=10)
-worker.unlock()
-""",
+        script_path("signal_handlers_any_call_at_any_moment"),
         workers,
         handler=lambda req, rank, info: "answered",
     ).require_success()

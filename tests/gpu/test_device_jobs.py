@@ -208,44 +208,11 @@ def test_the_mirror_has_the_values(run_on_devices):
     run_on_devices(script_path("device_jobs_the_mirror_has_the_values")).require_success()
 
 
-COUNTING = """
-x, y = on_device(np.zeros(1_000_001), "float32"), on_device(np.zeros((30, 20)), "float64")
-worker.init_shared_params([x, y], ASGD())
-start = worker.resume_at
-print("starts at", tuple(start), flush=True)
-if not worker.late:
-    worker.barrier("all began")
-for step in range(start.steps, 40):
-    x[...] = np.asarray(x) + 1
-    y[...] = np.asarray(y) + 1
-    worker.progress(steps=1, epoch=1)
-    worker.sync_params()
-    np.asarray(x)
-    failed = os.path.join(sys.argv[1], "failed")
-    if step == 20 and rank == 1 and not os.path.exists(failed):
-        open(failed, "w").close()
-        os.kill(os.getpid(), signal.SIGKILL)
-    while step == 30 and HOLDS:
-        time.sleep(0.02)     # it synchronizes, so that the center can be mirrored
-        worker.sync_params()
-        if os.path.exists(os.path.join(sys.argv[1], "saved")):
-            os.kill(os.getpid(), signal.SIGKILL)
-done = os.path.join(sys.argv[1], "done")
-if rank == 1:
-    open(done, "w").close()
-deadline = time.monotonic() + 60
-while rank == 0 and not os.path.exists(done) and time.monotonic() < deadline:
-    time.sleep(0.02)
-    worker.sync_params()
-worker.copy_to_local()
-for values in (np.asarray(x), np.asarray(y)):
-    ends = {"lowest": float(values.min()), "highest": float(values.max())}
-    worker.report({f"{name} {values.dtype} {rank}": value for name, value in ends.items()})
-"""
+COUNTING = script_path("device_jobs_counting")
 
 
 def test_a_worker_on_a_device_that_is_killed_goes_on_with_the_center(run_on_devices):
-    outcome = run_on_devices("HOLDS = False\n" + COUNTING, max_restarts=1).require_success()
+    outcome = run_on_devices(COUNTING, args=["goes on"], max_restarts=1).require_success()
     assert outcome.result.restarts == 1
     assert "starts at (1, 21, 21)" in outcome.logs[1]
     for dtype in ("float32", "float64"):
@@ -267,7 +234,7 @@ def test_a_center_on_devices_is_saved_and_resumed(run_on_devices, tmp_path):
 
     watcher = threading.Thread(target=watch)
     watcher.start()
-    first = run_on_devices("HOLDS = True\n" + COUNTING, saving=Saving(folder, 0.2))
+    first = run_on_devices(COUNTING, args=["holds"], saving=Saving(folder, 0.2))
     stop.set()
     watcher.join()
     assert first.result.status == 137, first.logs
@@ -276,7 +243,7 @@ def test_a_center_on_devices_is_saved_and_resumed(run_on_devices, tmp_path):
     found = folder.newest()
     center = read_checkpoint(found[0]).center
     assert {values.min() for values in center} == {values.max() for values in center} == {62.0}
-    second = run_on_devices("HOLDS = False\n" + COUNTING, resume=found, saving=Saving(folder, 1000.0)).require_success()
+    second = run_on_devices(COUNTING, args=["goes on"], resume=found, saving=Saving(folder, 1000.0)).require_success()
     assert all("starts at (1, 31, 31)" in log for log in second.logs)
     assert second.reported["lowest float32 0"] == second.reported["highest float64 0"] == 80
     folder.close()

@@ -1,54 +1,21 @@
 """A job of one launched worker is the plain script, with a center for checkpoints and for workers that join late."""
 
-import textwrap
+import json
 
 import numpy as np
 import pytest
+from alone_training import train
 from scripts_here import script_path
 
 pytestmark = pytest.mark.base
 
-# w = 10, loss w^2, 200 steps of 0.01.
-TRAINING = """
-w = np.full(1000, 10.0, "float32")
-w[1::2] = 1e-3
-for step in range(200):
-    w -= np.float32(0.02) * w
-"""
-
-
-def trained():
-    space = {"np": np}
-    exec(TRAINING, space)
-    return space["w"]
-
 
 @pytest.mark.parametrize("rule", ["EASGD()", "EASGD(0.5)", "ASGD()"])
 def test_the_only_worker_trains_as_if_it_were_alone(run_job, tmp_path, rule):
-    training = TRAINING.replace("for step", f"worker.init_shared_params([w], {rule})\nfor step") + (
-        "    if step % 10 == 9:\n        worker.sync_params(synchronous=step < 100)\n"
-    )
-    run_job(
-        "import sys\nimport numpy as np\nfrom platoon_base import ASGD, EASGD, connect\nworker = connect()\n"
-        + training
-        + textwrap.dedent(
-            """
-            assert worker.advanced.shares
-            own = w.copy()
-            w -= 1                        # a step that was not synchronized yet is in nobody's way
-            with worker.center_params():
-                np.savez(sys.argv[1] + "/seen.npz", own=own, center=w + 1)
-            worker.copy_to_local()
-            assert (w == own - 1).all()
-            worker.release_shared_params()
-            assert (w == own - 1).all()
-            """
-        ),
-        workers=1,
-    ).require_success()
+    run_job(script_path("alone_the_only_worker"), workers=1, args=[rule]).require_success()
     with np.load(tmp_path / "seen.npz") as seen:
-        assert seen["own"].tobytes() == trained().tobytes()
-        np.testing.assert_allclose(seen["center"], trained(), atol=1e-6)
+        assert seen["own"].tobytes() == train().tobytes()
+        np.testing.assert_allclose(seen["center"], train(), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -62,34 +29,8 @@ def test_the_only_worker_trains_as_if_it_were_alone(run_job, tmp_path, rule):
 )
 def test_with_a_late_worker_the_rule_takes_over(run_job, rule, late_value, own_value, center):
     run_job(
-        f"""
-        import os, subprocess, sys
-        import numpy as np
-        from platoon_base import ASGD, EASGD, connect
-
-        late = "PLATOON_RANK" not in os.environ
-        x = np.full(1000, 100.0 if late else 3.0)
-        with connect() as worker:
-            worker.init_shared_params([x], {rule})
-            if late:
-                assert (x == 5.0).all(), x
-                x += 4
-                worker.sync_params()
-                np.testing.assert_allclose(x, {late_value})
-            else:
-                x += 2
-                worker.sync_params()
-                assert (x == 5.0).all()
-                environment = {{k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}}
-                subprocess.run([sys.executable, *sys.argv], env=environment, check=True)
-                x += 1
-                worker.sync_params()
-                np.testing.assert_allclose(x, {own_value})
-                with worker.center_params():
-                    np.testing.assert_allclose(x, {center})
-                worker.copy_to_local()
-                np.testing.assert_allclose(x, {center})
-        """,
+        script_path("alone_late_worker_of_a_rule"),
+        args=[rule, json.dumps([late_value, own_value, center])],
         workers=1,
     ).require_success()
 
@@ -97,32 +38,8 @@ def test_with_a_late_worker_the_rule_takes_over(run_job, rule, late_value, own_v
 @pytest.mark.parametrize("policy", ["raise", "skip", "restore"])
 def test_alone_too_what_is_not_finite_stays_out_of_the_center(run_job, policy):
     run_job(
-        f"""
-        import os, subprocess, sys
-        import numpy as np
-        from platoon_base import EASGD, connect
-        from platoon_base.errors import NonFiniteError
-
-        late = "PLATOON_RANK" not in os.environ
-        x = np.zeros(1000, "float32")
-        with connect() as worker:
-            worker.init_shared_params([x], EASGD(), on_nonfinite={policy!r})
-            if late:
-                assert x[3] == 0 and (np.delete(x, 3) == 1).all(), x
-            else:
-                x += 1
-                x[3] = np.nan
-                try:
-                    worker.sync_params()
-                except NonFiniteError as exc:
-                    assert "element 3 of parameter 0" in str(exc)
-                else:
-                    assert {policy!r} != "raise"
-                assert x[3] == 0 if {policy!r} == "restore" else np.isnan(x[3])
-                assert (np.delete(x, 3) == 1).all()
-                environment = {{k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}}
-                subprocess.run([sys.executable, *sys.argv], env=environment, check=True)
-        """,
+        script_path("alone_not_finite"),
+        args=[policy],
         workers=1,
     ).require_success()
 

@@ -66,7 +66,8 @@ def test_a_launched_server_that_fails_before_it_listens_is_told(platoon, write_s
 
 
 @pytest.mark.parametrize(
-    ("last", "how"), [("os.kill(os.getpid(), 9)", "killed by SIGKILL, by hand or by the kernel"), ("", "exit status 0")]
+    ("last", "how"),
+    [("os.kill(os.getpid(), 9)", "killed by SIGKILL, by a user or by the kernel"), ("", "exit status 0")],
 )
 def test_a_launched_server_that_ends_before_it_listens_is_reported_at_once(platoon, write_script, tmp_path, last, how):
     """It had no chance to say why."""

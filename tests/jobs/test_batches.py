@@ -407,31 +407,10 @@ for x in load_ahead(endless):
     until(lambda: not loader.is_running() or loader.status() == psutil.STATUS_ZOMBIE)
 
 
-SPAWNED = """
-import sys
-import numpy as np
-from platoon_base.data import load_ahead
-from platoon_base.errors import ConfigurationError
-
-def batches():
-    assert "only_here" not in globals()
-    for k in range(3):
-        yield np.full(2, k)
-
-if __name__ == "__main__":
-    only_here = True
-    print([x.tolist() for x in load_ahead(batches, start_method="spawn")])
-    try:
-        iter(load_ahead(lambda: batches(), start_method="spawn"))
-    except ConfigurationError as exc:
-        print(str(exc)[-27:])
-"""
-
-
-def test_a_loader_can_be_a_new_python(tmp_path):
-    path = tmp_path / "spawned.py"
-    path.write_text(SPAWNED)
-    run = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60, check=False)
+def test_a_loader_can_be_a_new_python():
+    run = subprocess.run(
+        [sys.executable, script_path("batches_spawned")], capture_output=True, text=True, timeout=60, check=False
+    )
     assert run.stdout == '[[0, 0], [1, 1], [2, 2]]\nor take start_method="fork"\n', run.stderr
 
 

@@ -3,57 +3,14 @@
 Workers come by turns, leave, die, join late and resume.
 """
 
+import json
+
 import numpy as np
 import pytest
+from learned_progress import SHAPES, progress
+from scripts_here import script_path
 
 pytestmark = pytest.mark.base
-
-# Two stripes, many blocks: the first goes through C, the second through NumPy, as it has several dtypes.
-SHAPES = [((37, 11), "float32"), ((600_000,), "float32"), ((5,), "float64"), ((3,), "float16")]
-
-
-def progress(rank, turn, shape, dtype):
-    """Return what a worker learns before its turn, whichever process computes it."""
-    rng = np.random.default_rng([rank, turn, shape[0]])
-    return (0.1 * rng.standard_normal(shape)).astype(dtype)
-
-
-BY_TURNS = f"""
-import os, signal, subprocess, sys
-import numpy as np
-from platoon_base import connect
-from platoon_base.rules import CenterMomentum
-from watching import center_of, living, until
-
-SHAPES = {SHAPES}
-
-def progress(rank, turn, shape, dtype):
-    rng = np.random.default_rng([rank, turn, shape[0]])
-    return (0.1 * rng.standard_normal(shape)).astype(dtype)
-
-x = [np.ones(shape, dtype) for shape, dtype in SHAPES]
-seen = {{}}
-
-def synchronize(turn):
-    for array in x:
-        array += progress(worker.global_rank, turn, array.shape, array.dtype)
-    worker.progress(steps=1, epoch=1)
-    worker.sync_params()
-    seen.update({{f"{{turn}} x {{i}}": array.copy() for i, array in enumerate(x)}})
-    with center_of(x, CenterMomentum()) as center:
-        values, (m, s) = center.snapshot()
-    for name, arrays in (("c", values), ("m", m), ("s", s)):
-        seen.update({{f"{{turn}} {{name}} {{i}}": array for i, array in enumerate(arrays)}})
-
-def take_turns(turns):
-    for turn, who in turns:
-        if who == worker.global_rank:
-            synchronize(turn)
-        worker.barrier(f"after turn {{turn}}")
-
-def save(name=""):
-    np.savez(f"{{sys.argv[1]}}/{{name}}{{worker.global_rank}}.npz", **seen)
-"""
 
 
 class Replay:
@@ -106,37 +63,19 @@ def load(folder, *ranks, name=""):
 def test_two_workers_by_turns_follow_the_equations(run_job, tmp_path):
     turns = list(enumerate([0, 1, 1, 0, 0, 0, 1, 0, 1]))
     run_job(
-        BY_TURNS
-        + f"""
-with connect() as worker:
-    worker.init_shared_params(x, CenterMomentum())
-    worker.barrier("all here")
-    take_turns({turns})
-    save()
-"""
+        script_path("center_momentum_turns"),
+        args=[json.dumps(turns)],
     ).require_success()
     Replay([0, 1]).take_turns(load(tmp_path, 0, 1), turns, living=2)
 
 
-@pytest.mark.parametrize("end", ["worker.close(); raise SystemExit", "os.kill(os.getpid(), signal.SIGKILL)"])
+@pytest.mark.parametrize("end", ["leaves", "killed"])
 def test_the_number_of_workers_is_that_of_the_living(run_job, tmp_path, end):
     """Of three workers one leaves, or is killed; the momentum that it gave is kept."""
     of_three, of_two = [(0, 2), (1, 0), (2, 1), (3, 2), (4, 1)], [(5, 0), (6, 1), (7, 1), (8, 0)]
     outcome = run_job(
-        BY_TURNS
-        + f"""
-with connect() as worker:
-    worker.init_shared_params(x, CenterMomentum())
-    worker.barrier("all here")
-    take_turns({of_three})
-    save()
-    if worker.global_rank == 2:
-        {end}
-    until(lambda: living() == 2)
-    worker.barrier("two are left")
-    take_turns({of_two})
-    save()
-""",
+        script_path("center_momentum_one_ends"),
+        args=[json.dumps(of_three), json.dumps(of_two), end],
         workers=3,
     )
     ended = {exit.rank: exit.status for exit in outcome.result.exits}
@@ -150,27 +89,8 @@ def test_a_late_worker_begins_in_the_moved_frame(run_job, tmp_path):
     """If it began with another sum of moves, its first synchronization would carry it past the center."""
     of_two, of_three, after = [(0, 0), (1, 1), (2, 0), (3, 1)], [(4, 2), (5, 2)], [(6, 1), (7, 0)]
     run_job(
-        BY_TURNS
-        + f"""
-late = "PLATOON_RANK" not in os.environ
-with connect() as worker:
-    worker.init_shared_params(x, CenterMomentum())
-    if late:
-        assert living() == 3
-        for turn, _ in {of_three}:
-            synchronize(turn)
-        save()
-    else:
-        worker.barrier("all here")
-        take_turns({of_two})
-        if worker.global_rank == 0:
-            environment = {{k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}}
-            subprocess.run([sys.executable, *sys.argv], env=environment, check=True)
-        worker.barrier("the late one has gone")
-        until(lambda: living() == 2)
-        take_turns({after})
-        save()
-"""
+        script_path("center_momentum_late"),
+        args=[json.dumps(of_two), json.dumps(of_three), json.dumps(after)],
     ).require_success()
     replay, found = Replay([0, 1]), load(tmp_path, 0, 1, 2)
     replay.take_turns(found, of_two, living=2)
@@ -180,23 +100,12 @@ with connect() as worker:
     replay.take_turns(found, after, living=2)
 
 
-def test_a_resumed_job_goes_on_with_momentum_and_frame(platoon, write_script, tmp_path):
+def test_a_resumed_job_goes_on_with_momentum_and_frame(platoon, tmp_path):
     """As if both workers had copied the center: they begin there, in the frame as it was, with the momentum it had."""
     before, after = [(0, 0), (1, 1), (2, 1), (3, 0)], [(4, 1), (5, 0), (6, 0), (7, 1)]
-    script = write_script(
-        BY_TURNS
-        + f"""
-with connect() as worker:
-    worker.init_shared_params(x, CenterMomentum())
-    worker.barrier("all here")
-    first = worker.resume_at.steps == 0
-    assert first == (sys.argv[2] == "first"), worker.resume_at
-    take_turns({before} if first else {after})
-    save(sys.argv[2])
-"""
-    )
-    for job in ("first", "second"):
-        done = platoon("launch", "-n", 2, "--resume", "kept", script, tmp_path, job)
+    script = script_path("center_momentum_resumed")
+    for job, turns in (("first", before), ("second", after)):
+        done = platoon("launch", "-n", 2, "--resume", "kept", script, tmp_path, json.dumps(turns), job)
         assert done.returncode == 0, done.stdout + done.stderr
     replay = Replay([0, 1])
     replay.take_turns(load(tmp_path, 0, 1, name="first"), before, living=2)
@@ -208,18 +117,8 @@ with connect() as worker:
 def test_who_overwrites_the_center_ends_its_momentum_and_stays_in_its_frame(run_job, tmp_path):
     before, after = [(0, 0), (1, 1), (2, 1), (3, 0)], [(4, 1), (5, 0), (6, 0), (7, 1)]
     run_job(
-        BY_TURNS
-        + f"""
-with connect() as worker:
-    worker.init_shared_params(x, CenterMomentum())
-    worker.barrier("all here")
-    take_turns({before})
-    if worker.global_rank == 1:
-        worker.copy_to_global()
-    worker.barrier("overwritten")
-    take_turns({after})
-    save()
-"""
+        script_path("center_momentum_overwritten"),
+        args=[json.dumps(before), json.dumps(after)],
     ).require_success()
     replay, found = Replay([0, 1]), load(tmp_path, 0, 1)
     replay.take_turns(found, before, living=2)
@@ -228,43 +127,13 @@ with connect() as worker:
     replay.take_turns(found, after, living=2)
 
 
-def test_a_worker_that_resumes_a_job_alone_ends_the_momentum(platoon, write_script, tmp_path):
+def test_a_worker_that_resumes_a_job_alone_ends_the_momentum(platoon, tmp_path):
     """A late worker would be carried off by it otherwise. Where the center stays, the momentum does, too."""
     before = [(0, 0), (1, 1), (2, 1), (3, 0)]
-    script = write_script(
-        BY_TURNS
-        + f"""
-def look():
-    with center_of(x, CenterMomentum()) as center:
-        return center.snapshot()
-
-with connect() as worker:
-    worker.init_shared_params(x, CenterMomentum())
-    if worker.late:
-        values, (m, s) = look()
-        worker.sync_params()    # it sits at the center: nothing but momentum could move it
-        for now, old, momentum in zip(x, values, m):
-            assert ((now != old) == (momentum != 0)).all()
-    elif worker.global_size == 2:
-        worker.barrier("all here")
-        take_turns({before})
-    else:
-        values, (m, s) = look()
-        assert all((state != 0).all() for state in m)
-        for array in x:
-            array.reshape(-1)[1:] += 1
-        worker.sync_params()
-        after, (m_after, s_after) = look()
-        for i, array in enumerate(x):
-            assert (after[i] == array).all()
-            assert (s_after[i] == s[i]).all()
-            assert not m_after[i].reshape(-1)[1:].any()
-            assert m_after[i].flat[0] == m[i].flat[0]
-        environment = {{k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}}
-        subprocess.run([sys.executable, *sys.argv], env=environment, check=True)
-"""
-    )
+    script = script_path("center_momentum_resumed_alone")
     for workers in (2, 1):
-        done = platoon("launch", "-n", workers, "--resume", "kept", "--log-dir", "logs", script, tmp_path)
+        done = platoon(
+            "launch", "-n", workers, "--resume", "kept", "--log-dir", "logs", script, tmp_path, json.dumps(before)
+        )
         logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("*.log"))
         assert done.returncode == 0, done.stdout + done.stderr + logs

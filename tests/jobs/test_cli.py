@@ -281,7 +281,7 @@ def test_modules_in_the_working_directory_do_not_hide_the_standard_library(write
 
 def test_a_script_that_hides_a_package_is_warned_of(platoon, write_script):
     done = platoon("launch", "-n", 2, write_script("import msgspec", "msgspec.py"))
-    assert "the script has the name of the package msgspec: whoever imports that gets the script" in " ".join(
+    assert "the script has the name of the package msgspec, so imports of it get the script" in " ".join(
         done.stdout.split()
     )
     assert done.returncode == 0, done.stdout

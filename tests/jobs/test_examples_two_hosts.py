@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from needing import needs_theano
+from scripts_here import script_path
 
 from tests.helpers.launching_hosts import Hosts, clean_environment
 from tests.jobs.test_examples import BLOCKS_TIMEOUT_S, EXAMPLES, needs_blocks, needs_keras
@@ -36,31 +37,7 @@ RUNS = [
 ]
 
 # Gradients of half a batch each, averaged over two hosts, or of the whole batch in one process.
-STEPS = """
-import sys
-from platoon_plugins.lasagne import all_reduce_grads
-import lasagne
-import numpy as np
-import theano
-import theano.tensor as T
-from platoon_base import connect
-
-worker = connect()
-rng = np.random.RandomState(0)
-rows, targets = rng.randn(64, 5).astype("float32"), rng.randn(64).astype("float32")
-lasagne.random.set_rng(np.random.RandomState(1))
-x, y = T.matrix("x"), T.vector("y")
-network = lasagne.layers.DenseLayer(lasagne.layers.InputLayer((None, 5), x), 8)
-network = lasagne.layers.DenseLayer(network, 1, nonlinearity=None)
-loss = T.mean((lasagne.layers.get_output(network).flatten() - y) ** 2)
-params = lasagne.layers.get_all_params(network)
-updates = lasagne.updates.momentum(all_reduce_grads(loss, params), params, 0.05)
-step = theano.function([x, y], loss, updates=updates)
-mine = slice(worker.global_rank * 64 // worker.global_size, (worker.global_rank + 1) * 64 // worker.global_size)
-for _ in range(20):
-    step(rows[mine], targets[mine])
-np.savez(f"{sys.argv[1]}-{worker.global_rank}.npz", *lasagne.layers.get_all_param_values(network))
-"""
+STEPS = script_path("examples_two_hosts_steps")
 
 
 @pytest.fixture
@@ -88,7 +65,7 @@ def test_an_example_trains_on_two_hosts(hosts, tmp_path, example, options):
 @needs_theano
 def test_averages_over_two_hosts_are_the_steps_of_one_process(hosts, tmp_path):
     run(hosts, STEPS, "together", workers=(1, 1))
-    alone = [sys.executable, "script.py", "alone"]
+    alone = [sys.executable, STEPS, "alone"]
     subprocess.run(alone, cwd=tmp_path, env=clean_environment(), check=True, timeout=120)
     found = [np.load(tmp_path / f"{name}.npz") for name in ("together-0", "together-1", "alone-0")]
     for name in found[0].files:

@@ -30,33 +30,7 @@ from platoon_base.shm.segments import SHM_FOLDER
 pytestmark = pytest.mark.base
 
 PLATOON = [sys.executable, "-m", "platoon_base"]
-TRAIN = """
-    import os, sys, time
-    import numpy as np
-    from platoon_base import EASGD, connect
-
-    print("first line", flush=True)
-    worker = connect()
-    x = np.zeros(10)
-    worker.init_shared_params([x], EASGD())
-    count = 0
-    try:
-        while not os.path.exists("go on"):
-            count += 1
-            x += 0.1
-            worker.sync_params()
-            worker.progress(epoch=3, steps=1, loss=0.25)
-            time.sleep(0.01)
-            if count == 20:
-                worker.report({"val_loss": 0.5})
-                with open(f"unfinished{worker.global_rank}", "w") as file:
-                    file.write(str(os.getpid()))
-                os.rename(file.name, f"ready{worker.global_rank}")
-    except KeyboardInterrupt:
-        print("saved", flush=True)
-        raise
-    print("last line", flush=True)
-"""
+TRAIN = script_path("job_commands_train").read_text()
 
 
 class Running:
@@ -276,10 +250,7 @@ def test_stop_without_a_name_ends_no_job_of_another_folder_unasked(launch):
     assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
 
 
-STUBBORN = """
-    import signal
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-""" + TRAIN.replace("import os, sys, time", "import os, sys, time", 1)
+STUBBORN = "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n" + TRAIN
 
 
 def test_the_time_to_save_may_be_given_and_a_second_stop_waits_no_longer(platoon, launch):

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from asking import Job
+from scripts_here import script_path
 
 from platoon_base.controller.departures import fatal, lost_leader
 from platoon_base.controller.processes import Exit
@@ -29,44 +30,17 @@ def test_the_leader_is_the_lowest_rank_that_is_not_lost():
     assert roster.leader == 0
 
 
-LEADER = """
-import os, signal, sys, time
-from pathlib import Path
-from platoon_base import connect
-from platoon_base.worker import Worker
-from watching import until
-
-def slowly():
-    until(lambda: Path(sys.argv[1], "asks").exists())
-    time.sleep(0.2)
-
-with connect() as worker:
-    worker.progress(steps=3)
-    assert worker.is_leader == (worker.global_rank == 0)
-    worker.barrier()
-    if worker.global_rank == 0:
-        {end}
-    until(lambda: len(worker.gather(0)) == 2)  # ranks 1 and 2
-    Path(sys.argv[1], "asks").touch()
-    if worker.is_leader:
-        Path(sys.argv[1], f"by {{worker.global_rank}}").touch()
-    worker.barrier()
-"""
-
-
 # The last one has left the job when it is known that it fails.
-@pytest.mark.parametrize(
-    "end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)", "worker.close(); slowly(); raise OSError"]
-)
+@pytest.mark.parametrize("end", ["killed", "exits", "leaves and raises"])
 def test_another_worker_becomes_the_leader(run_job, tmp_path, end):
-    outcome = run_job(LEADER.format(end=end), workers=3)
+    outcome = run_job(script_path("leader_changes"), workers=3, args=[end])
     assert [path.name for path in tmp_path.glob("by *")] == ["by 1"], outcome.logs
     assert "worker 0 failed after 3 mini-batches" in outcome.result.lost_leader
     assert "Worker 1 was the leader" in outcome.result.lost_leader
 
 
 def test_a_worker_that_ended_well_is_followed_by_no_leader(run_job, tmp_path):
-    outcome = run_job(LEADER.format(end="worker.close(); sys.exit()"), workers=3).require_success()
+    outcome = run_job(script_path("leader_changes"), workers=3, args=["leaves"]).require_success()
     assert list(tmp_path.glob("by *")) == []
     assert outcome.result.lost_leader == ""
 
@@ -112,53 +86,33 @@ def test_only_a_leader_that_ended_well_is_said_to_have_led():
     assert lost_leader(exits[1:], 3, [1, 2]) == lost_leader(exits[:2], 3, [1]) == ""
 
 
-EARLY = """
-import time
-from platoon_base import connect
-from watching import rest, until
-worker = connect()
-if worker.global_rank == 1:
-    raise ValueError("a wrong option")
-worker.progress(steps=1)
-{rest}
-"""
-LATE = """
-from platoon_base import connect
-from watching import rest, until
-worker = connect()
-worker.progress(steps=1)
-worker.barrier()
-if worker.global_rank == 1:
-    raise ValueError("a wrong option")
-{rest}
-"""
+FAILING = script_path("leader_fails")
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "said"),
-    [(EARLY, [], "before its first step (ValueError)"), (LATE, ["--fail-fast"], "as --fail-fast asks")],
+    ("moment", "options", "said"),
+    [("early", [], "before its first step (ValueError)"), ("late", ["--fail-fast"], "as --fail-fast asks")],
 )
-def test_a_fatal_failure_ends_the_job(platoon, write_script, tmp_path, text, options, said):
+def test_a_fatal_failure_ends_the_job(platoon, tmp_path, moment, options, said):
     summary = tmp_path / "summary.json"
-    script = write_script(text.format(rest="rest()"))
-    process = platoon("launch", "-n", "2", "--log-dir", tmp_path / "logs", "--summary", summary, *options, script)
+    words = ["--log-dir", tmp_path / "logs", "--summary", summary, *options, FAILING, moment, "rest"]
+    process = platoon("launch", "-n", "2", *words)
     assert process.returncode == 1, process.stdout
     assert said in " ".join(process.stdout.split())
     found = json.loads(summary.read_text())["stopped_by"]
-    assert re.fullmatch(r"worker 1: ValueError: a wrong option \(script\.py:\d+\)", found), found
+    assert re.fullmatch(r"worker 1: ValueError: a wrong option \(leader_fails\.py:\d+\)", found), found
 
 
-@pytest.mark.parametrize(("text", "options"), [(EARLY, ["--allow-failures"]), (LATE, [])])
-def test_after_other_failures_the_others_go_on(platoon, write_script, tmp_path, text, options):
-    script = write_script(text.format(rest="until(lambda: worker.gather(1) == [1]); print('to the end')"))
-    process = platoon("launch", "-n", "2", "--log-dir", tmp_path / "logs", *options, script)
+@pytest.mark.parametrize(("moment", "options"), [("early", ["--allow-failures"]), ("late", [])])
+def test_after_other_failures_the_others_go_on(platoon, tmp_path, moment, options):
+    process = platoon("launch", "-n", "2", "--log-dir", tmp_path / "logs", *options, FAILING, moment, "go on")
     assert "to the end" in (tmp_path / "logs" / "rank0.log").read_text()
     assert process.returncode == (0 if options else 1)
 
 
-def test_the_launcher_shows_the_output_of_the_new_leader(platoon, write_script, tmp_path):
-    script = write_script(LEADER.format(end="os.kill(os.getpid(), signal.SIGKILL)") + "print('the new leader')\n")
-    process = platoon("launch", "-n", "3", "--log-dir", tmp_path / "logs", script, tmp_path)
+def test_the_launcher_shows_the_output_of_the_new_leader(platoon, tmp_path):
+    script = script_path("leader_changes")
+    process = platoon("launch", "-n", "3", "--log-dir", tmp_path / "logs", script, tmp_path, "killed")
     assert "[1] the new leader" in process.stdout
     assert "[2] the new leader" not in process.stdout
     assert "Worker 1 was the leader from then on" in " ".join(process.stdout.split())

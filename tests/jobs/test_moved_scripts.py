@@ -45,76 +45,17 @@ def test_requests_are_json_in_both_directions(serve, work):
     end(controller)
 
 
-RULES = """
-import theano
-from theano import tensor
-
-class ByHand(ParamSyncRule):
-    def __init__(self, alpha):
-        self.alpha = alpha
-
-    def update_params(self, local_values, master_values):
-        for local, master in zip(local_values, master_values):
-            diff = self.alpha * (local - master)
-            local -= diff
-            master += diff
-
-class ByTheano(ByHand):
-    def theano_update(self, local_params):
-        masters = [tensor.TensorType(p.dtype, p.broadcastable)() for p in local_params]
-        diffs = [theano.shared(self.alpha) * (p - m) for p, m in zip(local_params, masters)]
-        new = [tensor.cast(m + d, m.dtype) for m, d in zip(masters, diffs)]
-        updates = [(p, tensor.cast(p - d, p.dtype)) for p, d in zip(local_params, diffs)]
-        return theano.function(masters, new, updates=updates)
-
-params = [theano.shared(numpy.full((2, 3), 8.0, dtype='float32')), theano.shared(numpy.array(4.0))]
-rule = {"hand": ByHand, "theano": ByTheano, "built-in": EASGD}[KIND](0.25)
-"""
-
-
 @pytest.mark.parametrize("kind", ["hand", "theano", "built-in"])
-def test_rules_of_the_users_own_do_what_they_say(serve, work, kind):
+def test_rules_of_the_users_own_do_what_they_say(serve, work, monkeypatch, kind):
+    monkeypatch.setenv("KIND", kind)
     controller, port = serve(SERVE, "-D", "cpu", "cpu")
     other = work(
-        f"""
-        params = [numpy.zeros((2, 3), dtype='float32'), numpy.zeros(())]
-        KIND = "{kind}"
-        class ByHand(ParamSyncRule): pass
-        class ByTheano(ParamSyncRule): pass
-        rule = {{"hand": ByHand, "theano": ByTheano, "built-in": EASGD}}[KIND]
-        worker.init_shared_params(params, rule(0.25) if KIND == "built-in" else rule())
-        print("center of zeros", flush=True)
-        worker.handle.barrier("both here")
-        worker.send_req("wait")
-        """,
+        script_path("moved_scripts_rules_other"),
         port,
     )
     until(other, "center of zeros")
     worker = work(
-        f"KIND = '{kind}'"
-        + RULES
-        + textwrap.dedent("""
-        worker.init_shared_params(params, rule)
-        assert params[0].get_value().max() == 0  # the first worker's
-        worker.handle.barrier("both here")
-        for p in params:
-            p.set_value(p.get_value() + 8)
-        x, c = 8.0, 0.0
-        for i in range(4):
-            worker.sync_params(synchronous=i % 2 == 0)
-            x, c = x - 0.25 * (x - c), c + 0.25 * (x - c)
-            for p, shared in zip(params, worker.shared_params):
-                assert p.get_value().shape == shared.shape and p.dtype == shared.dtype
-                numpy.testing.assert_array_equal(p.get_value(), x)
-                numpy.testing.assert_array_equal(shared, c)
-        params[0].set_value(numpy.ones((2, 3), dtype='float32'))
-        worker.copy_to_global()
-        assert (worker.shared_params[0] == 1).all() and worker.shared_params[1] == x
-        params[0].set_value(numpy.zeros((2, 3), dtype='float32'))
-        worker.copy_to_local()
-        assert (params[0].get_value() == 1).all()
-        print("as by hand")
-        """),
+        script_path("moved_scripts_rules"),
         port,
     )
     assert "as by hand" in end(worker)

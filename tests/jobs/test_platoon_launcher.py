@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 from by_hand import end, free_port, until
+from scripts_here import script_path
 
 from platoon_base.job.files import running
 
@@ -16,41 +17,9 @@ pytestmark = pytest.mark.base
 
 LAUNCHER = [sys.executable, "-c", "from platoon_base.cli.platoon_launcher import main; raise SystemExit(main())"]
 
-WORKER = """
-import os, sys
-import numpy
-from platoon_base.platoon_api.channel import Worker
+WORKER = script_path("platoon_launcher_worker").read_text()
 
-parser = Worker.default_parser()
-parser.add_argument('--exit', type=int, default=0)
-parser.add_argument('--text', default='')
-args = parser.parse_args()
-worker = Worker(**Worker.default_arguments(args))
-total = worker.all_reduce(numpy.ones(1), '+')[0]
-print("worker", worker.global_rank, "of", int(total), "on", os.environ['PLATOON_DEVICE'], repr(args.text))
-if args.text == 'fail' and worker.global_rank == 1:
-    import warnings
-    from platoon_base.errors import PlatoonWarning
-    warnings.warn('of a worker', PlatoonWarning)
-    raise RuntimeError('the reason why')
-if args.text == 'ask':
-    print(worker.send_req('hello', 1))
-sys.exit(args.exit if worker.global_rank == 1 else 0)
-"""
-
-CONTROLLER = """
-import sys
-from platoon_base.platoon_api.channel import Controller
-
-class Own(Controller):
-    def handle_control(self, req, worker_id, req_info):
-        return [req, worker_id, req_info, args.greeting]
-
-parser = Controller.default_parser()
-parser.add_argument('--greeting')
-args = parser.parse_args()
-sys.exit(Own(**Controller.default_arguments(args)).serve())
-"""
+CONTROLLER = script_path("platoon_launcher_controller").read_text()
 
 
 @pytest.fixture(autouse=True)

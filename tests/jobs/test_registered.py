@@ -8,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from scripts_here import script_path
 
 import platoon_base
 from platoon_base.system.entry_points import entry_points
@@ -19,28 +20,7 @@ import os
 IMPORTED_BY = os.getpid()
 COLOUR = "grey"
 """
-ADAPTER = """
-import logging
-from platoon_base.frameworks import Framework
-
-def checks(earlier):
-    from platoon_base.frameworks import importable
-    assert "Theano" in earlier and "PyTorch" in earlier
-    yield importable("Tiny", "tinyframe", "pip install tinyframe", distributions=["tiny-adapter"])
-
-def paint(module):
-    module.COLOUR = "red"
-
-FRAMEWORK = Framework(
-    preload=("tinyframe",),
-    worth_preloading=("tinyframe",),
-    after_import={"tinyframe": paint},
-    checks=checks,
-    distributions=("tiny-adapter",),
-    variables=("TINY",),
-    rule_goes_to="tiny.sync (Tiny)",
-)
-"""
+ADAPTER = script_path("registered_adapter").read_text()
 SETUP = """
 from setuptools import setup
 setup(
@@ -49,16 +29,6 @@ setup(
     py_modules=["tinyframe", "tiny_adapter"],
     entry_points={"platoon.frameworks": ["tiny = tiny_adapter:NAME"]},
 )
-"""
-SCRIPT = """
-import logging, os, sys
-import tinyframe
-from platoon_base import connect
-logging.getLogger("tiny_adapter").info("a line of the adapter")
-logging.getLogger("tiny_adapter.part").warning("too tiny")
-with connect() as worker:
-    forked = tinyframe.IMPORTED_BY != os.getpid()
-    print("colour", tinyframe.COLOUR, "forked", forked)
 """
 
 
@@ -89,14 +59,14 @@ def install(tmp_path):
     return run
 
 
-def test_a_launch_prepares_for_the_framework_of_an_adapter_of_another_project(platoon, write_script, install):
+def test_a_launch_prepares_for_the_framework_of_an_adapter_of_another_project(platoon, install, tmp_path):
     environment = install()
-    run = platoon("launch", "-n", 2, "--log-dir", "logs", write_script(SCRIPT), environment=environment)
+    run = platoon("launch", "-n", 2, "--log-dir", "logs", script_path("registered_script"), environment=environment)
     assert run.returncode == 0, run.stdout + run.stderr
     assert "WARNING, workers 0, 1: too tiny" in run.stdout
     assert "a line of the adapter" not in run.stdout
     for rank in range(2):
-        log = Path(run.args[-1]).parent.joinpath("logs", f"rank{rank}.log").read_text()
+        log = (tmp_path / "logs" / f"rank{rank}.log").read_text()
         assert "colour red forked True" in log
         assert f"rank {rank} INFO tiny_adapter: a line of the adapter" in log
 

@@ -14,52 +14,14 @@ from platoon_base.job import JobOptions, host_job
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 
 # Each worker counts its mini-batches in the center, and rank 1 ends in the way given, once for each file in FOLDER.
-COUNT = """
-import os, sys, time
-from pathlib import Path
-import numpy as np
-from platoon_base import ASGD, connect
-
-STEPS, PER_EPOCH = 30, 10
-folder, how, waits = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "wait"
-worker = connect()
-x = np.zeros(4)
-worker.init_shared_params([x], ASGD())
-start = worker.resume_at
-kept = worker.take_kept("twice")
-print("starts at", tuple(start), "late", worker.late, "kept", kept, "center", int(x[0]), flush=True)
-if not worker.late:
-    worker.barrier("all began")
-for step in range(start.steps, STEPS):
-    x += 1
-    worker.progress(steps=1, epoch=1 + step // PER_EPOCH)
-    if step % 2:
-        worker.sync_params()
-        worker.keep("twice", 2 * (step + 1))
-    fails = sorted(folder.glob("fail-*"))
-    if worker.global_rank == 1 and step == 14 and fails:
-        fails[0].unlink()
-        if how == "kill":
-            os.kill(os.getpid(), 9)
-        raise SystemExit("this worker fails")
-worker.sync_params()
-done = folder / "done"
-if worker.global_rank == 1:
-    done.touch()
-else:
-    while waits and not done.exists() and not worker.should_stop:
-        time.sleep(0.01)
-    worker.copy_to_local()
-    worker.report({"center": float(x[0])})
-"""
+COUNT = script_path("restarts_count")
 
 
 @pytest.fixture
-def launch(platoon, write_script, tmp_path):
-    def run(*options, how="kill", failures=1, text=COUNT, wait=False, workers=2):
+def launch(platoon, tmp_path):
+    def run(*options, how="kill", failures=1, script=COUNT, wait=False, workers=2):
         for number in range(failures):
             (tmp_path / f"fail-{number}").touch()
-        script = write_script(text)
         command = ["launch", "-n", workers, "--log-dir", "logs", "--summary", "s.json", *options]
         done = platoon(*command, script, tmp_path, how, "wait" if wait else "go")
         logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(workers)]
@@ -125,29 +87,7 @@ def test_what_was_kept_comes_back_once(run_job):
 
 
 # Rank 1 is killed in its 13th step, once for each file in FOLDER; nobody can go on without it.
-TOGETHER = """
-import os, sys
-from pathlib import Path
-import numpy as np
-from platoon_base import EASGD, connect
-folder = Path(sys.argv[1])
-worker = connect()
-x = np.zeros(4)
-worker.init_shared_params([x], EASGD())
-start = worker.resume_at
-print("starts at", tuple(start), "late", worker.late, "with", x[0], flush=True)
-for epoch in range(max(1, start.epoch), 4):
-    for step in range(start.done_in(epoch), 5):
-        fails = sorted(folder.glob("fail-*"))
-        if epoch == 3 and step == 2 and worker.global_rank == 1 and fails:
-            fails[0].unlink()
-            os.kill(os.getpid(), 9)
-        x += worker.all_reduce(np.ones(4), timeout_s=60)
-        worker.progress(steps=1, epoch=epoch)
-    if worker.global_rank == 0:
-        worker.copy_to_global()
-worker.report({"end": float(x[0])})
-"""
+TOGETHER = script_path("restarts_together")
 
 
 def starts(log):
@@ -155,19 +95,19 @@ def starts(log):
 
 
 def test_workers_that_need_each_other_are_all_started_again_from_the_checkpoint(launch, tmp_path):
-    done, summary, logs = launch("--max-restarts", 2, "--checkpoint-every", 1000, text=TOGETHER, failures=2)
+    done, summary, logs = launch("--max-restarts", 2, "--checkpoint-every", 1000, script=TOGETHER, failures=2)
     assert done.returncode == 0, done.stdout + "".join(logs)
     assert summary["restarts"] == 2
     assert summary["end"] == 30
     again = "starts at (2, 5, 10) late False with 20.0"
     assert [starts(log) for log in logs] == [["starts at (0, 0, 0) late False with 0.0", again, again]] * 2
     output = " ".join(done.stdout.split())
-    assert "rank 1 cannot come again alone: all workers are started again, from the checkpoint" in output
+    assert "rank 1 cannot be restarted alone: all workers are started again, from the checkpoint" in output
     assert "all workers are started again, restart 2 of 2" in output
 
 
 def test_without_checkpoints_they_begin_anew_once_all_have_failed(launch, tmp_path):
-    done, summary, logs = launch("--max-restarts", 1, text=TOGETHER)
+    done, summary, logs = launch("--max-restarts", 1, script=TOGETHER)
     assert done.returncode == 0, done.stdout + "".join(logs)
     assert summary["restarts"] == 1
     assert summary["end"] == 30
@@ -177,23 +117,15 @@ def test_without_checkpoints_they_begin_anew_once_all_have_failed(launch, tmp_pa
 
 
 def test_what_the_others_have_finished_is_not_done_again(launch):
-    text = """
-    import os
-    from platoon_base import connect
-    worker = connect()
-    print("starts at", worker.resume_at, flush=True)
-    worker.advanced.meet("all need each other", binds=True)
-    if worker.global_rank == 1:
-        os.kill(os.getpid(), 9)
-    """
-    done, summary, logs = launch("--max-restarts", 5, text=text)
+    script = script_path("restarts_what_is_finished_is_not_done_again")
+    done, summary, logs = launch("--max-restarts", 5, script=script)
     assert done.returncode == 137
     assert summary["restarts"] == 0
     assert [len(starts(log)) for log in logs] == [1, 1]
 
 
 def test_a_job_that_fails_all_over_again_ends(launch):
-    done, summary, logs = launch("--max-restarts", 1, text=TOGETHER, failures=9)
+    done, summary, logs = launch("--max-restarts", 1, script=TOGETHER, failures=9)
     assert done.returncode == 137
     assert summary["restarts"] == 1
     assert [len(starts(log)) for log in logs] == [2, 2]

@@ -272,53 +272,15 @@ def test_a_full_disk_is_an_error_also_where_parameters_are_shared_later(platoon,
     assert all(not read_checkpoint(path).center for path in kept.glob("checkpoint-*.npz"))
 
 
-# Once the center is saved it does what `{do}` says, trains on, and does what `{then}` says before its end.
-TROUBLE = """
-import os, shutil, sys, time
-import numpy as np
-from pathlib import Path
-from platoon_base import ASGD, connect
-from platoon_base.checkpoints.files import check_checkpoint
-from platoon_base.errors import ConfigurationError
-from platoon_base.job.files import JobFiles
-from watching import until
-
-kept, files = Path(sys.argv[1]), JobFiles.read(os.environ["PLATOON_JOB"])
-
-def center_is_saved():
-    for path in kept.glob("checkpoint-*.npz"):
-        try:
-            if check_checkpoint(path).parameters: return True
-        except ConfigurationError: pass  # a newer one has taken its place
-    return False
-
-def fill():
-    with open(kept.parent / "filler", "wb", buffering=0) as file:
-        try:
-            while file.write(bytes(4096)): pass
-        except OSError: pass
-
-worker = connect()
-x = np.zeros(5000)
-worker.init_shared_params([x], ASGD())
-until(center_is_saved)
-{do}
-for _ in range(10):
-    x += 1
-    worker.progress(steps=1, epoch=1)
-    worker.sync_params()
-{then}
-"""
-
-
 @pytest.fixture
-def in_trouble(platoon, write_script, tmp_path):
-    """Run that script as one worker, and return its status, its output, the summary, and the newest center's value."""
+def in_trouble(platoon, tmp_path):
+    """Run one worker to which something happens; return status, output, summary, and the newest center's value."""
 
-    def run(kept, do="", then="", options=()):
-        script = write_script(TROUBLE.format(do=do, then=then))
+    def run(kept, what, release=False, options=()):
+        script = script_path("resume_trouble")
         done = platoon(
-            "launch", "-n", 1, "--log-dir", "logs", "--summary", "s.json", "--resume", kept, *options, script, kept
+            *("launch", "-n", 1, "--log-dir", "logs", "--summary", "s.json", "--resume", kept, *options),
+            *(script, kept, what, release),
         )
         assert (tmp_path / "s.json").exists(), done.stdout + done.stderr + (tmp_path / "logs/rank0.log").read_text()
         found = newest(kept)
@@ -331,9 +293,7 @@ def in_trouble(platoon, write_script, tmp_path):
 @pytest.mark.parametrize("release", [False, True])
 def test_a_center_whose_name_is_gone_is_saved(in_trouble, tmp_path, release):
     """systemd-logind's RemoveIPC removes the names of shared memory when a user logs out."""
-    then = "worker.release_shared_params()" if release else ""
-    do = "for name in (files.center, files.job_state): os.unlink(f'/dev/shm{name}')"
-    status, output, summary, value = in_trouble(tmp_path / "kept", do, then)
+    status, output, summary, value = in_trouble(tmp_path / "kept", "names are removed", release)
     assert (status, value) == (0, 10), output
     assert (summary["checkpoints"], summary["checkpoints_missed"]) == (2, 0)
     assert "not_saved" not in summary
@@ -342,8 +302,7 @@ def test_a_center_whose_name_is_gone_is_saved(in_trouble, tmp_path, release):
 @pytest.mark.parametrize("options", [(), ("--allow-failures",)])
 @pytest.mark.parametrize("release", [False, True])
 def test_a_job_whose_end_cannot_be_saved_is_no_success(in_trouble, small_disk, options, release):
-    then = "worker.release_shared_params()" if release else ""
-    status, output, summary, value = in_trouble(small_disk / "kept", "fill()", then, options)
+    status, output, summary, value = in_trouble(small_disk / "kept", "the disk is full", release, options)
     assert (status, value) == (2, 0), output
     assert (summary["status"], summary["checkpoints"], summary["checkpoints_missed"]) == (2, 1, 1)
     assert "No space left on device" in summary["not_saved"]
@@ -352,16 +311,9 @@ def test_a_job_whose_end_cannot_be_saved_is_no_success(in_trouble, small_disk, o
 
 def test_checkpoints_that_are_missed_meanwhile_are_counted_and_shown(in_trouble, small_disk, tmp_path):
     """The disk is full for a while."""
-    do = """
-fill()
-changes = set()
-def several_tries():  # each makes a file, and removes it
-    changes.add(kept.stat().st_mtime_ns)
-    return len(changes) > 12
-until(several_tries)
-(kept.parent / "filler").unlink()
-"""
-    status, output, summary, value = in_trouble(small_disk / "kept", do, options=("--checkpoint-every", "0.02"))
+    status, output, summary, value = in_trouble(
+        small_disk / "kept", "the disk is full for a while", options=("--checkpoint-every", "0.02")
+    )
     assert (status, value) == (0, 10), output
     assert summary["checkpoints_missed"] >= 1
     assert "not_saved" not in summary
@@ -372,15 +324,14 @@ until(several_tries)
 
 
 def test_a_folder_of_checkpoints_that_is_removed_is_made_anew(in_trouble, tmp_path):
-    status, output, summary, value = in_trouble(tmp_path / "kept", "shutil.rmtree(kept)")
+    status, output, summary, value = in_trouble(tmp_path / "kept", "the folder is removed")
     assert (status, value) == (0, 10), output
     assert "was removed: it was made again" in output
     assert summary["checkpoints_missed"] == 0
 
 
 def test_a_folder_in_whose_place_there_is_another_is_a_problem(in_trouble, tmp_path):
-    do = "kept.rename(kept.with_name('away')); kept.mkdir()"
-    status, output, summary, value = in_trouble(tmp_path / "kept", do)
+    status, output, summary, value = in_trouble(tmp_path / "kept", "the folder is replaced")
     assert (status, value) == (2, None), output
     assert "another folder than at the start" in summary["not_saved"]
 

@@ -82,6 +82,6 @@ def test_a_late_worker_is_refused_before_it_meets_anybody(run_job):
         .reported
     )
     assert told["late"] == (
-        "this worker joined late: the workers of a main loop count epochs together from its begin; launch the job "
+        "this worker joined late: the workers of a main loop count epochs together from its start; launch the job "
         "with more workers"
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from needing import needs, needs_theano
+from scripts_here import script_path
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 needs_keras = needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .nox/keras3, .nox/tf")
@@ -14,30 +15,7 @@ needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checko
 
 # Gradient descent on 1/2 |x|^2 from |x| = 1: the loss after k steps is (1 - rate)^(2 k) / 2 for every method, as all
 # workers take the same steps.
-DESCENT = """
-    import os, sys
-    import numpy as np
-    from platoon_base import connect
-    from platoon_base.rules import default_period
-
-    worker = connect()
-    x = np.array([1.0])
-    worker.init_shared_params([x])
-    for step in range(1, 10_001):
-        x -= 0.01 * x
-        worker.progress(steps=1, epoch=1)
-        if step % default_period() == 0:
-            worker.sync_params()
-        if step % 20 == 0:
-            with worker.center_params():
-                worker.barrier("report")
-                if worker.global_rank == 0:
-                    worker.report({"val_loss": float(x[0] ** 2 / 2), "best": "a.npz"})
-                worker.barrier("reported")
-            if worker.agree_to_stop():
-                break
-    print("ended", os.environ.get("PLATOON_RULE"), sys.argv[1:])
-"""
+DESCENT = script_path("tune_descent").read_text()
 
 
 def run(platoon, *words, **kwargs):
@@ -128,7 +106,7 @@ def test_errors_say_what_to_do(platoon, write_script, script, words, complaint):
 
 @pytest.mark.base
 def test_a_method_that_fails_is_told_and_the_others_go_on(platoon, write_script, tmp_path):
-    failing = "if 'EASGD' in os.environ.get('PLATOON_RULE', ''):\n        raise RuntimeError('the reason')\n    x = np"
+    failing = "if 'EASGD' in os.environ.get('PLATOON_RULE', ''):\n    raise RuntimeError('the reason')\nx = np"
     script = write_script(DESCENT.replace("x = np", failing, 1))
     done = run(platoon, "--seeds", 1, "--method", "EASGD", "--method", "ASGD", script)
     assert done.returncode == 1

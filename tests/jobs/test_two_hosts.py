@@ -412,31 +412,10 @@ def test_centers_of_hosts_come_together_while_workers_train(hosts):
     assert started == [started[0]] * 4
 
 
-NOT_ON_THE_FIRST = """
-from platoon_base.rules import EASGD, LocalSGD
-
-if rank:
-    x = np.full(10, float(rank), "float32")
-    worker.init_shared_params([x], RULE())
-    say(float(x[0]))
-worker.barrier("shared")
-if rank:
-    worker.sync_params()
-    worker.average_hosts()
-    say(float(x[0]))
-worker.barrier("averaged")
-if rank == 0:  # it comes to them later
-    x = np.full(10, 9.0, "float32")
-    worker.init_shared_params([x], RULE())
-    say(float(x[0]))
-worker.barrier("end")
-"""
-
-
 @pytest.mark.parametrize("rule", ["EASGD", "LocalSGD"])
 def test_parameters_that_no_worker_of_the_first_host_shares_begin_with_those_of_another(hosts, rule):
-    code = script(NOT_ON_THE_FIRST.replace("RULE", rule))
-    assert hosts.run(code, workers=(1, 1, 1)) == [0, 0, 0], hosts.output(0)
+    code = script_path("two_hosts_not_on_the_first")
+    assert hosts.run(code, workers=(1, 1, 1), args=[rule]) == [0, 0, 0], hosts.output(0)
     begun = said(hosts, 1, 1)
     assert begun in ([[1.0], [1.0]], [[2.0], [2.0]])  # by which of the two hosts had a center first
     assert said(hosts, 2, 2) == begun

@@ -1,4 +1,4 @@
-# ruff: noqa: F401 - for the lines that tests add
+# ruff: noqa: F401 - names for the scripts that import this
 import os
 import signal
 import sys

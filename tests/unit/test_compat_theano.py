@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import types
+from pathlib import Path
 
 import pytest
 from scripts_here import script_path
@@ -31,7 +32,7 @@ def environment(folder):
 
 def start(text, folder):
     return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(text)],
+        [sys.executable, *([text] if isinstance(text, Path) else ["-c", textwrap.dedent(text)])],
         env=environment(folder),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -108,38 +109,7 @@ def test_a_killed_holder_frees_the_lock(folder):
 
 @pytest.mark.slow
 def test_a_compilation_that_fails_frees_the_lock(folder):
-    failing = f"""
-        repaired = {WITH_FIXES!r}
-        import subprocess, sys
-        import theano, theano.tensor as T
-        from theano.gof import compilelock
-
-        class Broken(theano.Op):
-            __props__ = ()
-            def make_node(self, x):
-                return theano.Apply(self, [x], [x.type()])
-            def c_code(self, node, name, inputs, outputs, sub):
-                return "this is no C;"
-            def c_code_cache_version(self):
-                return (1,)
-            def perform(self, node, inputs, outputs):
-                raise AssertionError
-
-        x = T.matrix("x")
-        for graph in (Broken()(x), Broken()(x) * 2 + T.exp(x.sum())):
-            try:
-                theano.function([x], graph)
-            except Exception as exc:
-                assert "no C" in str(exc) or "Compilation failed" in str(exc), exc
-            else:
-                raise SystemExit("compiled")
-            assert compilelock.get_lock.n_lock == 0
-        other = "from theano.gof.compilelock import lock_ctx\\nwith lock_ctx(): pass"
-        subprocess.run([sys.executable, "-c", repaired + other], check=True, timeout=60)
-        theano.function([x], T.exp(x) + 1)
-        print("good")
-        """
-    assert finish(start(WITH_FIXES + textwrap.dedent(failing), folder)) == "good"
+    assert finish(start(script_path("compat_theano_a_compilation_that_fails"), folder)) == "good"
 
 
 def test_a_holder_that_never_lets_go_is_named_in_the_error(tmp_path):
@@ -172,42 +142,11 @@ def test_a_lock_file_that_was_cleared_away_is_made_anew(tmp_path):
 
 
 def test_a_half_written_key_is_never_seen(folder):
-    torn = """
-        import os, pickle, theano
-        from theano.gof import cmodule
-        before = os.path.join(theano.config.compiledir, "key.pkl")
-        data = cmodule.KeyData({(1, "key")}, "hash", before, "entry")
-        data.save_pkl()
-        class Killed(BaseException): pass
-        class Deadly:
-            def __reduce__(self): raise Killed
-        data.keys = [bytes(1 << 20), Deadly()]
-        try:
-            data.save_pkl()
-        except Killed:
-            print(pickle.load(open(before, "rb")).keys)
-        """
-    assert finish(start(WITH_FIXES + textwrap.dedent(torn), folder)) == "{(1, 'key')}"
+    assert finish(start(script_path("compat_theano_a_half_written_key"), folder)) == "{(1, 'key')}"
 
 
 def test_a_directory_that_vanishes_during_the_listing_does_no_harm(folder):
-    vanishing = """
-        import os, theano
-        from theano.gof import cc
-        cache = cc.get_module_cache()
-        gone = os.path.join(theano.config.compiledir, "gone")
-        os.mkdir(gone)
-        listdir = os.listdir
-        def remove_then_list(path):
-            if path == gone:
-                os.rmdir(gone)
-            return listdir(path)
-        os.listdir = remove_then_list
-        cache.refresh()
-        assert not os.path.exists(gone)
-        print("good")
-        """
-    assert finish(start(WITH_FIXES + textwrap.dedent(vanishing), folder)) == "good"
+    assert finish(start(script_path("compat_theano_a_directory_that_vanishes"), folder)) == "good"
 
 
 def test_importing_the_base_leaves_theano_alone(folder):
@@ -245,16 +184,6 @@ def test_a_function_on_a_device_is_pickled_with_the_name_of_its_context(tmp_path
     found = subprocess.run(probe, env=env, capture_output=True, text=True, timeout=60, check=False)
     if found.returncode:
         pytest.skip("no devices: run `make setup` on Debian 12, which installs pygpu and OpenCL")
-    text = """
-    import pickle
-    import numpy as np, theano, theano.tensor as T
-    x, w = T.fmatrix("x"), theano.shared(np.ones(6, "float32"))
-    step = theano.function([x], ((x * w) ** 2).sum(), updates=[(w, w * 2)])
-    assert any("Gpu" in type(node.op).__name__ for node in step.maker.fgraph.toposort())
-    again = pickle.loads(pickle.dumps(step))
-    ones = np.ones((2, 6), "float32")
-    assert [float(f(ones)) for f in (step, step, again, again)] == [12, 48, 12, 48]
-    """
-    command = [sys.executable, "-c", WITH_FIXES + textwrap.dedent(text)]
+    command = [sys.executable, script_path("compat_theano_pickled_on_a_device")]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 0, done.stderr

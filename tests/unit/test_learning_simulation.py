@@ -150,7 +150,7 @@ def test_every_row_of_the_table_runs_and_learns_something(simulation, methods, d
     assert {row.method for row in rows} == {*methods.METHODS} - {"plain"}
     assert len({(row.method, row.label) for row in rows}) == len(rows)
     for group in simulation.grouped(rows):
-        for row, (curve,) in zip(group, simulation.simulate(perceptron(simulation), group, [1], 0.002, 6, data)):
+        for row, ((curve,), _) in zip(group, simulation.simulate(perceptron(simulation), group, [1], 0.002, 6, data)):
             assert curve[-1][0] == 24, row
             assert max(accuracy for *_, accuracy in curve) > 0.2, row
 
@@ -214,5 +214,87 @@ def test_a_clipped_lstm_learns_and_bits_fall(simulation):
     data = text, (text + 1) % 4, text[:8], (text[:8] + 1) % 4
     network.task = network.task._replace(batch_size=8)
     rows = [simulation.Setting("EASGD", 2, {"alpha": 0.45}, period=2)]
-    ((curve,),) = simulation.simulate(network, rows, [1], 0.02, 8, data)
+    (((curve,), _),) = simulation.simulate(network, rows, [1], 0.02, 8, data)
     assert curve[0][2] > 3 > curve[-1][2]
+
+
+def test_the_convolutional_net_is_that_of_torch(simulation):
+    """And two models do not see each other."""
+    torch = simulation.torch
+    network = simulation.NETWORKS["fashion-mnist-conv"]()
+    flat = torch.stack([network.initial(seed) for seed in (1, 2)])
+    w1, b1, w2, b2, w3, b3, w4, b4 = network.views(flat)
+    for bias in (b1, b2, b3, b4):
+        bias.uniform_(-1, 1)
+    x = torch.as_tensor(RANDOM.rand(2, 3, 28, 28), dtype=torch.float32)
+    found = network.logits(flat, x.flatten(2))
+    functional = torch.nn.functional
+    for model in range(2):
+        seen = x[model][:, None]
+        for weights, bias in ((w1, b1), (w2, b2)):  # rows are (channel, y, x)
+            kernel = weights[model].T.reshape(weights.shape[2], -1, 3, 3)
+            seen = functional.max_pool2d(functional.conv2d(seen, kernel, bias[model]).relu(), 2)
+        hidden = seen.permute(0, 2, 3, 1).flatten(1) @ w3[model] + b3[model]  # the layer before has channels last
+        np.testing.assert_allclose(found[model], hidden.relu() @ w4[model] + b4[model], rtol=0, atol=1e-4)
+
+
+def test_the_transformer_is_causal_and_learns(simulation):
+    """What comes later changes no prediction; and a text in which each character follows from the last is learned."""
+    torch = simulation.torch
+    network = simulation.NETWORKS["stdlib-transformer"]()
+    text = torch.as_tensor(RANDOM.randint(0, 4, (64, 50)))
+    flat = network.initial(1)[None]
+    changed = text[:3].clone()
+    changed[:, 30:] += 1
+    before, after = (network.logits(flat, x[None]).view(3, 50, -1) for x in (text[:3], changed))
+    np.testing.assert_allclose(before[:, :30], after[:, :30], rtol=0, atol=1e-5)
+    assert abs(before[:, 30:] - after[:, 30:]).max() > 1e-3
+    network.task = network.task._replace(batch_size=8)
+    rows = [simulation.Setting("EASGD", 2, {"alpha": 0.45}, period=2)]
+    data = text, (text + 1) % 4, text[:8], (text[:8] + 1) % 4
+    (((curve,), _),) = simulation.simulate(network, rows, [1], 0.01, 8, data)
+    assert curve[0][2] > 3 > curve[-1][2]
+
+
+def test_momentum_is_torchs_and_an_average_is_that_of_the_paper(simulation, data):
+    """Plain training by SGD; with k = 16 the weight of step t is 17 / (t + 16), and the first is 1."""
+    torch = simulation.torch
+    network = simulation.NETWORKS["fashion-mnist-sgd"]()
+    models = simulation.Models([simulation.Setting("plain", 1, {})], [1], 0.1, "cpu", network)
+    flat = network.initial(1)[None].requires_grad_()
+    sgd = torch.optim.SGD([flat], lr=0.1, momentum=0.9)
+    x, y = data[0][:128], data[1][:128]
+    average = flat.detach().clone()
+    for step in range(1, 6):
+        models.step(x[None, None], y[None, None])
+        sgd.zero_grad()
+        torch.nn.functional.cross_entropy(network.logits(flat, x[None])[0], y).backward()
+        sgd.step()
+        average += min(1, 17 / (step + 16)) * (flat.detach() - average)
+    np.testing.assert_allclose(models.c, flat.detach(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(models.average, average, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("moments", ["pull", "adopt"])
+def test_moments_are_exchanged_with_the_center(simulation, data, moments):
+    """By hand, worker after worker; the springs of moments are as strong as those of parameters."""
+    torch = simulation.torch
+    row = simulation.Setting("EASGD", 2, {"alpha": 0.45}, period=1, moments=moments)
+    models = simulation.Models([row], [1], 0.01, "cpu", perceptron(simulation))
+    own = [torch.randn_like(models.x) for _ in models.moments]
+    for mine, value in zip(models.moments, own):
+        mine.copy_(value)
+    for worker in range(2):
+        models.exchange(worker, np.array([True]))
+    for found, shared, value in zip(models.moments, models.shared_moments, own):
+        center = torch.zeros_like(value[:, 0])
+        for worker in range(2):
+            x = value[:, worker]
+            if moments == "pull":
+                e = 0.45 * (x - center)
+                x, center = x - e, center + e
+            else:
+                center = center + (x - center) / 2
+                x = center
+            np.testing.assert_allclose(found[:, worker], x, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(shared, center, rtol=0, atol=1e-6)

@@ -106,26 +106,11 @@ def test_a_job_goes_on_where_they_cannot_be_written(platoon, tmp_path, run):
     assert done.stdout.count("WARNING: nothing more is written for TensorBoard: FileExistsError: ") == 1
 
 
-FULL = """
-    import pathlib, resource, signal, sys, threading, time
-    from platoon_base.cli.commands import main
-
-    def fill():
-        while not list(pathlib.Path().glob("board/center/events*")):
-            time.sleep(0.01)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
-
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    threading.Thread(target=fill, daemon=True).start()
-    main(sys.argv[1:])
-"""
-
-
 @needs_writer
 def test_a_job_goes_on_where_the_disk_is_full(write_script, tmp_path):
     """Here by a limit on the size of the launcher's files, from the first of these on."""
     train = script_path("tensorboard_a_job_goes_on_where_the_disk_is_full")
-    command = [sys.executable, write_script(FULL, "full.py"), "launch", "-n", "1", "--tensorboard", "board"]
+    command = [sys.executable, script_path("tensorboard_full_disk"), "launch", "-n", "1", "--tensorboard", "board"]
     done = subprocess.run([*command, train], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (

@@ -88,40 +88,9 @@ def test_a_worker_that_has_left_is_an_error_of_the_others(run_job):
     run_job(script_path("theano_ops_a_worker_that_has_left_is_an_error")).require_success()
 
 
-ORDER_OF_A_MODEL = """
-import sys
-from platoon_base import compat
-compat.apply()
-import numpy as np
-import theano
-import theano.tensor as T
-from platoon_base.job import single_worker
-from platoon_base.theano_ops import AllReduceMax, AllReduceSum
-from platoon_base.theano_ops.base import JobOp
-
-junk = [object() for _ in range(int(sys.argv[1]))]  # other addresses
-with single_worker() as worker:
-    x = T.fmatrix("x")
-    weights = [theano.shared(np.eye(3, dtype="float32"), name=f"w{i}") for i in range(4)]
-    layers = [x]
-    for w in weights:
-        layers.append(T.nnet.sigmoid((layers[-1].dimshuffle(0, 1, "x") * w).sum(axis=1)))
-    cost = AllReduceSum(worker)(layers[2]).sum() + AllReduceMax(worker)(layers[-1]).sum()
-    grads = [AllReduceSum(worker)(g) for g in theano.grad(cost, weights)]
-    outputs = [cost] if len(sys.argv) < 3 else [T.sqr(grads[2]).sum(), layers[3], cost]
-    function = theano.function([x], outputs, updates=[(w, w - g) for w, g in zip(weights, grads)])
-    for node in function.maker.fgraph.toposort():
-        if isinstance(node.op, JobOp):
-            print("call", type(node.op).__name__, node.op.turn, len(node.inputs))
-    if len(sys.argv) < 3:
-        print(theano.printing.debugprint(function, file="str"))
-"""
-
-
 @pytest.mark.slow
-def test_the_order_is_the_same_for_all_hashes_addresses_and_other_outputs(tmp_path):
-    script = tmp_path / "order.py"
-    script.write_text(ORDER_OF_A_MODEL)
+def test_the_order_is_the_same_for_all_hashes_addresses_and_other_outputs():
+    script = script_path("theano_ops_order_of_a_model")
     orders = []
     for seed, words in (("1", ["0"]), ("2", ["5000"]), ("3", ["77", "more outputs"])):
         environment = {**os.environ, "PYTHONHASHSEED": seed}

@@ -10,6 +10,7 @@ import sys
 import textwrap
 
 import pytest
+from scripts_here import script_path
 from watching import PATIENCE_S, await_file
 
 from platoon_base.cli.launcher import log_file, worker_environment
@@ -20,38 +21,7 @@ from platoon_base.worker_process.program import Program, Start, python_main
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 
-FIRST = """
-    import os, sys
-    from pathlib import Path
-    from platoon_base import connect
-    from watching import until
-
-    folder = Path(sys.argv[1])
-    with connect() as worker:
-        (folder / "new").write_text(os.environ["PLATOON_JOB"])
-        (folder / "new").rename(folder / "job")
-        until(lambda: (folder / "late").exists() or worker.should_stop)
-"""
-
-LATE = """
-    import os, signal, sys
-    from pathlib import Path
-    from platoon_base import connect
-    from watching import until
-
-    folder, way = Path(sys.argv[1]), sys.argv[2]
-    got = []
-    signal.signal(signal.SIGINT, lambda number, frame: got.append(number))
-    signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
-    worker = connect()
-    (folder / "late").touch()
-    if way == "stays":
-        until((folder / "launcher is gone").exists)
-        (folder / "got").write_text(f"signals {got}")
-    if way == "dies":
-        os._exit(0)
-    worker.close()
-"""
+FIRST = script_path("watch_first").read_text()
 
 
 @pytest.fixture
@@ -89,7 +59,7 @@ def test_a_late_joiner_whom_nobody_collects_has_ended(start, write_script, tmp_p
     """It stays a zombie of this process until the end of the test."""
     launcher = start("launch", "-n", 1, write_script(FIRST), tmp_path)
     job = await_file(tmp_path / "job", launcher)
-    start("join", job, write_script(LATE, "late.py"), tmp_path, way)
+    start("join", job, script_path("watch_late"), tmp_path, way)
     assert launcher.wait(PATIENCE_S) == status
 
 
@@ -100,7 +70,7 @@ def test_a_joiner_from_another_pid_namespace_is_watched_by_its_lock(
     """There it is process 1, which here is another, and never ends."""
     launcher = start("launch", "-n", 1, write_script(FIRST), tmp_path)
     job = await_file(tmp_path / "job", launcher)
-    start("join", job, write_script(LATE, "late.py"), tmp_path, way, before=new_namespace)
+    start("join", job, script_path("watch_late"), tmp_path, way, before=new_namespace)
     assert launcher.wait(PATIENCE_S) == status
 
 
@@ -109,7 +79,7 @@ def test_a_joiner_from_another_pid_namespace_is_not_signalled_and_keeps_no_launc
 ):
     launcher = start("launch", "-n", 1, "--grace", 0.2, write_script(FIRST.replace('"late"', '"never"')), tmp_path)
     job = await_file(tmp_path / "job", launcher)
-    late = start("join", job, write_script(LATE, "late.py"), tmp_path, "stays", before=new_namespace)
+    late = start("join", job, script_path("watch_late"), tmp_path, "stays", before=new_namespace)
     await_file(tmp_path / "late", launcher)
     launcher.send_signal(signal.SIGINT)
     assert launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
@@ -224,7 +194,7 @@ def test_a_worker_that_cannot_be_watched_is_ended(starts, monkeypatch, tmp_path,
             begin(job, starts, forked)
             assert job.serve().status == 128 + signal.SIGKILL
         else:
-            with pytest.raises(PlatoonError, match="cannot be watched, and so was ended .*Too many open files"):
+            with pytest.raises(PlatoonError, match="cannot be watched, so it was killed .*Too many open files"):
                 begin(job, starts, forked)
 
 

@@ -1,0 +1,23 @@
+import os
+import signal
+import sys
+import numpy as np
+from device_momentum_head import arrays, require_equal, rule, starts, take_turns
+from device_preamble import Replay, rank, until, worker
+
+joined = os.path.join(sys.argv[1], "joined")
+if not worker.late:
+    take_turns(Replay(rule, starts), 1)
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    until(lambda: os.path.exists(joined))
+    worker.sync_params()  # with partitions that another owns now
+    assert all(np.isfinite(np.asarray(array)).all() for array in arrays)
+else:
+    before = [np.asarray(array) for array in arrays]
+    worker.sync_params()
+    after = [np.asarray(array) for array in arrays]
+    with worker.center_params():
+        require_equal(after, "the center")
+    open(joined, "w").close()
+    worker.report({"moved": float(sum(np.abs(a - b).sum() for a, b in zip(after, before)))})

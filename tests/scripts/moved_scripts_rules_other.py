@@ -1,0 +1,22 @@
+import os
+
+import numpy
+from by_hand_preamble import EASGD, ParamSyncRule, worker
+
+params = [numpy.zeros((2, 3), dtype="float32"), numpy.zeros(())]
+KIND = os.environ["KIND"]
+
+
+class ByHand(ParamSyncRule):
+    pass
+
+
+class ByTheano(ParamSyncRule):
+    pass
+
+
+rule = {"hand": ByHand, "theano": ByTheano, "built-in": EASGD}[KIND]
+worker.init_shared_params(params, rule(0.25) if KIND == "built-in" else rule())
+print("center of zeros", flush=True)
+worker.handle.barrier("both here")
+worker.send_req("wait")
