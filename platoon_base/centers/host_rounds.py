@@ -151,7 +151,7 @@ class Rounds:
         return next(((piece, element) for piece, element in refused if element is not None), None)
 
     def _use_other(self, index: int, count: int, parts: float) -> None:
-        """See `use_other`."""
+        """Go on with the other of the two totals of a stripe; see `use_other`."""
         use_other(self.stripes[index].words, count, parts, 0)
 
     def _is_half_done(self, index: int) -> bool:
