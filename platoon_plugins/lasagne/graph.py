@@ -20,11 +20,15 @@ def shared_variables(expressions: Iterable[Any]) -> list[Any]:
     return [variable for variable in inputs(graphs) if isinstance(variable, SharedVariable)]
 
 
-def find_moments(updates: Mapping[Any, Any], params: Iterable[Any]) -> list[Any]:
-    """Return the state of an optimizer that has the shape of a parameter: its moments, but for those of scalars."""
+def find_moments(updates: Mapping[Any, Any], params: Iterable[Any], statistics: Iterable[Any]) -> list[Any]:
+    """Return the state of an optimizer that has the shape of a parameter: its moments, except those of scalars.
+
+    Running statistics have the shape of a parameter too; those that ``updates`` changes are ``statistics``.
+    """
     params = list(params)
+    others = [*params, *statistics]
     shapes = {param.get_value(borrow=True).shape for param in params} - {()}
-    states = [variable for variable in updates if variable not in params and _is_float(variable)]
+    states = [variable for variable in updates if variable not in others and _is_float(variable)]
     return [state for state in states if state.get_value(borrow=True).shape in shapes]
 
 

@@ -56,7 +56,7 @@ def sync_updates(
     on_nonfinite : {"raise", "skip", "restore"}
         What a rule does with a worker's NaN or infinity; see `Worker.init_shared_params`.
     statistics : list of Theano shared variable
-        Running statistics that ``updates`` changes. Those that the graph updates by itself, as BatchNormLayer does, are
+        Running statistics that ``updates`` changes; they are never moments. Those that the graph updates by itself, as BatchNormLayer does, are
         found.
     timeout_s : float
         Bound on each wait for the other workers, here and in the compiled function.
@@ -86,7 +86,7 @@ def sync_updates(
         raise ConfigurationError(
             f"got {type(updates).__name__} as updates: pass what a function of lasagne.updates returned"
         )
-    params = list(params)
+    params, statistics = list(params), list(statistics)
     missing = [str(p) for p in params if p not in updates]
     if missing:
         raise ConfigurationError(
@@ -100,7 +100,7 @@ def sync_updates(
     warn_of_unscaled_schedule(updates, params, worker)
     if rule is not None:
         rule = at_period(rule, period.n)
-        shared = [*params, *(find_moments(updates, params) if shares_moments(rule) else ())]
+        shared = [*params, *(find_moments(updates, params, statistics) if shares_moments(rule) else ())]
         worker.init_shared_params(shared, rule, on_nonfinite=on_nonfinite, timeout_s=timeout_s)
         training.shares = True
     found = find_statistics(used, statistics, params)

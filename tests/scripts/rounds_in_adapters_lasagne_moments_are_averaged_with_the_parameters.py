@@ -42,6 +42,16 @@ trained(train)
 own = worker.gather(velocity.get_value().tobytes())
 assert own[0] != own[1], "without moments=True each worker keeps its own"
 
+# Statistics of one's own have the shape of a parameter, and are none of the optimizer's.
+w, mean = theano.shared(np.zeros(3, "f4"), name="w"), theano.shared(np.zeros(3, "f4"), name="mean")
+updates = lasagne.updates.momentum(T.sqr(T.dot(x, w) - y).mean(), [w], 0.05)
+updates[mean] = 0.5 * mean + 0.5 * x.mean(0)
+updates = sync_updates(updates, [w], LocalSGD(moments=True), every_n_batches=1, statistics=iter([mean]))
+train = theano.function([x, y], updates=updates)
+train(X[rank::size][:4], Y[rank::size][:4])
+np.testing.assert_allclose(mean.get_value(), 0.5 * X[rank::size][:4].mean(0), atol=1e-6)
+finish_training()
+
 train, w, moments = compiled(EASGD(moments=True), 2, lasagne.updates.adam, learning_rate=0.01)
 trained(train)
 assert len(moments) == 2
