@@ -56,8 +56,8 @@ def sync_updates(
     on_nonfinite : {"raise", "skip", "restore"}
         What a rule does with a worker's NaN or infinity; see `Worker.init_shared_params`.
     statistics : list of Theano shared variable
-        Running statistics that ``updates`` changes; they are never moments. Those that the graph updates by itself, as BatchNormLayer does, are
-        found.
+        Running statistics that ``updates`` changes, which are never moments. Those that the graph updates by itself, as
+        BatchNormLayer does, are found.
     timeout_s : float
         Bound on each wait for the other workers, here and in the compiled function.
     worker : Worker, optional
