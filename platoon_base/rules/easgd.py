@@ -27,8 +27,8 @@ class EASGD(Rule):
     Both sides use the values before the synchronization, so ``x + c`` stays what it was.
 
     N workers at one worker's learning rate learn little sooner than one. With a rate N times as large and a period of
-    1, or twice as large and a period of 4, they do: docs/learning.md has the measurements. With ``moments=True``, a
-    period of 2 and 1.5 sqrt(N) times the rate they do so best, recurrent nets and transformers included.
+    1, or twice as large and a period of 4, they do: docs/learning.md has the measurements. With ``moments=True``
+    a period of 2 and 1.5 sqrt(N) times the rate were measured.
 
     Parameters
     ----------
