@@ -278,6 +278,8 @@ def problem(options: argparse.Namespace) -> str:
     task = TASKS[options.task]
     if options.framework not in task.frameworks:
         return f"got --framework {options.framework}: {options.task} is written for {', '.join(task.frameworks)}"
+    if options.framework == "lasagne" and any(METHODS[name].averages for name in options.methods):
+        return "got --framework lasagne and a method with an average of the weights: Keras 3 alone has it; leave it out"
     if options.framework == "lasagne" and options.device != "cpu":
         return f"got --device {options.device} with Lasagne: its tasks run on the CPU; leave it out"
     least = 0 if options.device == "cuda" else 1

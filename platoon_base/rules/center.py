@@ -21,8 +21,8 @@ from platoon_base.rules.forms import COMPILED, Form
 
 __all__ = [
     "Adopt", "Array", "CenterState", "LocalState", "Rule", "State", "center_states", "end_momentum", "form_of",
-    "local_sources", "local_states", "member", "momenta", "names_of", "require_rule", "require_states", "settings_of",
-    "shares_moments",
+    "local_sources", "local_states", "member", "momenta", "names_of", "require_flag", "require_rule", "require_states",
+    "settings_of", "shares_moments",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -203,6 +203,12 @@ def member(rule: Any, name: str, base: type[Rule] = Rule) -> Any:
         return getattr(rule, name)
     declared = getattr(base, name)
     return MethodType(declared, rule) if callable(declared) else declared
+
+
+def require_flag(name: str, value: Any) -> None:
+    """Raise `ConfigurationError` unless a rule's argument is True or False."""
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"got {name}={value!r}: it must be True or False")
 
 
 def shares_moments(rule: Any) -> bool:

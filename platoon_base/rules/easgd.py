@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules.center import Rule
+from platoon_base.rules.center import Rule, require_flag
 from platoon_base.rules.forms import Form
 
 __all__ = ["EAMSGD", "EASGD"]
@@ -67,6 +67,7 @@ class EASGD(Rule):
     period: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
+        require_flag("moments", self.moments)
         if self.alpha is not None and not (isinstance(self.alpha, (int, float, np.number)) and 0 < self.alpha <= 1):
             raise ConfigurationError(
                 f"got alpha={self.alpha!r}: outside (0, 1] the worker and the center drive each other apart; "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from platoon_base.rules.center import require_flag
 from platoon_base.rules.forms import Form
 from platoon_base.rules.outer import OuterRule
 
@@ -41,6 +42,9 @@ class LocalSGD(OuterRule):
 
     step_kernel: ClassVar[str | None] = "outer_mean"
     form: ClassVar[Form | None] = Form("c := c + d")
+
+    def __post_init__(self) -> None:
+        require_flag("moments", self.moments)
 
     def __repr__(self) -> str:
         """Return it as a script writes it."""

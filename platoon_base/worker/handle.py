@@ -77,6 +77,7 @@ class Worker:
         params: Iterable[Any],
         rule: Rule | None = None,
         *,
+        moments: Iterable[Any] = (),
         on_nonfinite: str = "raise",
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
@@ -94,6 +95,8 @@ class Worker:
             Of float dtypes; the same number, order, names, shapes and dtypes on every worker.
         rule : Rule, optional
             Such as ``EASGD(alpha=0.5)``. The default is `platoon_base.rules.default_rule`.
+        moments : list, as params
+            State of the optimizer, shared by a rule such as ``EASGD(moments=True)`` behind the parameters.
         on_nonfinite : {"raise", "skip", "restore"}
             What to do when a NaN or an infinity of this worker was kept out of the center: raise `NonFiniteError`,
             warn, or warn and copy the center to the parameters.
@@ -109,7 +112,7 @@ class Worker:
         NonFiniteError
             If an initial value is not finite.
         """
-        self._sharing.start(params, rule, on_nonfinite, timeout_s)
+        self._sharing.start(params, rule, on_nonfinite, timeout_s, moments)
 
     def release_shared_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Undo `init_shared_params`: the parameters keep their values and are no longer synchronized.

@@ -20,7 +20,7 @@ from platoon_base.devices.checks import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign
-from platoon_base.rules.center import Adopt, Rule, form_of, require_rule, settings_of
+from platoon_base.rules.center import Adopt, Rule, form_of, require_rule, settings_of, shares_moments
 from platoon_base.rules.outer import step_form_of, waits
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
@@ -52,9 +52,13 @@ class SharedParameters:
         Defaults that depend on the number of workers are set at each synchronization, from those that live.
     on_nonfinite : {"raise", "skip", "restore"}
         See `Worker.init_shared_params`.
+    watched : int
+        How many of the parameters are trained: what follows are moments, of which no warnings tell.
     """
 
-    def __init__(self, connection: Connection, parameters: Parameters, rule: Rule, on_nonfinite: str) -> None:
+    def __init__(
+        self, connection: Connection, parameters: Parameters, rule: Rule, on_nonfinite: str, watched: int
+    ) -> None:
         require_on_nonfinite(on_nonfinite)
         self.parameters = parameters
         self.center: Center | None = None
@@ -66,7 +70,9 @@ class SharedParameters:
         self._progress = connection.progress
         self._alone = connection.is_single_worker
         self._call_lock = CallLock()
-        self._unchanged_watch = UnchangedWatch([spec.name for spec in parameters.layout.specs], self._rank)
+        self._watched = slice(watched)
+        names = [spec.name for spec in parameters.layout.specs[self._watched]]
+        self._unchanged_watch = UnchangedWatch(names, self._rank)
         self._watch = DivergenceWatch(self._rank)
         self._unlink: Callable[[], None] | None = None
 
@@ -83,6 +89,7 @@ class SharedParameters:
         try:
             states = self._resume(checkpoint()) if role.resume and checkpoint is not None else []
             self.center = (centers.create if create else centers.attach)(layout, rule, self._rank)
+            _require_hosts_can_share(self.center, rule)
             self._watch = DivergenceWatch(self._rank, _DEVICE_POLL_INTERVAL_S if self.center.on_device else 0.0)
             if create:
                 self.center.fill(self._borrow_as_shared(), states)
@@ -119,12 +126,12 @@ class SharedParameters:
             return
         with self._call_lock.take("sync_params", timeout_s) as left_s:
             arrays = self._borrow()
-            self._unchanged_watch.before_sync(arrays)
+            self._unchanged_watch.before_sync(arrays[self._watched])
             try:
                 self._sync(self.center, arrays, synchronous, part, left_s)
             finally:
                 self.parameters.give_back(arrays)
-            self._unchanged_watch.after_sync(arrays)
+            self._unchanged_watch.after_sync(arrays[self._watched])
 
     def sync_arrays(self, arrays: Sequence[Any], synchronous: bool, part: float, timeout_s: float) -> None:
         """Apply the rule to ``arrays``; see `Advanced.sync_arrays`."""
@@ -141,13 +148,13 @@ class SharedParameters:
         rule: Any = self._adopting if alone else self._rule_for(self._connection.job_state.num_live)
         rounds: Any = center
         if not alone:
-            self._watch.before_sync(taken, rule)
+            self._watch.before_sync(taken[self._watched], rule)
         if waits(rule):
             refused = make_round(self._connection.client, rounds, self._rule_for, taken, part, timeout_s)
         else:
             refused = center.sync(rule, taken, synchronous or alone, timeout_s)
         if not alone:
-            self._watch.after_sync(taken, rule)
+            self._watch.after_sync(taken[self._watched], rule)
         self._progress.count_sync(began, center.whole)
         try:
             if refused is not None:
@@ -329,8 +336,41 @@ class SharedParameters:
             self.center.read(arrays, True, timeout_s, begin=True)
 
 
+def _require_hosts_can_share(center: Any, rule: Any) -> None:
+    """Raise if couriers would move moments that must not become negative."""
+    if shares_moments(rule) and not waits(rule) and getattr(center, "across_hosts", None) is not None:
+        raise ConfigurationError(
+            f"got {rule!r} in a job on several hosts: what comes from other hosts is added to workers whose moments "
+            "are smaller, so that second moments would become negative; use LocalSGD(moments=True), or leave moments "
+            "out"
+        )
+
+
+def _checked_moments(rule: Rule, moments: Iterable[Any], rank: int) -> list[Any]:
+    """Return the moments as a list; raise, or warn once, if they do not go with the rule."""
+    found = list(moments)
+    if found and not shares_moments(rule):
+        raise ConfigurationError(
+            f"got moments and {rule!r}, which does not only average, and might carry second moments below 0: use "
+            "EASGD(moments=True) or LocalSGD(moments=True), or leave moments out"
+        )
+    if shares_moments(rule) and not found:
+        log.warning(
+            "rank %d: the rule %r is to share the moments of the optimizer, and there are none: the optimizer has no "
+            "such state, or a loop of your own must pass it, init_shared_params(params, rule, moments=[...])",
+            rank,
+            rule,
+        )
+    return found
+
+
 def share(
-    connection: Connection, params: Iterable[Any], rule: Rule, on_nonfinite: str, timeout_s: float
+    connection: Connection,
+    params: Iterable[Any],
+    rule: Rule,
+    on_nonfinite: str,
+    timeout_s: float,
+    moments: Iterable[Any] = (),
 ) -> SharedParameters:
     """Check the parameters and share them; see `Worker.init_shared_params`."""
     require_rule(rule)
@@ -342,9 +382,11 @@ def share(
             settings_of(rule) or type(rule).__name__,
         )
     params = list(params) if isinstance(params, Iterator) else params
-    parameters = Parameters(params)
+    states = _checked_moments(rule, moments, connection.identity.rank)
+    parameters = Parameters([*params, *states] if states else params)
+    watched = len(parameters.layout.specs) - len(states)
     warn_if_not_on_device(connection.identity.device, params)
-    shared = SharedParameters(connection, parameters, rule, on_nonfinite)
+    shared = SharedParameters(connection, parameters, rule, on_nonfinite, watched)
     require_finite(parameters.layout, parameters.borrow())
     if connection.centers is not None:
         shared.open_center(connection.centers(parameters, rule), timeout_s)

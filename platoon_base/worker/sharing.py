@@ -33,7 +33,14 @@ class Sharing:
         self.number = self._starts = 0
         self._connection = connection
 
-    def start(self, params: Iterable[Any], rule: Rule | None, on_nonfinite: str, timeout_s: float) -> None:
+    def start(
+        self,
+        params: Iterable[Any],
+        rule: Rule | None,
+        on_nonfinite: str,
+        timeout_s: float,
+        moments: Iterable[Any] = (),
+    ) -> None:
         """Share parameters; see `Worker.init_shared_params`."""
         self._connection.require_open()
         if self.current is not None:
@@ -42,7 +49,7 @@ class Sharing:
                 "before it is called again"
             )
         rule = default_rule() if rule is None else rule
-        self.current = share(self._connection, params, rule, on_nonfinite, timeout_s)
+        self.current = share(self._connection, params, rule, on_nonfinite, timeout_s, moments)
         self._starts += 1
         self.number = self._starts
 

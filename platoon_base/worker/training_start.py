@@ -23,6 +23,7 @@ def start_training(
     settings: str = "",
     rule: Rule | None = None,
     parameters: Sequence[Any] = (),
+    moments: Sequence[Any] = (),
     on_nonfinite: str = "raise",
     once_met: Callable[[list[int]], None] | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -55,6 +56,8 @@ def start_training(
         None for averaged gradients.
     parameters : sequence
         The parameters to share by the rule; see `Worker.init_shared_params`.
+    moments : sequence
+        State of the optimizer to share by the rule; see `Worker.init_shared_params`.
     on_nonfinite : {"raise", "skip", "restore"}
         See `Worker.init_shared_params`.
     once_met : callable, optional
@@ -88,7 +91,7 @@ def start_training(
     if values:
         copy_first_values(values, worker, settings, participants, timeout_s=timeout_s)
     if rule is not None:
-        worker.init_shared_params(parameters, rule, on_nonfinite=on_nonfinite, timeout_s=timeout_s)
+        worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=on_nonfinite, timeout_s=timeout_s)
     worker.barrier(f"the first batch of {name}", timeout_s=timeout_s)
     worker.advanced.stop_votes.open(worker.advanced.stop_votes.number + 1)
     return participants

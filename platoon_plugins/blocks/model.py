@@ -13,13 +13,12 @@ from blocks.serialization import load_parameters
 from theano.gof.graph import ancestors
 
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
-from platoon_base.rules import Rule, shares_moments
 
 __all__ = [
     "collected_statistics",
     "hyperparameters",
+    "moments_of",
     "require_loaded_model",
-    "shared_by",
     "step_rule_state",
     "trained_parameters",
     "updates_of",
@@ -60,14 +59,10 @@ def step_rule_state(algorithm: Any) -> list[Any]:
     return [variable for variable in kept.values() if variable.dtype in theano.tensor.float_dtypes]
 
 
-def shared_by(rule: Rule | None, algorithm: Any, parameters: list[Any]) -> list[Any]:
-    """Return the variables that a rule is for: parameters, and the moments of the step rule if it shares them.
-
-    Moments are the state that has the shape of a parameter, but for that of scalars.
-    """
-    shapes = {parameter.get_value(borrow=True).shape for parameter in parameters} - {()}
-    state = step_rule_state(algorithm) if shares_moments(rule) else []
-    return [*parameters, *(each for each in state if each.get_value(borrow=True).shape in shapes)]
+def moments_of(algorithm: Any, parameters: list[Any]) -> list[Any]:
+    """Return the moments of parameters: the state of the step rule that Blocks has made for them, but for scalars'."""
+    made_for = ((state, getattr(state.tag, "for_parameter", None)) for state in step_rule_state(algorithm))
+    return [state for state, parameter in made_for if parameter in parameters and state.ndim]
 
 
 def hyperparameters(algorithm: Any) -> list[Any]:

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from platoon_base import Worker
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
-from platoon_base.rules import Rule, at_period, default_rule, waits
+from platoon_base.rules import Rule, at_period, default_rule, shares_moments, waits
 from platoon_base.theano_ops import vary_noise
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values, start_training
 from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule
-from platoon_plugins.blocks.model import hyperparameters, shared_by, step_rule_state, trained_parameters
+from platoon_plugins.blocks.model import hyperparameters, moments_of, step_rule_state, trained_parameters
 from platoon_plugins.blocks.same_data import require_dealt_out
 from platoon_plugins.blocks.statistics import Statistics
 from platoon_plugins.blocks.streams import all_streams, draw_by_rank, is_broadcast
@@ -163,7 +163,8 @@ class Training:
             values=self._kept_the_same() if self.averages else (),
             settings="averaged gradients",
             rule=self._rule,
-            parameters=() if self.averages else shared_by(self._rule, main_loop.algorithm, self._parameters()),
+            parameters=() if self.averages else self._parameters(),
+            moments=moments_of(main_loop.algorithm, self._parameters()) if shares_moments(self._rule) else (),
             on_nonfinite=self.settings.on_nonfinite,
             once_met=self._compare_main_loops,
             timeout_s=self.timeout_s,

@@ -13,12 +13,12 @@ import numpy as np
 from platoon_base import Worker
 from platoon_base.errors import PlatoonError
 from platoon_base.fingerprint import checksum
-from platoon_base.rules import Rule, waits
+from platoon_base.rules import Rule, shares_moments, waits
 from platoon_base.schedule import EveryN
 from platoon_base.worker import LossWatch
 from platoon_plugins.keras.backends.base import Backend, Variable
 from platoon_plugins.keras.mode import Mode
-from platoon_plugins.keras.weight_averages import end_averages, keeps_averages
+from platoon_plugins.keras.weight_averages import begin_averages, end_averages, keeps_averages, require_built
 
 __all__ = ["Asynchronous", "abandon_center"]
 
@@ -52,6 +52,13 @@ class Asynchronous(Mode):
     def describe(self, model: Any) -> str:
         """Return what must be the same on all workers."""
         return f"rule={self.rule!r}"
+
+    def moments(self, model: Any) -> list[Any]:
+        if not shares_moments(self.rule):
+            return []
+        require_built(model)
+        begin_averages(model)
+        return self._backend.moments(model)
 
     def start(self, model: Any, participants: list[int]) -> None:
         """Record the model, whose weights are shared by now."""
@@ -125,10 +132,10 @@ class Asynchronous(Mode):
         if self._swapped is None:
             return
         changed = self._checksums() != self._entered_checksums
-        now = _copies(self._backend.weights(self._model)) if changed else []
+        now = _copies(self._shared()) if changed else []
         self.leave_for_good()
         if changed:
-            _set(self._backend.weights(self._model), now)
+            _set(self._shared(), now)
             self._worker.copy_to_global()
         elif waits(self.rule):  # also those that had fewer rounds to make than others
             self._worker.copy_to_local()
@@ -173,8 +180,13 @@ class Asynchronous(Mode):
         self._worker.sync_params(part=part)
 
     def _checksums(self) -> list[int]:
-        """Return a checksum of each weight: copies would take the memory of the model once or twice more."""
-        return [checksum(v.get_value(borrow=True)) for v in self._backend.weights(self._model)]
+        """Return a checksum of each shared variable: copies would take the memory of the model once or twice more."""
+        return [checksum(v.get_value(borrow=True)) for v in self._shared()]
+
+    def _shared(self) -> list[Variable]:
+        """Return the weights, and the moments if they are shared."""
+        moments = self._backend.moments(self._model) if shares_moments(self.rule) else []
+        return [*self._backend.weights(self._model), *moments]
 
 
 def _copies(variables: Sequence[Variable]) -> list[np.ndarray[Any, Any]]:

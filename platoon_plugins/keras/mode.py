@@ -31,6 +31,10 @@ class Mode(Protocol):
         """Return what must be the same on all workers."""
         ...
 
+    def moments(self, model: Any) -> list[Any]:
+        """Return the state of the optimizers that is shared with the weights."""
+        return []
+
     def start(self, model: Any, participants: list[int]) -> None:
         """Begin; the model's values are the same on all workers, and are shared if there is a rule."""
         ...

@@ -29,7 +29,7 @@ from platoon_plugins.keras.statistics import Statistics
 from platoon_plugins.keras.stopping import Stopping
 from platoon_plugins.keras.synchronous import Synchronous
 from platoon_plugins.keras.torch_loaders import set_sampler_epoch
-from platoon_plugins.keras.weight_averages import begin_averages
+from platoon_plugins.keras.weight_averages import continue_steps
 
 __all__ = ["Settings", "Training", "report_epoch_begin", "report_logs"]
 
@@ -150,7 +150,8 @@ class Training:
                 values=first_values(model, backend),
                 settings=f"distribute({how}, policy={settings.policy!r}){_precision(model)}",
                 rule=self._mode.rule,
-                parameters=self._shared(),
+                parameters=backend.weights(model),
+                moments=self._mode.moments(model),
                 on_nonfinite=settings.on_nonfinite,
                 once_met=self._after_rendezvous,
             )
@@ -171,14 +172,6 @@ class Training:
             setattr(model, _VARIED, True)
         self.begun = True
 
-    def _shared(self) -> list[Any]:
-        """Return the variables that the rule is for."""
-        moments = []
-        if shares_moments(self._mode.rule):
-            begin_averages(self._model)
-            moments = self._backend.moments(self._model)
-        return [*self._backend.weights(self._model), *moments]
-
     def _resume(self) -> None:
         """Let Keras begin at the epoch at which the job was resumed, now that the center of then is in the model."""
         backend, model = self._backend, self._model
@@ -187,6 +180,8 @@ class Training:
         if self._resumption is not None:
             given = max(restored, given_initial_epoch(model))
             backend.resume_at(model, self._resumption.first_epoch(self._epochs, given))
+            if shares_moments(self._mode.rule):
+                continue_steps(model, self._worker.resume_at.steps)
         elif self._mode.rule is None:
             warn_if_anew(self._worker, max(restored, given_initial_epoch(model)))
 

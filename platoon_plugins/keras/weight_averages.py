@@ -1,4 +1,4 @@
-"""Averages of the weights that optimizers of Keras 3 keep (``use_ema``), where a rule shares them."""
+"""The state of optimizers where a rule shares it: averages of the weights (``use_ema``), and the count of steps."""
 
 from __future__ import annotations
 
@@ -7,32 +7,51 @@ from typing import Any
 import keras
 import numpy as np
 
+from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.optimizers import optimizers_of, with_inner
 
-__all__ = ["begin_averages", "end_averages", "keeps_averages"]
+__all__ = ["begin_averages", "continue_steps", "end_averages", "keeps_averages", "require_built"]
+
+
+def require_built(model: Any) -> None:
+    """Raise if an optimizer of a model has no moments yet, which could not be shared."""
+    for optimizer in optimizers_of(model):
+        if not getattr(optimizer, "built", True):
+            raise ConfigurationError(
+                f"got a model whose optimizer {type(optimizer).__name__} is not built, and a rule that is to share its "
+                "moments: call optimizer.build(variables), with those that it trains, before fit"
+            )
+
+
+def continue_steps(model: Any, steps: int) -> None:
+    """Let optimizers count on from the steps of an earlier run, whose moments and averages they have."""
+    for optimizer in [inner for outer in optimizers_of(model) for inner in with_inner(outer)]:
+        count = getattr(optimizer, "iterations", None)
+        if hasattr(count, "assign") and not int(keras.ops.convert_to_numpy(count)):
+            count.assign(steps)
 
 
 def keeps_averages(model: Any) -> bool:
-    """Return whether an optimizer keeps averages of weights, which Keras puts into the model at the end of a fit."""
-    return bool(_averaging(model))
+    """Return whether the optimizer of a model keeps averages of weights, which a fit leaves in the model."""
+    return bool(_averaging([model.optimizer]))
 
 
 def begin_averages(model: Any) -> None:
     """Let averages begin with the weights before the first step: a rule would spread Keras's zeros."""
-    for optimizer in _averaging(model):
+    for optimizer in _averaging(optimizers_of(model)):
         if not int(keras.ops.convert_to_numpy(optimizer.iterations)):
             _copy(optimizer._trainable_variables, optimizer._model_variables_moving_average)
 
 
 def end_averages(model: Any) -> None:
     """Put the averages into the model, as Keras does at the end of a fit."""
-    for optimizer in _averaging(model):
+    for optimizer in _averaging([model.optimizer]):
         _copy(optimizer._model_variables_moving_average, optimizer._trainable_variables)
 
 
-def _averaging(model: Any) -> list[Any]:
-    each = (inner for outer in optimizers_of(model) for inner in with_inner(outer))
-    return [optimizer for optimizer in each if getattr(optimizer, "use_ema", False)]
+def _averaging(optimizers: list[Any]) -> list[Any]:
+    each = (inner for outer in optimizers for inner in with_inner(outer))
+    return [inner for inner in each if getattr(inner, "use_ema", False) and inner.built]
 
 
 def _copy(sources: Any, targets: Any) -> None:

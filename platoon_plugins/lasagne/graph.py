@@ -7,7 +7,7 @@ from typing import Any
 
 import theano
 from theano.compile import SharedVariable
-from theano.gof.graph import inputs
+from theano.gof.graph import ancestors, inputs
 
 from platoon_base.errors import ConfigurationError
 
@@ -21,15 +21,29 @@ def shared_variables(expressions: Iterable[Any]) -> list[Any]:
 
 
 def find_moments(updates: Mapping[Any, Any], params: Iterable[Any], statistics: Iterable[Any]) -> list[Any]:
-    """Return the state of an optimizer that has the shape of a parameter: its moments, except those of scalars.
+    """Return the moments of an optimizer: for each parameter the state of its shape that its new value depends on.
 
-    Running statistics have the shape of a parameter too; those that ``updates`` changes are ``statistics``.
+    Nothing else may depend on it but other state of that parameter. Moments of scalars are left out, as are running
+    statistics and parameters that are trained but not shared: several parameters depend on those, or none.
     """
     params = list(params)
-    others = [*params, *statistics]
-    shapes = {param.get_value(borrow=True).shape for param in params} - {()}
-    states = [variable for variable in updates if variable not in others and _is_float(variable)]
-    return [state for state in states if state.get_value(borrow=True).shape in shapes]
+    others = {*params, *statistics}
+    states = {v for v in updates if v not in others and _is_float(v) and getattr(v, "default_update", None) is None}
+    found: dict[Any, Any] = {}
+    shared_by_several = set()
+    for param in params:
+        for state in states.intersection(ancestors([updates[param]])):
+            if state in found:
+                shared_by_several.add(state)
+            found[state] = param
+    return [
+        state
+        for state in updates
+        if state in found
+        and state not in shared_by_several
+        and state.ndim
+        and state.get_value(borrow=True).shape == found[state].get_value(borrow=True).shape
+    ]
 
 
 def find_statistics(used: Iterable[Any], given: Iterable[Any], params: Iterable[Any]) -> list[Any]:

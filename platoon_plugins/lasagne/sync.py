@@ -100,8 +100,9 @@ def sync_updates(
     warn_of_unscaled_schedule(updates, params, worker)
     if rule is not None:
         rule = at_period(rule, period.n)
-        shared = [*params, *(find_moments(updates, params, statistics) if shares_moments(rule) else ())]
-        worker.init_shared_params(shared, rule, on_nonfinite=on_nonfinite, timeout_s=timeout_s)
+        moments = find_moments(updates, params, statistics) if shares_moments(rule) else []
+        shared = [*params, *moments]
+        worker.init_shared_params(params, rule, moments=moments, on_nonfinite=on_nonfinite, timeout_s=timeout_s)
         training.shares = True
     found = find_statistics(used, statistics, params)
     training.add(found)

@@ -1,6 +1,7 @@
 import numpy as np
 from keras_preamble import EASGD, data, dense, distribute, everyones, flat, keras, shard, size
 
+from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras import LocalSGD
 
 
@@ -44,3 +45,47 @@ assert (everyone == everyone[0]).all(), "the end leaves the center's moments on 
 assert abs(everyone[0]).max() > 1e-4
 later = adam.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute(rule=EASGD(moments=True)))
 assert np.isfinite(later.history["loss"]).all()
+
+
+class Changes(keras.callbacks.Callback):
+    """Changes the state of the optimizer at the end of an epoch, and keeps what all begin the next with."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change, self.begun = change, []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.begun.append(moments(self.model))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.change(self.model)
+
+
+def reset(model):
+    for variable in model.optimizer.variables:
+        if "learning_rate" not in variable.path:
+            variable.assign(np.zeros(variable.shape, variable.dtype))
+
+
+def move(model):
+    model.set_weights([w + 1 for w in model.get_weights()])
+
+
+if hasattr(keras, "ops"):
+    for change in (reset, move):
+        model = dense(optimizer=keras.optimizers.Adam(0.01))
+        callback = Changes(change)
+        callbacks = distribute([callback], rule=EASGD(moments=True), every_n_batches=2)
+        model.fit(*shard(x, y), batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
+        begun = everyones(callback.begun[1])
+        assert (begun[0] == begun[1]).all(), "what a callback leaves is on all workers"
+        assert (begun[0] == 0).all() == (change is reset)
+
+    model = dense(optimizer=keras.optimizers.Adam(0.01))
+    model.second = keras.optimizers.Adam(0.01)
+    try:
+        model.fit(*shard(x, y), verbose=0, callbacks=distribute(rule=EASGD(moments=True)))
+    except ConfigurationError as exc:
+        assert "call optimizer.build(variables)" in str(exc)
+    else:
+        raise AssertionError("the moments of the second would not be shared")

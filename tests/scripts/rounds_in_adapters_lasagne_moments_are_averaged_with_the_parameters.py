@@ -42,14 +42,21 @@ trained(train)
 own = worker.gather(velocity.get_value().tobytes())
 assert own[0] != own[1], "without moments=True each worker keeps its own"
 
-# Statistics of one's own have the shape of a parameter, and are none of the optimizer's.
-w, mean = theano.shared(np.zeros(3, "f4"), name="w"), theano.shared(np.zeros(3, "f4"), name="mean")
-updates = lasagne.updates.momentum(T.sqr(T.dot(x, w) - y).mean(), [w], 0.05)
+# What else has the shape of a parameter stays each worker's own: statistics, sums, and a parameter that is left out.
+w, v, q, mean, total = (theano.shared(np.ones(3, "f4"), name=name) for name in ("w", "v", "q", "mean", "total"))
+loss = T.sqr(T.dot(x, w * v * q) - y).mean()
+updates = lasagne.updates.momentum(loss, [w, v, q], 0.01)
 updates[mean] = 0.5 * mean + 0.5 * x.mean(0)
-updates = sync_updates(updates, [w], LocalSGD(moments=True), every_n_batches=1, statistics=iter([mean]))
+updates[total] = total + x.sum(0)
+updates = sync_updates(updates, [w, v], LocalSGD(moments=True), every_n_batches=1, statistics=iter([mean]))
 train = theano.function([x, y], updates=updates)
-train(X[rank::size][:4], Y[rank::size][:4])
-np.testing.assert_allclose(mean.get_value(), 0.5 * X[rank::size][:4].mean(0), atol=1e-6)
+rows = X[rank::size][:4]
+gradient = 2 * rows.T.dot(rows.sum(1) - Y[rank::size][:4]) / 4
+train(rows, Y[rank::size][:4])
+np.testing.assert_allclose(mean.get_value(), 0.5 + 0.5 * rows.mean(0), atol=1e-5)
+np.testing.assert_allclose(total.get_value(), 1 + rows.sum(0), atol=1e-5)
+np.testing.assert_allclose(q.get_value(), 1 - 0.01 * gradient, atol=1e-5)
+assert abs(w.get_value() - q.get_value()).max() > 1e-4
 finish_training()
 
 train, w, moments = compiled(EASGD(moments=True), 2, lasagne.updates.adam, learning_rate=0.01)
