@@ -1,4 +1,4 @@
-"""Averages of the weights that optimizers of Keras 3 keep (``use_ema``), where a rule shares them."""
+"""Averages of the weights that optimizers of Keras 3 keep (``use_ema``), for rules that share them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["begin_averages", "end_averages", "keeps_averages"]
 
 
 def keeps_averages(model: Any) -> bool:
-    """Return whether an optimizer keeps averages of weights, which Keras puts into the model at the end of a fit."""
+    """Return whether an optimizer averages weights; Keras copies the averages to the model at the end of a fit."""
     return bool(_averaging(model))
 
 
 def begin_averages(model: Any) -> None:
-    """Let averages begin with the weights before the first step: a rule would spread Keras's zeros."""
+    """Set the averages to the weights before the first step: a rule would share the zeros of Keras."""
     for optimizer in _averaging(model):
         if not int(keras.ops.convert_to_numpy(optimizer.iterations)):
             _copy(optimizer._trainable_variables, optimizer._model_variables_moving_average)
 
 
 def end_averages(model: Any) -> None:
-    """Put the averages into the model, as Keras does at the end of a fit."""
+    """Copy the averages to the model, as Keras does at the end of a fit."""
     for optimizer in _averaging(model):
         _copy(optimizer._model_variables_moving_average, optimizer._trainable_variables)
 
@@ -36,6 +36,6 @@ def _averaging(model: Any) -> list[Any]:
 
 
 def _copy(sources: Any, targets: Any) -> None:
-    """Copy values by NumPy: on JAX a variable shares the memory of one that it is assigned."""
+    """Copy values through NumPy: on JAX, ``assign`` of a variable would make both share their memory."""
     for source, target in zip(sources, targets):
         target.assign(np.array(keras.ops.convert_to_numpy(source)))
