@@ -347,7 +347,7 @@ class Training:
             log.warning("rank %d leaves the job without waiting any longer: %s", self.worker.global_rank, error)
             together = False
         except KeyboardInterrupt:  # Blocks has removed its signal handler; extensions that save must still run
-            log.warning("rank %d was interrupted at its end: it waits for nobody any longer", self.worker.global_rank)
+            log.warning("rank %d was interrupted at its end: it no longer waits for others", self.worker.global_rank)
             together = False
         if not together:
             self._leave(self.timeout_s)
