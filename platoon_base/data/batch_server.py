@@ -179,7 +179,7 @@ class BatchServer:
         batches : iterable
         deal : {"free", "turns", "all"}
             To whichever worker is free; the k-th batch to rank k modulo the number of workers, which makes the batches
-            of each worker the same in each run; or every batch to all workers. CallLock count on from call to call.
+            of each worker the same in each run; or every batch to all workers. Turns count on from call to call.
         timeout_s : float
             Bound on each wait.
         """

@@ -1,4 +1,4 @@
-"""Data parallelism for Blocks scripts: extensions of a MainLoop, a step rule, and sharded Fuel streams."""
+"""Data parallelism for Blocks scripts: extensions of MainLoop, a step rule, and sharded Fuel streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from platoon_base.errors import BackendUnavailableError
 
 compat.apply()  # before Blocks and Fuel are imported, by this package or by the script
 
-# Each name is imported when it is first used: shard_stream works without Blocks.
+# Each name is imported at its first use, so that shard_stream works without Blocks.
 _MODULES = {
     "AllReduceGradients": "gradients",
     "DistributedMonitoring": "evaluation",

@@ -1,4 +1,4 @@
-"""The accumulators of Blocks' monitoring, combined for the batches of all workers."""
+"""Combination of the accumulators of Blocks' monitoring over the batches of all workers."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _known: dict[type, tuple[str, ...]] = {
 
 
 def register_aggregation(scheme: type, *combinations: str) -> None:
-    """Register how the accumulators of an aggregation scheme of your own are combined over workers.
+    """Register how the accumulators of your own aggregation scheme are combined over workers.
 
     Parameters
     ----------
     scheme : subclass of AggregationScheme
-        It covers subclasses that do not override ``get_aggregator``.
+        Subclasses that do not override ``get_aggregator`` are registered too.
     *combinations : {"sum", "min", "max", "last", "concatenate"}
         One for each of the ``initialization_updates`` of its aggregator: the sum of the workers' values, the smallest,
-        the greatest, the value of the worker with the last batch, or the rows of all batches, one for each batch.
+        the greatest, the value of the worker with the last batch, or the rows of all batches, one row per batch.
 
     Examples
     --------
@@ -102,12 +102,12 @@ class Accumulators:
         Parameters
         ----------
         shares : sequence of Share
-            One of each worker.
+            One for each worker.
         order : sequence of (int, int)
             The order of the batches: for each batch the index of its share, and its number there.
         """
         if not order:
-            return  # no worker had a batch
+            return  # no worker has a batch
         for index, accumulator in enumerate(self._accumulators):
             parts = [share.accumulators[index] if share.batches else None for share in shares]
             _require_same_shapes(accumulator, parts)
@@ -147,16 +147,16 @@ def _combine(how: str, parts: Sequence[Any], order: Sequence[tuple[int, int]]) -
 
 
 class RecordedQuantities:
-    """Stands in for a `MonitoredQuantityBuffer`: it records values, and gives them to the quantities at the end.
+    """Replacement of a `MonitoredQuantityBuffer` that records values and passes them to the quantities at the end.
 
-    A monitored quantity may do anything with the values of a batch, so every worker gives the values of all batches of
-    all workers to its quantities.
+    A monitored quantity may do anything with the values of a batch, so every worker passes the values of all workers'
+    batches to its quantities.
     """
 
     def __init__(self, buffer: MonitoredQuantityBuffer) -> None:
         self._buffer = buffer
         self.records: list[list[Array]] = []
-        # Blocks takes them from a set, which has another order in each process.
+        # Blocks makes `requires` from a set, whose order differs between processes.
         self._in_order = list(dict.fromkeys(v for quantity in buffer.quantities for v in quantity.requires))
 
     @property
@@ -170,7 +170,7 @@ class RecordedQuantities:
         return self._buffer.inputs
 
     def initialize_quantities(self) -> None:
-        """Begin anew."""
+        """Reset the records and the quantities."""
         self.records = []
         self._buffer.initialize_quantities()
 
@@ -189,7 +189,7 @@ class RecordedQuantities:
         ]
 
     def get_aggregated_values(self) -> dict[str, Any]:
-        """Return the results."""
+        """Pass all records to the quantities and return the results."""
         for values in self.records:
             self._buffer.aggregate_quantities([values[self._in_order.index(v)] for v in self.requires])
         self.records = []

@@ -1,4 +1,4 @@
-"""A stream that the first worker reads for all, for data that cannot be dealt out, such as those of a generator."""
+"""A stream that the first worker reads for all, for data that cannot be divided, such as those of a generator."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ class _Kind(enum.IntEnum):
 
 
 class BroadcastStream(AbstractDataStream):
-    """Give all workers the same batches: the first one reads the stream, and sends each batch to the others.
+    """Give all workers the same batches: the first worker reads the stream, and sends each batch to the others.
 
-    Each batch is a collective call: every worker asks for as many, in as many epochs. The others do not read their
-    stream; they take the names of the sources from it. If reading fails, the first worker raises the error, and the
-    others raise one with its text. To resume in the middle of an epoch, unpickle the first worker's pickle.
+    Each batch is a collective call, so every worker must read the same number of batches in the same number of epochs.
+    The others do not read their stream, but take the names of the sources from it. If reading fails, the first worker
+    raises the error, and the others raise one with its text. To resume in the middle of an epoch, load the first
+    worker's pickle on all workers.
 
     ::
 
@@ -48,7 +49,7 @@ class BroadcastStream(AbstractDataStream):
     Parameters
     ----------
     stream : AbstractDataStream
-        Its batches are arrays of numbers, or numpy.asarray makes such arrays of them. Dtypes and shapes may change.
+        Its batches are arrays of numbers, or can be converted to them by numpy.asarray. Dtypes and shapes may change.
     worker : Worker, optional
         The default is ``connect()``; it is not pickled.
     """
@@ -63,12 +64,12 @@ class BroadcastStream(AbstractDataStream):
         self._ended = False
 
     def get_epoch_iterator(self, **kwargs: Any) -> DataIterator:
-        """Begin an epoch, on every worker."""
+        """Start an epoch; every worker calls it."""
         self._batches, self._ended = None, False
         return super().get_epoch_iterator(**kwargs)
 
     def get_data(self, request: Any = None) -> tuple[Array, ...]:
-        """Return the next batch, the same on every worker: new arrays, which may be written to.
+        """Return the next batch, the same on every worker, in new, writable arrays.
 
         Raises
         ------
@@ -97,7 +98,7 @@ class BroadcastStream(AbstractDataStream):
             self._announce(_Kind.END)
             return None
         except Exception as exc:
-            # Raise the cause even if the others cannot be told.
+            # Raise the cause even if it cannot be sent to the others.
             with contextlib.suppress(PlatoonError):
                 text = f"{type(exc).__name__}: {exc}".encode(errors="replace")
                 self._announce(_Kind.FAILED, np.frombuffer(text, np.uint8).copy())
@@ -141,12 +142,12 @@ class BroadcastStream(AbstractDataStream):
         return {**self.__dict__, "_worker": None}
 
 
-# Arrays in one piece of memory.
+# Packing of arrays into one buffer.
 
 
 def _packed(sources: Sequence[str], batch: Sequence[Any]) -> tuple[Array, int]:
-    """Return all arrays of a batch in one buffer behind their description, and the length of that in bytes."""
-    names = [*sources, *map(str, range(len(sources), len(batch)))]  # a Mapping may give more data than it names
+    """Return one buffer with a description and all arrays of a batch, and the description's length in bytes."""
+    names = [*sources, *map(str, range(len(sources), len(batch)))]  # a Mapping may return more arrays than it names
     arrays = [_numbers(name, data) for name, data in zip(names, batch)]
     specs = [(array.dtype.str, array.shape) for array in arrays]
     description = msgspec.msgpack.encode(specs)
@@ -159,14 +160,14 @@ def _packed(sources: Sequence[str], batch: Sequence[Any]) -> tuple[Array, int]:
 
 
 def _unpacked(body: Array, description_bytes: int) -> tuple[Array, ...]:
-    """Return the arrays, which stay in the buffer."""
+    """Return the arrays in a buffer, as views of it."""
     specs = msgspec.msgpack.decode(body[:description_bytes], type=list[_Spec])
     offsets = _offsets(specs, description_bytes)
     return tuple(np.ndarray(shape, dtype, body, offset) for (dtype, shape), offset in zip(specs, offsets))
 
 
 def _offsets(specs: Sequence[_Spec], start: int) -> list[int]:
-    """Return where each array begins, and where the last one ends."""
+    """Return the offset of each array, and the end of the last one."""
     offsets, end = [], start
     for dtype, shape in specs:
         offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
@@ -175,7 +176,7 @@ def _offsets(specs: Sequence[_Spec], start: int) -> list[int]:
 
 
 def _numbers(source: str, data: Any) -> Array:
-    """Return data as an array, or raise if it holds anything but numbers."""
+    """Return data as an array; raise if they are not numbers."""
     array = data if isinstance(data, np.ndarray) else _array(data)
     if array.dtype.kind not in _NUMERIC_KINDS:
         raise ConfigurationError(
@@ -186,7 +187,7 @@ def _numbers(source: str, data: Any) -> Array:
 
 
 def _array(data: Any) -> Array:
-    """Return an array, of objects if its rows are ragged; versions of NumPy warn, or raise, in that case."""
+    """Return an array, of objects if its rows are ragged; depending on its version NumPy warns or raises then."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

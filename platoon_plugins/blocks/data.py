@@ -1,4 +1,4 @@
-"""Fuel streams of which each worker reads its shard, or the first worker reads all."""
+"""Fuel streams of which each worker reads its shard, or which the first worker reads for all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from platoon_plugins.blocks.streams import (
 __all__ = ["shard_stream", "with_scheme"]
 
 MODES = ("shard", "broadcast")
-_numbers = itertools.count(1)  # of the streams of this process that are dealt out
+_numbers = itertools.count(1)  # of the streams that this process divides by `DealtStream`
 
 
 def shard_stream(
@@ -48,21 +48,21 @@ def shard_stream(
     """Return this worker's part of a stream. All workers pass the same stream.
 
     A `ShardedScheme` replaces the stream's scheme, below all its transformers: of the batches (or examples) of an
-    epoch, worker k of N reads the k-th, the (k+N)-th, and so on. All workers shuffle alike, anew in each epoch. A
-    pickled stream goes on where it was, also in the middle of an epoch, and with any number of workers: see
+    epoch, worker k of N reads the k-th, the (k+N)-th, and so on. In each epoch all workers draw the same new order. A
+    pickled stream continues where it was, also in the middle of an epoch, and with any number of workers: see
     `ShardedRequests`.
 
     Some streams name no rows: those without a scheme, such as one of a `TextFile` or an `IterableDataset`, and those
-    whose scheme asks for the next so many (`ConstantScheme`). Of such a stream every worker reads all batches, and
-    keeps the k-th, the (k+N)-th, and so on: see `DealtStream`. Transformers that give one batch for each that they read
-    stand above and work on this worker's batches alone; a `Batch`, a `Filter` and the like stand below.
+    whose scheme requests the next n rows (`ConstantScheme`). Of such a stream every worker reads all batches, and keeps
+    the k-th, the (k+N)-th, and so on: see `DealtStream`. Transformers that yield one batch for each that they read stay
+    above it and process only this worker's batches; a `Batch`, a `Filter` and the like stay below it.
 
-    The function copies the stream and leaves the original as it is; both share the data set. Call it before an epoch
-    of the stream begins. A `MultiProcessing` in the chain gets a second process, for the copy; put it around the
-    sharded stream instead. A transformer that draws from a generator of its own (``rng``) draws other numbers on each
-    worker. A function that draws from NumPy's common generator draws the same on all workers if the script has seeded
-    it. Seed it with ``platoon_base.sharding.shard_seed(seed, connect().global_rank)``. A `Filter` may leave one worker
-    more batches than another, whatever ``uneven`` says.
+    The function copies the stream and does not change the original; both share the data set. Call it before an epoch of
+    the stream begins. A `MultiProcessing` in the chain starts a second process, for the copy; put it around the sharded
+    stream instead. A transformer with its own generator (``rng``) draws different numbers on each worker. A function
+    that uses NumPy's global generator draws the same numbers on all workers if the script has seeded it with the same
+    seed; seed it with ``platoon_base.sharding.shard_seed(seed, connect().global_rank)``. A `Filter` may pass more
+    batches on one worker than on another, whatever ``uneven`` is.
 
     The workers compare the schemes and a few rows of the data. Different data, such as a random split without a seed,
     are an error.
@@ -70,36 +70,36 @@ def shard_stream(
     Parameters
     ----------
     stream : AbstractDataStream
-        A `DataStream` with an iteration scheme, or any chain of transformers above such streams.
+        A `DataStream`, or any chain of transformers above such streams.
     mode : {"shard", "broadcast"}
-        "broadcast" gives all workers the same batches, of a stream that only one process can read: the first worker
+        "broadcast" gives all workers the same batches, for a stream that only one process can read: the first worker
         sends them to the others, see `BroadcastStream`.
     uneven : {"keep", "drop", "wrap"}
-        What happens to batches that cannot be dealt out evenly, see `ShardedScheme` and `DealtStream`. For mode
+        What to do if the batches cannot be divided evenly, see `ShardedScheme` and `DealtStream`. Only for mode
         "shard".
     rank, size : int, optional
-        Return this shard of as many, in a process that is no worker, such as a data server.
+        Return shard number ``rank`` of ``size`` shards, in a process that is not a worker, such as a data server.
     seed : int, optional
-        With ``rank`` and ``size``: common to all shards; 0 by default.
+        With ``rank`` and ``size``: the seed, the same for all shards; 0 by default.
     worker : Worker, optional
         The default is ``connect()``.
 
     Returns
     -------
     AbstractDataStream
-        With one worker, the stream itself.
+        For a single worker, the stream itself.
 
     Raises
     ------
     ConfigurationError
-        If an argument cannot work, if the stream is one of a server or is sharded already, or if another worker has
-        passed another stream.
+        If an argument cannot work, if the stream comes from a data server or is sharded already, or if another worker
+        has passed another stream.
 
     Examples
     --------
     >>> train = shard_stream(Flatten(DataStream(mnist, iteration_scheme=ShuffledScheme(50000, 100))))  # doctest: +SKIP
 
-    One Fuel server for each of 2 shards, and the stream by which a worker reads its shard:
+    One Fuel server for each of 2 shards, and the stream with which a worker reads its shard:
 
     >>> for r in range(2):                                                                      # doctest: +SKIP
     ...     Process(target=start_server, args=(shard_stream(stream, rank=r, size=2), 5557 + r)).start()
@@ -119,7 +119,7 @@ def shard_stream(
         _refuse_server(source)
     if mode == "broadcast":
         return BroadcastStream(stream, worker=reader)
-    if isinstance(reader, Worker):  # a Shard has nobody to compare with
+    if isinstance(reader, Worker):  # a Shard has no job in which to compare
         require_same_stream(stream, reader, "shard_stream")
     if not all(_names_rows(source.iteration_scheme) for source in sources_of(stream)):
         name = f"stream {next(_numbers)} of shard_stream" if isinstance(reader, Worker) else ""
@@ -146,21 +146,21 @@ def with_scheme(
 ) -> AbstractDataStream:
     """Return a copy of a stream with another iteration scheme below all its transformers.
 
-    Copies are shallow: data sets and what they have opened are shared. A `MultiProcessing` starts a process of its own.
+    Copies are shallow: they share data sets and open files. The copy of a `MultiProcessing` starts its own process.
 
     Parameters
     ----------
     stream : AbstractDataStream
         If it merges several streams, each of them gets another scheme.
     wrap : callable
-        Takes a scheme and returns its replacement; it must not change the scheme given.
+        Takes a scheme and returns its replacement; it must not change its argument.
     rank : int
-        Transformers draw other random numbers on each rank; on rank 0 they keep their generators.
+        Seeds the transformers' generators; on rank 0 they keep theirs.
 
     Raises
     ------
     ConfigurationError
-        If this is no stream, or one at the bottom has no iteration scheme.
+        If this is no stream, or a stream at the bottom has no iteration scheme.
     """
     for source in sources_of(stream):
         _require_scheme(source)
@@ -172,9 +172,9 @@ def with_scheme(
 
 
 def _dealt(stream: Any, deal: Callable[[Any], DealtStream], reader: Worker | Shard) -> Any:
-    """Return a copy of a stream that is dealt out as far down as its batches are those of the whole."""
+    """Return a copy of a stream with a `DealtStream` below all transformers that map batches one to one."""
     if not maps_one_to_one(stream):
-        # All workers read the same batches, so below nothing may draw by the rank.
+        # All workers read the same batches, so generators below must not depend on the rank.
         return deal(_copied(stream, _reopen, 0))
     copied = copy.copy(stream)
     draw_by_rank(copied, reader.global_rank)
@@ -183,7 +183,7 @@ def _dealt(stream: Any, deal: Callable[[Any], DealtStream], reader: Worker | Sha
 
 
 def _reopen(source: Any) -> None:
-    if isinstance(source, DataStream):  # else it would share the position in a file with the original
+    if isinstance(source, DataStream):  # otherwise the copy would share the file position with the original
         source.data_state = source.dataset.open()
 
 
@@ -198,7 +198,7 @@ def _copied(stream: Any, change: Callable[[Any], None], rank: int) -> Any:
     else:
         change(copied)
     if isinstance(stream, MultiProcessing):
-        # The process of the original has begun to read the whole stream.
+        # The process of the original has started to read the whole stream.
         copied.background = BackgroundProcess(copied.data_stream, stream.background.batches._maxsize)
         copied.proc = Process(target=copied.background.main, daemon=True)
         copied.proc.start()
@@ -206,7 +206,7 @@ def _copied(stream: Any, change: Callable[[Any], None], rank: int) -> Any:
 
 
 def _names_rows(scheme: Any) -> bool:
-    """Return whether a scheme's requests say which rows they are."""
+    """Return whether a scheme's requests name rows."""
     return scheme is not None and not any(isinstance(part, BatchSizeScheme) for part in all_schemes(scheme))
 
 

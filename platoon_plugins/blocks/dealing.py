@@ -1,4 +1,4 @@
-"""A stream that every worker reads as a whole and keeps a part of, for data that nobody can ask for by row number."""
+"""A stream that every worker reads completely, keeping every N-th batch, for data without row numbers."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ _REMEDY = (
 
 
 class DealtStream(AbstractDataStream):  # type: ignore[misc]
-    """Give each worker its batches of a stream that has no row numbers to ask for, such as one of a text file.
+    """Divide the batches of a stream without row numbers among the workers, such as a stream of a text file.
 
     Every worker reads all batches. Of the batches b_0, b_1, ... of an epoch (or examples), worker k of N keeps b_k,
-    b_{k+N}, b_{k+2N}, ...: as with a `ShardedScheme`, the N batches of one round together are the batch of one process
-    that takes N times as many rows. The end of an epoch is that of the stream.
+    b_{k+N}, b_{k+2N}, ...: as with a `ShardedScheme`, the N batches of one round together are the batch of a single
+    process that takes N times as many rows. An epoch ends with the epoch of the stream.
 
     A pickled stream continues where it was, also in the middle of an epoch, and with any number of workers, if the
-    stream below can be pickled. The pickle is at the end of a round, as if the workers were in step.
+    stream below can be pickled. The pickle is at the end of a round, assuming that all workers are at the same step.
 
     The workers compare the first batches that they read, and the number of batches in each epoch, without waiting.
 
     Parameters
     ----------
     stream : AbstractDataStream
-        The same batches in the same order on every worker.
+        Must have the same batches in the same order on every worker.
     uneven : {"keep", "drop", "wrap"}
         If N does not divide the number of batches, some workers have one more ("keep"), or the last, incomplete round
-        is left out ("drop", with a warning), or its batches are used again to fill it up ("wrap").
+        is skipped ("drop", with a warning) or completed by repeating its batches ("wrap").
     worker : Worker or Shard
-        The stream keeps the rank, the number of workers and the seed alone, as a `ShardedScheme` does.
+        The stream stores only the rank, the number of workers and the seed, as a `ShardedScheme` does.
     name : str
-        The same on all workers, and of this stream alone; empty to compare nothing.
+        The name of this stream in comparisons, the same on all workers and unique; empty to compare nothing.
 
     Attributes
     ----------
@@ -72,14 +72,14 @@ class DealtStream(AbstractDataStream):  # type: ignore[misc]
         self._compared = self._warned = False
 
     def get_epoch_iterator(self, **kwargs: Any) -> DataIterator:
-        """Begin the next epoch."""
+        """Start the next epoch."""
         self._batches = self.stream.get_epoch_iterator()
         self._read, self._ended = 0, False
         self.epoch += 1
         return super().get_epoch_iterator(**kwargs)
 
     def get_data(self, request: Any = None) -> Any:
-        """Read a round of batches and return this worker's.
+        """Read a round of batches and return this worker's batch.
 
         Raises
         ------
@@ -89,7 +89,7 @@ class DealtStream(AbstractDataStream):  # type: ignore[misc]
         if request is not None:
             raise ValueError(f"got the request {request!r}: this stream takes none")
         if self._ended or self._batches is None:
-            raise StopIteration  # and do not ask again: some streams then give the next epoch
+            raise StopIteration  # without reading: some streams would start the next epoch
         rank, size, _ = self._current.get()
         together = list(islice(self._batches, size))
         read_before, self._read = self._read, self._read + len(together)
@@ -113,7 +113,7 @@ class DealtStream(AbstractDataStream):  # type: ignore[misc]
         return "examples" if self.produces_examples else "batches"
 
     def _compare(self, together: list[Any]) -> None:
-        """Raise if another worker has read other batches; the process of a `MultiProcessing` has no worker to ask."""
+        """Raise if another worker has read other batches; does nothing in a process that is not a worker."""
         worker = connected()
         if worker is None or worker.global_size == 1 or not self.name:
             return

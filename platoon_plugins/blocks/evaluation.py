@@ -1,4 +1,4 @@
-"""Monitoring divided among the workers, with the records that one process has of all the data."""
+"""Monitoring divided among the workers, with the records of a single process that has all the data."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from platoon_plugins.blocks.training import Training
 
 __all__ = ["DistributedMonitoring", "DistributedTrainingMonitoring"]
 
-# These transformers give one batch for each that they read, so batches can be dealt out below them.
+# These transformers yield one batch for each batch that they read, so batches can be divided below them.
 _BATCH_BY_BATCH = (FilterSources, Mapping, Padding, Rename, SourcewiseTransformer)
 
 
 class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
-    """A `DatasetEvaluator` that can work together with those of other workers.
+    """A `DatasetEvaluator` that can divide its batches among the workers.
 
     Parameters
     ----------
     variables, updates
-        As of `DatasetEvaluator`.
+        See `DatasetEvaluator`.
     """
 
     def __init__(self, variables: Sequence[Any], updates: Any = None) -> None:
@@ -44,7 +44,7 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
         self._accumulators = Accumulators(self.theano_buffer)
 
     def evaluate_together(self, training: Training, name: str, stream: Any, sharded: bool) -> dict[str, Any] | None:
-        """Compute the variables over all of a stream; a collective call.
+        """Compute the variables over the whole stream; a collective call.
 
         Parameters
         ----------
@@ -53,12 +53,12 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
             Name of the monitoring, the same on all workers.
         stream : AbstractDataStream
         sharded : bool
-            Whether the stream has this worker's batches only.
+            Whether the stream has only this worker's batches.
 
         Returns
         -------
         dict of str to value, or None
-            None if this main loop is to end now, because another one has ended.
+            None if this main loop has to end now, because another one has ended.
         """
         training.end_round()
         meeting = training.meet(name)
@@ -78,12 +78,12 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
                     training, name, ranks, share, self._accumulators, self.monitored_quantities_buffer, not sharded
                 )
                 if combined:
-                    values = dict(self.get_aggregated_values())  # which reads the parameters too
+                    values = dict(self.get_aggregated_values())  # within the `with`: it may read the parameters
                     training.keep_evaluated()
                     if sharded:
                         training.warn_of_missing(name, contributors)
                     break
-                ranks = contributors  # a worker left on the way: the others repeat it
+                ranks = contributors  # a worker left meanwhile: the others repeat the evaluation
         training.begin_round()
         return values
 
@@ -95,7 +95,7 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
         if self._aggregate_fun is not None:
             for batch in _epoch(batches):
                 self.process_batch(batch)
-                worker.progress()  # those that wait for this worker see that it goes on
+                worker.progress()  # the workers that wait for this one time out only without its progress
                 count += 1
         return Share(count, self._accumulators.values(), self.monitored_quantities_buffer.records)
 
@@ -109,18 +109,20 @@ def _combine(
     quantities: RecordedQuantities,
     dealt: bool,
 ) -> tuple[bool, list[int]]:
-    """Put the shares of all workers into this worker's accumulators and quantities; a collective call of ``ranks``.
+    """Combine the shares of all workers in this worker's accumulators and quantities; a collective call of ``ranks``.
 
     Parameters
     ----------
     dealt : bool
-        Whether batches were dealt out one by one; otherwise the batches of the first worker come first.
+        Whether the k-th batches of all workers come before their (k+1)-th; otherwise all batches of the first worker
+        come first.
 
     Returns
     -------
     combined : bool
+        False if a worker left meanwhile.
     ranks : list of int
-        The workers that took part; fewer than ``ranks`` if a worker left on the way.
+        The workers that took part.
     """
     shares, contributors = gather_shares(training.worker, name, share, ranks, timeout_s=training.timeout_s)
     if not shares:
@@ -133,7 +135,7 @@ def _combine(
 
 
 def _part(stream: Any, shard: Shard) -> Any:
-    """Return this worker's batches of a stream: the k-th, the (k+N)-th, and so on."""
+    """Return this worker's batches of a stream: for worker k of N the k-th, the (k+N)-th, and so on."""
     if is_sharded(stream):
         raise ConfigurationError(
             "got a stream that is sharded: pass the whole stream, of which each worker takes its part, or "
@@ -155,7 +157,7 @@ def _part(stream: Any, shard: Shard) -> Any:
 
 
 class _EveryNth:
-    """Reads all batches of a stream and gives every N-th, for transformers that make batches of their own."""
+    """Reads all batches of a stream and yields every N-th, for streams whose batches cannot be divided below."""
 
     def __init__(self, stream: Any, shard: Shard) -> None:
         self._stream, self._shard = stream, shard
@@ -171,18 +173,18 @@ def _epoch(stream: Any) -> Iterator[Any]:
 
 
 class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type: ignore[misc]
-    """`DataStreamMonitoring` with the work divided among the workers, and the same records in the log of each.
+    """`DataStreamMonitoring` with the batches divided among the workers, and the same records in the log of each.
 
     Each worker evaluates its part of the batches. Then the workers combine their accumulators, not their results, so
-    the records are those of one process on the whole stream. That holds for variables averaged over batches, for every
-    aggregation scheme of Blocks (for one of your own see `register_aggregation`), and for monitored quantities: each
-    worker gives them the values of all batches. With a rule, parameters have the center's values meanwhile.
+    the records are those of a single process on the whole stream. That holds for variables averaged over batches, for
+    every aggregation scheme of Blocks (for your own see `register_aggregation`), and for monitored quantities, which
+    get the values of all batches on every worker. With a rule, the parameters have the center's values meanwhile.
 
-    All workers wait for one another, so all must be triggered alike: at the end of epochs, or at every n-th batch of
-    averaged gradients. If a worker dies on the way, the others evaluate its part. Stopping extensions that stand behind
-    this one decide alike on all workers.
+    Each evaluation is a collective call, so it must be triggered alike on all workers: at the end of epochs, or at
+    every n-th batch with averaged gradients. If a worker dies meanwhile, the others evaluate its part. Stopping
+    extensions after this one in the list decide alike on all workers.
 
-    With one worker it is `DataStreamMonitoring`.
+    For a single worker it is `DataStreamMonitoring`.
 
     Parameters
     ----------
@@ -191,15 +193,15 @@ class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type
         The whole stream, with the same batches on all workers; not the result of `shard_stream`.
     updates : list of tuple or OrderedDict, optional
     sharded : bool
-        Whether only this worker has the stream's batches, which may be more or fewer than others have. If it dies, they
-        are missing.
+        Whether the stream has only this worker's batches; workers may have different numbers of them. If a worker dies,
+        its batches are missing.
     **kwargs
         ``prefix``, ``suffix``, ``name`` and the triggers of `DataStreamMonitoring`.
 
     Raises
     ------
     ConfigurationError
-        If an aggregation scheme is unknown, or the stream may give each worker other batches.
+        If an aggregation scheme is unknown, or the stream may have different batches on each worker.
 
     Examples
     --------
@@ -229,19 +231,19 @@ class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type
             self.add_records(self.main_loop.log, values.items())
 
     def add_records(self, log: Any, record_tuples: Iterable[tuple[str, Any]]) -> None:
-        """Write records to the log, and tell the launcher the numbers among them."""
+        """Write records to the log, and report the numbers among them to the launcher."""
         records = dict(record_tuples)
         super().add_records(log, records.items())
         report_records(self.main_loop, {self._record_name(name): value for name, value in records.items()})
 
 
 class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring):  # type: ignore[misc]
-    """`TrainingDataMonitoring` over the batches that all workers have processed since its last records.
+    """`TrainingDataMonitoring` over the batches that all workers have processed since the last records.
 
-    All workers wait for one another when it writes records, so all must be triggered alike. A value that does not
-    depend on data is that of the last worker with a batch.
+    Writing records is a collective call, so it must be triggered alike on all workers. For a value that does not depend
+    on data, the record is the value of the last worker that has a batch.
 
-    With one worker it is `TrainingDataMonitoring`.
+    For a single worker it is `TrainingDataMonitoring`.
 
     Parameters
     ----------
@@ -258,7 +260,7 @@ class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring
         self._loaded = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Mark what was loaded: all workers load the first worker's accumulators, and they must count once."""
+        """Restore a pickle and mark it: all workers load the first worker's accumulators, but only one may add them."""
         self.__dict__.update(state, _loaded=True)
 
     def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
@@ -272,7 +274,7 @@ class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring
         super().dispatch(callback_invoked, *from_main_loop)
 
     def do(self, callback_name: str, *args: Any) -> None:
-        """Write the values of monitored variables to the log, unless called to take in a batch."""
+        """Write the values of monitored variables to the log, or only accumulate a batch."""
         training = self.training
         _, from_user = self.parse_args(callback_name, args)
         if callback_name == "before_training":
@@ -289,12 +291,12 @@ class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring
             self._batches = 0
 
     def _take_in(self) -> None:
-        """Take in a batch, unless that was done."""
+        """Accumulate the current batch, unless it was accumulated already."""
         self._batches += self.main_loop.status["iterations_done"] > self._last_time_called
         super().do("after_batch", None, "just_aggregate")
 
     def _combine(self, training: Training) -> bool:
-        """Combine the accumulators of all workers; False if this main loop is to end now, because another has ended."""
+        """Combine the accumulators of all workers; return False if this main loop has to end, as another has ended."""
         meeting = training.meet(_title(self))
         if meeting is None:
             return False
@@ -308,6 +310,6 @@ class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring
 
 
 def _title(extension: Any) -> str:
-    """Return the name of a monitoring, the same on all workers."""
+    """Return the name of a monitoring extension, the same on all workers."""
     names = [name for name in (extension.name, extension.prefix, extension.suffix) if name]
     return f"monitoring {' '.join(names)}"

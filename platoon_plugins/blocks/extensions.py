@@ -1,4 +1,4 @@
-"""The base class of this package's extensions: each finds the training that its main loop takes part in."""
+"""The base class of this package's extensions, which share a main loop's `Training`; reports to the launcher."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ __all__ = [
 ]
 
 LEADER_ONLY = (Printing, ProgressBar, Checkpoint)
-# They save or evaluate the center's values, not those of one worker.
+# Extensions that save or evaluate the center's values instead of one worker's.
 _OF_THE_CENTER = (Checkpoint, DataStreamMonitoring)
 
 _LIMITS = {"after_n_epochs": "last_epoch", "after_n_batches": "last_step"}
-_MAX_REPORTED_NUMBERS = 100  # numbers of one monitoring: the controller keeps a bounded table
+_MAX_REPORTED_NUMBERS = 100  # of one monitoring extension: the controller's table is bounded
 
 # The latest training of each main loop; None with one worker.
 _trainings: weakref.WeakKeyDictionary[Any, Training | None] = weakref.WeakKeyDictionary()
 
 
 class Cost:
-    """The cost of the latest batch, which the main loop's compiled function keeps in a shared variable.
+    """The cost of the latest batch, which the main loop's compiled function stores in a shared variable.
 
-    A value on a GPU is waited for, so it is told once a second only.
+    Reading a value on a GPU waits for it, so it is reported at most once per second.
     """
 
     def __init__(self) -> None:
@@ -57,30 +57,30 @@ class Cost:
         self._next_s = 0.0
 
     def watch(self, algorithm: Any) -> None:
-        """Have the function keep it; before the algorithm is initialized."""
+        """Make the compiled function store the cost; call it before the algorithm is initialized."""
         cost = getattr(algorithm, "cost", None)
         if self._latest is None and getattr(cost, "ndim", None) == 0 and hasattr(algorithm, "add_updates"):
             self._latest = theano.shared(np.array(np.nan, cost.dtype), name="platoon_cost")
             algorithm.add_updates([(self._latest, cost)])
 
     def report(self, worker: Worker, now: bool = False) -> None:
-        """Tell the launcher the cost, if it is time, or ``now``."""
+        """Report the cost to the launcher, if a second has passed since the last report, or ``now``."""
         if self._latest is not None and (now or time.monotonic() >= self._next_s):
             self._next_s = time.monotonic() + 1.0
             worker.progress(loss=float(self._latest.get_value()))
 
 
 class DistributedExtension(TrainingExtension):  # type: ignore[misc]
-    """An extension that takes part in the training of several workers.
+    """Base class of extensions that take part in the training of several workers.
 
-    The first such extension that a main loop calls begins the training, and ends it.
+    The first such extension that a main loop calls starts the training, and ends it.
 
     Attributes
     ----------
     order : int
-        Its position in the list of extensions: before all others (-1), where the user put it (0), or behind (1).
+        Its position in the list of extensions: before all others (-1), where the user put it (0), or after them (1).
     settings : Settings or None
-        Settings of the training; only one extension of a main loop has them.
+        Settings of the training; at most one extension of a main loop has them.
     stops_together : bool
         Whether it ends the main loops of all workers together.
     """
@@ -91,11 +91,11 @@ class DistributedExtension(TrainingExtension):  # type: ignore[misc]
 
     @property
     def training(self) -> Training | None:
-        """The training that the main loop takes part in; None with one worker."""
+        """The training of the main loop; None for a single worker."""
         return training_of(self.main_loop)
 
     def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
-        """Begin and end the training; then run the extension if it is due."""
+        """Start or end the training; then run the extension if it is due."""
         callback = str(callback_invoked)  # comparing a CallbackName with another text raises
         training = _entered(self.main_loop, callback)
         if training is not None and callback == "on_error":
@@ -106,18 +106,18 @@ class DistributedExtension(TrainingExtension):  # type: ignore[misc]
 
 
 def training_of(main_loop: Any) -> Training | None:
-    """Return the current or latest training of a main loop, or else a new one; None with one worker."""
+    """Return the current or latest training of a main loop, or else a new one; None for a single worker."""
     return _trainings[main_loop] if main_loop in _trainings else _new_training(main_loop)
 
 
 def _entered(main_loop: Any, callback: str) -> Training | None:
-    """Return the training, begun as far as a callback can begin it."""
+    """Return the training, after the parts of its start that are due at this callback."""
     if callback in ("on_error", "after_training"):
         return _trainings.get(main_loop)
     training = training_of(main_loop)
     if training is None:
         return None
-    if training.finished:  # and the main loop is run again
+    if training.finished:  # the main loop is run again
         training = _new_training(main_loop)
     if not training.prepared:
         _sort(main_loop)
@@ -130,14 +130,14 @@ def _entered(main_loop: Any, callback: str) -> Training | None:
 
 
 def report_cost(main_loop: Any, cost: Cost, now: bool = False) -> None:
-    """Tell the launcher the cost of the latest batch, if it is time, or ``now``."""
+    """Report the cost of the latest batch to the launcher, at most once per second unless ``now``."""
     worker = _worker_of(main_loop)
     if worker.advanced.launched and not worker.closed:
         cost.report(worker, now)
 
 
 def report_batch(main_loop: Any) -> None:
-    """Tell the launcher of a job of one about a batch, and end with the job."""
+    """Record a batch of a single launched worker, and end the main loop if the job stops."""
     worker = _worker_of(main_loop)
     if worker.advanced.launched and not worker.closed:
         worker.progress(steps=1, epoch=main_loop.status["epochs_done"] + 1)
@@ -146,7 +146,7 @@ def report_batch(main_loop: Any) -> None:
 
 
 def report_limits(main_loop: Any) -> None:
-    """Tell the launcher after how many epochs or batches the main loop ends, if `FinishAfter` says so."""
+    """Announce to the launcher after how many epochs or batches the main loop ends, if `FinishAfter` limits them."""
     worker = _worker_of(main_loop)
     if not worker.advanced.launched:
         return
@@ -159,7 +159,7 @@ def report_limits(main_loop: Any) -> None:
 
 
 def report_records(main_loop: Any, records: Mapping[str, Any]) -> None:
-    """Report the numbers that the leader has written to the log."""
+    """Report the numbers among the records to the launcher; only the leader does."""
     training = training_of(main_loop)
     worker = _worker_of(main_loop) if training is None else training.worker
     if not worker.advanced.launched or worker.closed or not is_leader(main_loop):
@@ -202,7 +202,7 @@ def _new_training(main_loop: Any) -> Training | None:
 
 
 def _sort(main_loop: Any) -> None:
-    """Bring our extensions to their positions in a new list: the main loop is going through the old one."""
+    """Move this package's extensions to their positions, in a new list: the main loop iterates over the old one."""
     main_loop.extensions = sorted(main_loop.extensions, key=_order)
 
 
@@ -228,7 +228,7 @@ def center_of(main_loop: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def is_leader(main_loop: Any) -> bool:
-    """Return whether a main loop runs on the leader, or alone."""
+    """Return whether a main loop runs on the leader, or on a single worker."""
     training = training_of(main_loop)
     return training is None or training.leads
 

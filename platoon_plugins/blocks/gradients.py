@@ -25,24 +25,24 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
 
         g := 1/N sum_i g_i        (or sum_i g_i)
 
-    The compiled function takes the mean, in one flattened all-reduce for each dtype. So all workers must process as
-    many batches (``shard_stream(stream, uneven="drop")``), and of the same size. With B rows each and a cost that is a
-    mean over rows, N workers then train as one process does with batches of N B rows. If sizes differ, the mean is
-    still that of the workers, not of the rows.
+    The compiled function computes it by one flattened all-reduce for each dtype. So all workers must process the same
+    number of batches (``shard_stream(stream, uneven="drop")``), of the same size. With batches of B rows and a cost
+    that is a mean over rows, N workers then train like a single process with batches of N B rows. If the sizes differ,
+    each worker still has the same weight in the mean, whatever its number of rows.
 
-    Add ``ParameterSync()`` to the extensions. It copies the first worker's parameters to all others when training
-    begins. Without it they are copied when `GradientDescent` is made, so they must be in place by then. Dropout then
-    draws the same on all workers, and no error tells if their models become different.
+    Add ``ParameterSync()`` to the extensions: it copies the first worker's parameters to all others when training
+    begins. Without it they are copied when `GradientDescent` is constructed, so the initial values must be in place
+    before. Dropout then draws the same numbers on all workers, and models that become different raise no error.
 
-    With one worker, the gradients stay as they are.
+    For a single worker the gradients are unchanged.
 
     Parameters
     ----------
     step_rule : StepRule, optional
-        Makes steps of the averaged gradients, such as ``CompositeRule([StepClipping(1.0), Adam()])``. The default
-        returns the averages, as the first component of a CompositeRule does.
+        Computes steps from the averaged gradients, such as ``CompositeRule([StepClipping(1.0), Adam()])``. The default
+        returns the averages, for use as the first component of a CompositeRule.
     average : bool
-        Take the mean; False takes the sum.
+        Whether to take the mean; False takes the sum.
     worker : Worker, optional
         The default is ``connect()``.
 
@@ -66,7 +66,7 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
         self._worker = worker
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the worker out: it belongs to a running job."""
+        """Return the state without the worker, which belongs to a running job."""
         return {**self.__dict__, "_worker": None}
 
     def compute_steps(self, previous_steps: Mapping[Any, Any]) -> tuple[Any, list[Any]]:
@@ -90,7 +90,7 @@ def averages_gradients(algorithm: Any) -> bool:
 
 
 def has_averaging_rule(algorithm: Any) -> bool:
-    """Tell whether an algorithm has the step rule `AllReduceGradients`, which does nothing if made with one worker."""
+    """Return whether an algorithm has the step rule `AllReduceGradients`, even if a single worker compiled it."""
     rules = [getattr(algorithm, "step_rule", None)]
     while rules:
         rule = rules.pop()

@@ -1,4 +1,4 @@
-"""The learning rate of N workers: scaled with their number, and warmed up."""
+"""Learning rates for N workers: scaling with their number, schedules and warm-up."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _TRIGGERS = {*SimpleExtension.INTEGER_TRIGGERS, *SimpleExtension.BOOLEAN_TRIGGER
 
 
 def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
-    """Multiply a learning rate by the number of workers, or by its square root, as averaged gradients allow.
+    """Multiply a learning rate by the number of workers, or its square root, for training with averaged gradients.
 
     Parameters
     ----------
     learning_rate : float
-        That of one process with the batch size of one worker.
+        The learning rate of a single process with the batch size of one worker.
     how : {"linear", "sqrt", "none"}
         "linear" for plain gradient descent and momentum, "sqrt" for Adam and RMSProp; see
         `platoon_base.learning_rate.scale_factor`.
@@ -41,7 +41,7 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
     Returns
     -------
     float
-        For a step rule. With one worker as it was.
+        For a step rule. Unchanged for a single worker.
 
     Examples
     --------
@@ -51,26 +51,26 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
 
 
 def scale_schedule(schedule: Callable[[int], float], *, worker: Worker | None = None) -> Callable[[int], float]:
-    """Let a schedule that was written for one process end at the same epoch on N workers.
+    """Adapt a schedule that was written for one process, so that it ends at the same epoch on N workers.
 
     ::
 
-        lr(k) := schedule(N k)        for k, the batches of this worker
+        lr(k) := schedule(N k)        where k counts the batches of this worker
 
     (Do not scale a schedule that was written for batches N times as large.)
 
     Parameters
     ----------
     schedule : callable
-        A function of the number of batches done, for `SharedVariableModifier`. Its learning rates stay as they are; see
-        `scale_learning_rate` for those.
+        A function of the number of batches done, for `SharedVariableModifier`. Only its argument is scaled; scale its
+        learning rates by `scale_learning_rate`.
     worker : Worker, optional
         The default is ``connect()``.
 
     Returns
     -------
     callable
-        With one worker, the schedule itself. A pickled one keeps the number of workers that it was made for.
+        For a single worker, the schedule itself. A pickled schedule keeps the number of workers of its job.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def scale_schedule(schedule: Callable[[int], float], *, worker: Worker | None = 
 
 
 def warn_of_unscaled_schedules(extensions: Iterable[Any], workers: int) -> None:
-    """Warn of each `SharedVariableModifier` that counts the batches of a worker and was not scaled."""
+    """Warn of each `SharedVariableModifier` whose schedule counts the batches of a worker and was not scaled."""
     for extension in extensions:
         if isinstance(extension, SharedVariableModifier) and _counts_batches(extension):
             log.warning(
@@ -102,21 +102,21 @@ def warn_of_unscaled_schedules(extensions: Iterable[Any], workers: int) -> None:
 
 def _counts_batches(extension: Any) -> bool:
     function, given = extension._function, extension._num_args
-    # As scaled_schedule returns it, which may have been pickled.
+    # The result of scaled_schedule; it may have been pickled.
     if isinstance(function, functools.partial) and function.func.__module__ == scaled_schedule.__module__:
         return False
     if given is None and function is not None:
         takes_old = _takes_the_old_value(function)
     else:  # a subclass may have a method in place of the function
         takes_old = extension.num_args > 1
-    # A function of the count alone gets it at the ends of epochs too.
+    # A function of one argument gets the number of batches, even at the ends of epochs.
     return not takes_old or any("batch" in str(callback) for callback, _, _ in extension._conditions)
 
 
 def _takes_the_old_value(schedule: Callable[..., Any]) -> bool:
     try:
         signature = inspect.signature(schedule)
-    except ValueError:  # of some functions in C
+    except ValueError:  # some functions in C have no signature
         return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return len([p for p in signature.parameters.values() if p.kind in kinds and p.default is p.empty]) > 1
@@ -125,19 +125,21 @@ def _takes_the_old_value(schedule: Callable[..., Any]) -> bool:
 class LearningRateWarmup(SimpleExtension):  # type: ignore[misc]
     """Raise the learning rate from that of one worker to that of N, batch by batch, in the first epochs.
 
-    Each trigger sets the shared variable by the equation of `platoon_base.learning_rate.Warmup`, until that has the
-    value which it had at first. From then on the extension leaves it alone, so that a `SharedVariableModifier` may
-    change it. With one worker the value stays.
+    Each trigger sets the shared variable by the equation of `platoon_base.learning_rate.Warmup` until the initial value
+    is reached again. Afterwards the extension does not change it, so a `SharedVariableModifier` may. For a single
+    worker the value stays.
 
-    Epochs are counted by the main loop. So a main loop that `Checkpoint` pickled goes on in the midst of the warm-up.
+    Epochs are those of the main loop's status, so a main loop that `Checkpoint` pickled resumes the warm-up too.
 
     Parameters
     ----------
     learning_rate : Theano shared variable
-        That of a step rule, with the learning rate after the warm-up, such as that of `scale_learning_rate`.
+        The learning rate of a step rule. Its initial value is the one after the warm-up, such as that of
+        `scale_learning_rate`.
     warmup_epochs : float
+        Length of the warm-up.
     steps_per_epoch : int, optional
-        Batches of this worker in an epoch. Without it the rate is raised epoch by epoch.
+        Number of this worker's batches in an epoch. Without it the rate is raised epoch by epoch.
     how : {"linear", "sqrt", "none"}
         How the learning rate was scaled.
     worker : Worker, optional

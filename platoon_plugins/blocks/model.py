@@ -1,4 +1,4 @@
-"""The model of a main loop: its trained parameters, state of the step rule, hyperparameters and statistics."""
+"""Search of a main loop for its trained parameters, step rule state, hyperparameters and statistics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def updates_of(algorithm: Any) -> list[tuple[Any, Any]]:
-    """Return the shared variables that an algorithm updates, with the Theano variables of their new values."""
+    """Return the shared variables that an algorithm updates, each with the Theano variable of its new value."""
     updates = getattr(algorithm, "updates", None) or []
     pairs = list(updates.items()) if hasattr(updates, "items") else list(updates)
     return [(variable, value) for variable, value in pairs if isinstance(value, theano.Variable)]
@@ -38,7 +38,7 @@ def trained_parameters(main_loop: Any) -> list[Any]:
     Raises
     ------
     ConfigurationError
-        If neither its algorithm nor its model has any.
+        If neither its algorithm nor its model has parameters.
     """
     found = getattr(main_loop.algorithm, "parameters", None)
     if not found and main_loop._model is not None:
@@ -52,7 +52,7 @@ def trained_parameters(main_loop: Any) -> list[Any]:
 
 
 def step_rule_state(algorithm: Any) -> list[Any]:
-    """Return the state of the step rule from one batch to the next: velocities, moments, a count of batches."""
+    """Return the state that the step rule keeps between batches: velocities, moments, a count of batches."""
     if not isinstance(algorithm, GradientDescent):
         return []
     kept = {id(variable): variable for variable, _ in algorithm.step_rule_updates}
@@ -74,18 +74,18 @@ def hyperparameters(algorithm: Any) -> list[Any]:
 
 
 def collected_statistics(algorithm: Any) -> list[Any]:
-    """Return the population statistics of BatchNormalization, which are not trained but collected in each batch."""
+    """Return the population statistics of BatchNormalization, which each batch updates without training."""
     targets = [variable for variable, _ in updates_of(algorithm)]
     return list(VariableFilter(roles=[BATCH_NORM_POPULATION_STATISTICS])(targets))
 
 
 def require_loaded_model(main_loop: Any) -> None:
-    """Raise if `Load` has read the parameters of another model, which Blocks itself only logs.
+    """Raise if `Load` has read the parameters of another model; Blocks itself only logs it.
 
     Raises
     ------
     LayoutMismatchError
-        If the file has values of other parameters, or lacks some.
+        If the names of the parameters in the file differ from those of the model.
     """
     path = main_loop.log.current_row.get(LOADED_FROM)
     if path is None:

@@ -1,4 +1,4 @@
-"""Check that all workers divide the same stream, and warn if all of them train on the whole."""
+"""Checks that all workers divide the same stream, and a warning if each of them trains on the whole stream."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 _PART, _WHOLE, _BROADCAST = "a part of", "all of", "what worker 0 reads"
 _ROWS = 16  # rows of a data set that are compared
-_DEPTH = 4  # of objects within a data set whose attributes are compared
+_DEPTH = 4  # levels of nested objects in a data set whose attributes are compared
 
 
 def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
-    """Raise, on the worker that comes later, if two workers have made different streams; nobody waits.
+    """Raise if another worker has called it with a different stream before; does not wait.
 
     It compares the chain of transformers, the schemes with their rows, and a few rows of the data sets; see
     `Advanced.require_same_data`.
@@ -41,7 +41,7 @@ def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
     Raises
     ------
     ConfigurationError
-        If another worker has made another stream.
+        If another worker has a different stream.
     """
     links = list(all_streams(stream))
     worker.advanced.require_same_data(
@@ -50,7 +50,7 @@ def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
 
 
 def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: float) -> None:
-    """Raise if workers train on parts of different streams; warn if all train on one whole stream. A collective call.
+    """Raise if workers train on parts of different streams; warn if each trains on a whole stream. A collective call.
 
     Parameters
     ----------
@@ -58,13 +58,14 @@ def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: floa
         The stream that this worker trains on.
     worker : Worker
     name : str
-        Of the training, the same on all workers.
+        Name of the training, the same on all workers.
     timeout_s : float
+        Bound on the wait for the other workers.
 
     Raises
     ------
     ConfigurationError
-        On all workers, if their parts are of different streams.
+        On all workers, if they read parts of different streams.
     """
     rank, mine = worker.global_rank, _what_is_read(stream)
     read = dict(worker.gather([rank, mine], name=f"the data of {name}", timeout_s=timeout_s))
@@ -89,7 +90,7 @@ def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: floa
 
 
 def _what_is_read(stream: Any) -> str:
-    """Return whether a stream gives a part of the rows, all of them, or what cannot be seen; and of which rows."""
+    """Describe whether a stream has a part of the rows or all of them, with their fingerprint, or "something else"."""
     if is_broadcast(stream):
         return _BROADCAST
     links = list(all_streams(stream))
@@ -101,14 +102,14 @@ def _what_is_read(stream: Any) -> str:
     for source, parts in zip(sources, schemes):
         if any(isinstance(part, (BatchScheme, IndexScheme)) for part in parts):
             continue
-        if not hasattr(source, "dataset"):  # such as a ServerDataStream, whose server may divide its batches
+        if not hasattr(source, "dataset"):  # such as a ServerDataStream, whose server may divide the batches
             return "something else"
-        contents.append(_attributes(source.dataset, _DEPTH))  # nothing else tells which rows it gives
+        contents.append(_attributes(source.dataset, _DEPTH))  # without a scheme only these may differ by the rows
     return f"{_WHOLE} {fingerprint(*contents)}"
 
 
 def _attributes(value: Any, depth: int) -> Any:
-    """Return what an object holds, for `fingerprint`, which takes the class alone of most objects."""
+    """Return the attributes of an object for `fingerprint`, which uses only the class of most objects."""
     if isinstance(value, np.random.RandomState):
         return value.get_state(legacy=True)[1:3]
     if isinstance(value, np.random.Generator):
@@ -141,9 +142,9 @@ def _contents(link: Any) -> list[Any]:
         found += [type(dataset).__name__, getattr(dataset, "num_examples", None)]
     if dataset is not None and rows is not None and len(rows):
         picked = rows[np.linspace(0, len(rows) - 1, min(_ROWS, len(rows))).astype(int)].tolist()
-        # As the scheme would ask for them: in batches, or one by one.
+        # The same kind of requests as the scheme makes: batches or examples.
         requests = picked if scheme.requests_examples else [sorted(set(picked))]
         once, again = (fingerprint(*(list(link.get_data(request)) for request in requests)) for _ in range(2))
-        if once == again:  # not of a data set that draws random numbers
+        if once == again:  # otherwise the data set draws random numbers
             found.append(once)
     return found

@@ -1,4 +1,4 @@
-"""Iteration schemes that give one worker its part of all requests of an epoch."""
+"""Iteration schemes that divide the requests of an epoch among the workers."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = ["CurrentShard", "Shard", "ShardedRequests", "ShardedScheme", "all_sch
 
 
 class Shard(NamedTuple):
-    """The number of one shard and the number of shards; stands in for a `Worker` in a process that is none.
+    """Number of a shard and number of shards, in place of a `Worker` in a process that is not a worker.
 
     Attributes
     ----------
     global_rank, global_size : int
-        As of a `Worker`.
+        See `Worker`.
     seed : int
-        Common to all shards.
+        The same for all shards.
     """
 
     global_rank: int
@@ -36,16 +36,16 @@ class Shard(NamedTuple):
 
 
 class CurrentShard:
-    """The shard of this process; a worker that unpickles it takes its own shard."""
+    """The shard of this process; unpickled by another worker, it becomes that worker's shard."""
 
     def __init__(self, worker: Worker | Shard) -> None:
         self._shard = _shard_of(worker)
         self._unpickled = False
 
     def get(self) -> Shard:
-        """Return the shard: after unpickling that of this process's worker, or the old one in a process without."""
+        """Return the shard; after unpickling, that of this process's worker, or the pickled one without a worker."""
         if self._unpickled:
-            worker = connected()  # a data server must not join
+            worker = connected()  # not connect(): a data server must not join the job
             self._shard = self._shard if worker is None else _shard_of(worker)
             self._unpickled = False
         return self._shard
@@ -62,45 +62,45 @@ def _shard_of(worker: Worker | Shard) -> Shard:
 
 
 class ShardedScheme(IterationScheme):
-    """Give each worker its requests of those that another scheme makes.
+    """Divide the requests of another scheme among the workers.
 
     Of the requests r_0, r_1, ... of an epoch, batches or examples, worker k of N gets r_k, r_{k+N}, r_{k+2N}, ...: the
-    N batches of one round together are the batch of one process that takes N times as many rows.
+    N batches of one round together are the batch of a single process that takes N times as many rows.
 
-    All workers deal out the same order. A scheme that has an ``rng``, such as `ShuffledScheme`, or contains schemes
-    that do, is copied for each epoch. The copy's generator is seeded by the job's seed and the number of the epoch,
-    whatever generator the scheme was given; the scheme itself stays as it is. A scheme without ``rng`` must make the
-    same requests on every worker, in the same order. Each call of `get_request_iterator` counts as an epoch: begin as
-    many epochs on every worker.
+    All workers divide the same order. A scheme that has an ``rng``, such as `ShuffledScheme`, or contains such schemes,
+    is copied for each epoch. The copy's generator is seeded by the job's seed and the number of the epoch, whatever
+    generator the scheme has; the scheme itself is not changed. A scheme without ``rng`` must make the same requests on
+    every worker, in the same order. Each call of `get_request_iterator` counts as an epoch, so make the same number of
+    calls on every worker.
 
     Parameters
     ----------
     scheme : IterationScheme
-        Its requests must name rows. Sizes of batches (`ConstantScheme`) do not tell which worker reads which rows.
+        Its requests must name rows. Sizes of batches (`ConstantScheme`) do not say which worker reads which rows.
     uneven : {"keep", "drop", "wrap"}
         If N does not divide the number of requests, some workers have one more ("keep"), or the last, incomplete round
-        is left out ("drop"), or filled up with the first requests of the epoch ("wrap"). Synchronous training needs as
-        many steps on every worker: "drop" or "wrap".
+        is skipped ("drop") or completed with the first requests of the epoch ("wrap"). Synchronous training needs the
+        same number of steps on every worker: "drop" or "wrap".
     worker : Worker or Shard, optional
-        The default is ``connect()``. The scheme keeps the rank, the number of workers and the seed alone. Unpickled in
-        a process that has joined a job, it takes that worker's shard; in any other process it keeps its own.
+        The default is ``connect()``. The scheme stores only the rank, the number of workers and the seed. Unpickled in
+        a process that has joined a job, it uses that worker's shard; in any other process the stored one.
 
     Attributes
     ----------
     epoch : int
         Number of epochs that have begun.
     requests_examples : bool
-        As of ``scheme``.
+        That of ``scheme``.
     batch_size : int
-        Rows in a request; missing where ``scheme`` has none.
+        Rows in a request; missing if ``scheme`` has none.
     num_examples : int
-        This worker's steps in an epoch times ``batch_size``: a progress bar divides it by ``batch_size``. A last,
-        smaller batch counts in full. Missing where ``scheme`` does not tell its rows.
+        This worker's steps in an epoch times ``batch_size``, since a progress bar divides it by ``batch_size``. A last,
+        smaller batch counts in full. Missing if ``scheme`` has no number of rows.
 
     Raises
     ------
     ConfigurationError
-        If a scheme cannot be dealt out, or was already; at the first request of an epoch if "drop" leaves none.
+        If a scheme cannot be divided, or is a `ShardedScheme`; at the first request of an epoch if "drop" leaves none.
 
     Examples
     --------
@@ -134,17 +134,17 @@ class ShardedScheme(IterationScheme):
         return len(range(first, requests, shard.global_size)) * self.batch_size
 
     def get_request_iterator(self) -> ShardedRequests:
-        """Begin the next epoch."""
+        """Start the next epoch."""
         requests = ShardedRequests(self.scheme, [self._current.get().seed, self.epoch], self.uneven, self._current)
         self.epoch += 1
         return requests
 
 
 class ShardedRequests(Iterator[Any]):
-    """The requests of one worker in one epoch; it can be pickled in the middle of the epoch.
+    """The requests of one worker in one epoch; they can be pickled in the middle of the epoch.
 
-    The pickle holds the number of requests that all workers together have had, as if they were in step. The workers
-    that unpickle it deal out the remaining requests among themselves, in the same order.
+    The pickle has the number of requests done by all workers together, assuming that they are at the same step. The
+    workers that unpickle it divide the remaining requests among themselves, in the same order.
 
     Parameters
     ----------
@@ -153,8 +153,8 @@ class ShardedRequests(Iterator[Any]):
     seed : list of int
         Seed of the order in this epoch.
     uneven : {"keep", "drop", "wrap"}
-    current : object with a method ``get``
-        Returns this process's `Shard`.
+    current : CurrentShard
+        The shard of this process.
     """
 
     def __init__(self, scheme: IterationScheme, seed: list[int], uneven: str, current: CurrentShard) -> None:
@@ -195,21 +195,21 @@ class ShardedRequests(Iterator[Any]):
 
 
 def same_epoch(scheme: IterationScheme, seed: Sequence[int]) -> IterationScheme:
-    """Return a copy of a scheme that makes the same requests wherever it is given the same seed.
+    """Return a copy of a scheme that makes the same requests for the same seed, on any worker.
 
-    This scheme, and each within it, gets a generator seeded by ``seed`` and its number among them if it has an ``rng``.
-    The scheme given stays as it is. A scheme without ``rng`` counts as deterministic.
+    The copy, and each scheme within it, gets a generator seeded by ``seed`` and its number among them, if it has an
+    ``rng``. ``scheme`` itself is not changed. A scheme without ``rng`` is taken to be deterministic.
 
     Parameters
     ----------
     scheme : IterationScheme
     seed : sequence of int
-        Such as the job's seed and the number of the epoch; not negative.
+        Numbers >= 0, such as the job's seed and the number of the epoch.
 
     Returns
     -------
     IterationScheme
-        Good for one epoch: a second one would go on with the numbers behind those of the first.
+        For one epoch only: a second epoch would draw the next random numbers of the same generator.
     """
     return _seeded(scheme, seed, itertools.count())
 
@@ -237,7 +237,7 @@ def _inner(scheme: IterationScheme) -> Iterator[tuple[str, Any]]:
 
 
 def all_schemes(scheme: Any) -> Iterator[Any]:
-    """Yield a scheme and all those within it."""
+    """Yield a scheme and all schemes within it."""
     yield scheme
     if isinstance(scheme, IterationScheme):
         for _, value in _inner(scheme):

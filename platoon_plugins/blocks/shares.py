@@ -1,4 +1,4 @@
-"""The accumulators of each worker, exchanged among all of them."""
+"""Exchange of the workers' accumulators for monitoring."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class Share(NamedTuple):
     Attributes
     ----------
     batches : int
+        Number of batches.
     accumulators : list of ndarray
-        Of real dtypes.
+        Arrays of real dtypes.
     records : list of list of ndarray
         For each batch, the values for the monitored quantities.
     """
@@ -36,18 +37,18 @@ class Share(NamedTuple):
 def gather_shares(
     worker: Worker, name: str, share: Share, ranks: Sequence[int], *, timeout_s: float
 ) -> tuple[list[Share], list[int]]:
-    """Exchange the shares of all workers, through the controller, which goes on without those that die.
+    """Gather the shares of all workers, through the controller; a collective call of ``ranks``.
 
-    A collective call of ``ranks``. Each worker packs its arrays into one vector, as float64, in which integers beyond
-    2^53 are rounded. The workers gather the lengths of the vectors, which differ. Then they add vectors of the total
-    length: each has its values at its own position, and zeros elsewhere.
+    Each worker packs its arrays into one vector of float64 (integers beyond 2^53 are rounded). The workers gather the
+    lengths of the vectors, which may differ. Then they sum vectors of the total length, in which each worker has its
+    values at its own position and zeros elsewhere. If a worker dies, the call returns without shares.
 
     Returns
     -------
     shares : list of Share
-        The shares of ``ranks``, the same bits on every worker; empty if a worker was lost on the way.
+        The shares of ``ranks``, bitwise equal on every worker; empty if a worker was lost meanwhile.
     ranks : list of int
-        The workers that took part: ``ranks``, or those that are left of them.
+        The workers that took part: ``ranks``, or the remaining ones of them.
     """
     packed = _pack(share)
     told = worker.gather([worker.global_rank, len(packed)], name=f"{name}, lengths", timeout_s=timeout_s)
@@ -65,7 +66,7 @@ def gather_shares(
 
 
 def _pack(share: Share) -> Array:
-    """Write three counts, the number of dimensions and the shape of each array, and all values, into one vector."""
+    """Pack a share into one vector: four counts, the number of dimensions and shape of each array, and all values."""
     arrays = [np.asarray(array) for array in [*share.accumulators, *(v for values in share.records for v in values)]]
     for array in arrays:
         if array.dtype.kind not in "biuf":

@@ -1,4 +1,4 @@
-"""Population statistics of BatchNormalization, averaged over the workers when they meet."""
+"""Averages of the population statistics of BatchNormalization over the workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Statistics:
-    """The population statistics of one main loop, and when they were last the same on all workers.
+    """Averages the population statistics of one main loop, and records when they were last equal on all workers.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Statistics:
         self._warned = False
 
     def start(self, main_loop: Any) -> None:
-        """Record that training begins, with the same statistics on all workers."""
+        """Record the start of training, at which the statistics are equal on all workers."""
         self._averaged_at = main_loop.status["iterations_done"]
 
     def average(self, main_loop: Any) -> None:
@@ -48,7 +48,7 @@ class Statistics:
             variable.set_value((total / len(summed.ranks)).astype(value.dtype))
 
     def warn_if_own(self, main_loop: Any) -> None:
-        """Warn, once, if the statistics are those of this worker alone."""
+        """Warn, once, if the statistics have changed on this worker since the last average."""
         done = main_loop.status["iterations_done"]
         if self._warned or self._averaged_at in (None, done):
             return

@@ -1,4 +1,4 @@
-"""One decision to stop for all workers."""
+"""`StopTogether`, the extension by which all workers decide together to stop."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _INTERRUPTS = ("epoch_interrupt_received", "batch_interrupt_received")
 
 
 class StopTogether(DistributedExtension):
-    """End the main loops of all workers together, when extensions of one or more of them want to stop.
+    """End the main loops of all workers together, when extensions of one or more of them request a stop.
 
-    Put one into the list of extensions, anywhere: it moves to the last position itself. A request to stop, such as that
-    of `FinishAfter` or `FinishIfNoImprovementAfter`, counts as this worker's vote and stays one. The main loop goes on
-    until the votes suffice. A main loop that was interrupted (Ctrl-C, SIGTERM), or a job that stops, ends all of them.
+    Add one to the list of extensions, at any position: it moves itself to the last. A request to stop, such as that of
+    `FinishAfter` or `FinishIfNoImprovementAfter`, becomes this worker's vote, which stays. The main loop continues
+    until the votes suffice. An interrupt of one main loop (Ctrl-C, SIGTERM), or a stop of the job, ends all of them.
 
-    With averaged gradients all workers end after the same batch. With a rule they wait for one another at the end of
-    each epoch, and a stop in the middle of one reaches the others at their next batch.
+    With averaged gradients all workers end after the same batch. With a rule they wait for each other at the end of
+    each epoch, and a stop in the middle of an epoch reaches the others at their next batch.
 
-    With one worker this extension does nothing.
+    For a single worker this extension does nothing.
 
     Parameters
     ----------
     policy : {"any", "all", "leader"}
-        The votes that suffice: one, all, or that of the first worker present.
+        Which votes suffice: any one, those of all workers, or that of the lowest rank present.
     name : str, optional
     """
 
@@ -45,15 +45,15 @@ class StopTogether(DistributedExtension):
         self._votes = self._interrupted = False
 
     def before_training(self) -> None:
-        """Begin without a vote."""
+        """Reset the vote."""
         self._votes = self._interrupted = False
 
     def on_resumption(self) -> None:
-        """Begin without a vote: training shall go on."""
+        """Reset the vote, as a resumed main loop is to continue."""
         self._votes = self._interrupted = False
 
     def after_batch(self, batch: Any) -> None:
-        """Vote, and end after this batch or go on."""
+        """Vote; end the main loop after this batch if the votes suffice."""
         training = self.training
         if training is not None and not training.finished:
             self._apply_stop_request("batch_interrupt_received")
@@ -61,7 +61,7 @@ class StopTogether(DistributedExtension):
             self._end_or_go_on(training, stop, "batch_interrupt_received")
 
     def after_epoch(self) -> None:
-        """Vote, and end after this epoch or go on."""
+        """Vote; end the main loop after this epoch if the votes suffice."""
         training = self.training
         if training is not None and not training.finished:
             self._apply_stop_request(*_INTERRUPTS)
@@ -93,14 +93,14 @@ class StopTogether(DistributedExtension):
         return self._interrupted or worker.should_stop or worker.advanced.stop_votes.passed(self.policy, training.ranks)
 
     def _end_or_go_on(self, training: Training, stop: bool, *interrupts: str) -> None:
-        """Let the main loop end, or make it go on."""
+        """End the main loop, or cancel its requests to stop."""
         row, status = self.main_loop.log.current_row, self.main_loop.status
         if stop:
             training.request_finish()
             return
         if row.get("training_finish_requested", False):
             row["training_finish_requested"] = False
-        # A signal that came while the workers decided counts at the next batch.
+        # A signal that arrived during the decision counts at the next batch.
         for name in interrupts:
             self._interrupted = self._interrupted or bool(status[name])
             status[name] = False

@@ -1,4 +1,4 @@
-"""The parts of a Fuel stream: the streams below its transformers, and the random numbers that transformers draw."""
+"""Parts of a Fuel stream: the streams below its transformers, and the random generators of transformers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ __all__ = [
     "sources_of",
 ]
 
-# The methods of Fuel that read one batch of the stream below for each that they give.
+# The methods of Fuel that read one batch of the stream below for each batch that they return.
 _ONE_TO_ONE = (Transformer.get_data, Mapping.get_data)
 
 
 def all_streams(stream: Any) -> Iterator[Any]:
-    """Yield a stream and all those below it, of merged ones too."""
+    """Yield a stream and all streams below it, also those that it merges."""
     yield stream
     for below in getattr(stream, "data_streams", None) or [getattr(stream, "data_stream", None)]:
         if below is not None:
@@ -39,7 +39,7 @@ def all_streams(stream: Any) -> Iterator[Any]:
 
 
 def sources_of(stream: Any) -> Iterator[Any]:
-    """Yield the streams below all transformers."""
+    """Yield the streams at the bottom, below all transformers."""
     for link in all_streams(stream):
         require_stream(link)
         if not hasattr(link, "data_streams") and not hasattr(link, "data_stream"):
@@ -47,19 +47,19 @@ def sources_of(stream: Any) -> Iterator[Any]:
 
 
 def is_sharded(stream: AbstractDataStream) -> bool:
-    """Tell whether a stream gives this worker its own part: by a `ShardedScheme` at its bottom, or a `DealtStream`."""
+    """Return whether a stream has this worker's part only, by a `ShardedScheme` at its bottom or a `DealtStream`."""
     sources = list(sources_of(stream))
     schemes = (scheme for source in sources for scheme in all_schemes(source.iteration_scheme))
     return any(isinstance(part, (DealtStream, ShardedScheme)) for part in (*sources, *schemes))
 
 
 def is_broadcast(stream: Any) -> bool:
-    """Return whether the first worker reads a stream for all, so that each batch is a collective call."""
+    """Return whether the first worker reads a stream for all workers, so that each batch is a collective call."""
     return any(isinstance(link, BroadcastStream) for link in all_streams(stream))
 
 
 def maps_one_to_one(stream: Any) -> bool:
-    """Return whether a stream is a transformer that gives one batch, or example, for each that it reads."""
+    """Return whether a stream is a transformer that yields one batch, or example, for each that it reads."""
     kind = type(stream)
     return (
         isinstance(stream, Transformer)
@@ -70,9 +70,9 @@ def maps_one_to_one(stream: Any) -> bool:
 
 
 def draw_by_rank(transformer: Any, rank: int) -> None:
-    """Give a transformer new generators of random numbers, seeded by its own generators and the rank.
+    """Replace the random generators of a transformer by new ones, seeded from the old ones and the rank.
 
-    Rank 0 keeps its generators, and draws what one process draws.
+    Rank 0 keeps its generators, so it draws the same numbers as a single process.
     """
     for name, value in list(vars(transformer).items()) if rank else ():
         if isinstance(value, np.random.RandomState):

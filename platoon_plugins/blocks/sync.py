@@ -1,4 +1,4 @@
-"""The extension by which the main loops of several workers train together."""
+"""`ParameterSync`, the extension that makes the main loops of several workers train one model."""
 
 from __future__ import annotations
 
@@ -35,50 +35,53 @@ _DURING_TRAINING = {"before_epoch", "after_epoch", "before_batch", "after_batch"
 
 
 class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc]
-    """Train the main loop together with those of the other workers of the job.
+    """Synchronize the main loop with those of the other workers, so that all train one model.
 
-    Put one into the list of extensions, anywhere: it moves to the first position itself. Before the first batch (after
-    `Load` and the like) all workers get the values of the first one. Then each trigger applies the rule between this
-    worker's parameters and the common center. `DistributedMonitoring`, `DataStreamMonitoring` and `Checkpoint` see the
-    center's values, and after training the parameters have them. With averaged gradients (`AllReduceGradients`) all
-    workers have the same parameters: they copy the first values, and the step rule's state, from the first worker.
+    Add one to the list of extensions, at any position: it moves itself to the first. Before the first batch (after
+    `Load` and the like) all workers get the values of the first worker. Then each trigger applies the rule between this
+    worker's parameters and the center. `DistributedMonitoring`, `DataStreamMonitoring` and `Checkpoint` see the
+    center's values, and the parameters have them after training.
 
-    With averaged gradients, all workers get a `ConfigurationError` when they next meet if their models have become
-    different: by another learning rate on one worker, or by an extension that changes the parameters of some.
+    With averaged gradients (`AllReduceGradients`) this extension only copies the first worker's parameters and step
+    rule state to all others, and compares the models. If they have become different, for instance by a different
+    learning rate on one worker or by an extension that changes the parameters of some, all workers raise a
+    `ConfigurationError` when they next wait for each other, as at an evaluation.
 
-    Workers average the population statistics of BatchNormalization whenever they meet. A `Checkpoint` in between saves
-    those of the first worker with the center's parameters, and a warning says so once. Put it behind
-    `DistributedMonitoring`, with the same triggers.
+    The population statistics of BatchNormalization are averaged at each evaluation by `DistributedMonitoring` and at
+    the end of training. A `Checkpoint` at another time saves the leader's statistics with the center's parameters, and
+    warns once. Put it behind `DistributedMonitoring`, with the same triggers.
 
-    On all workers but the first, extensions that print or write are silent. Random streams of the compiled function,
-    such as those of dropout, and the generators of Fuel's transformers differ between workers.
+    Extensions that print or write run on the first worker only. Random streams of the compiled function, such as those
+    of dropout, and the generators of Fuel's transformers differ between workers.
 
-    At the end of training workers wait for one another, if the others end too. A worker that ends alone, or by an
-    exception, leaves the job, and the others go on. With `StopTogether`, or averaged gradients, all end together.
+    At the end of training the workers wait for each other if all of them end. A worker that ends earlier than the
+    others, or by an exception, leaves the job, and the others continue. With `StopTogether`, or averaged gradients, all
+    end together.
 
-    A main loop that `Checkpoint` pickled joins again when it is resumed, with any number of workers: all of them load
-    the same file. (A main loop that averages gradients must have been made by several workers: made alone, its
-    compiled function averages nothing.) With one worker this extension does nothing.
+    A main loop that `Checkpoint` pickled can be resumed with any number of workers: all of them load the same file. (A
+    main loop that averages gradients must have been made in a job of several workers: the compiled function of a single
+    worker averages nothing.) For a single worker this extension does nothing.
 
     Parameters
     ----------
     rule : Rule, None or "auto"
-        Such as ``EASGD()``, ``DiLoCo()``; None with `AllReduceGradients`. "auto" chooses: None if the algorithm
-        averages gradients, whatever the triggers are, or else `platoon_base.rules.default_rule`, ``CenterMomentum()``.
+        A rule such as ``EASGD()``, ``DiLoCo()``; None with `AllReduceGradients`. "auto" is None if the algorithm
+        averages gradients, whatever the triggers are, and `platoon_base.rules.default_rule`, ``CenterMomentum()``,
+        otherwise.
     parameters : list of Theano shared variable, optional
-        Of float dtypes. The default is those of the algorithm, or else of the model.
+        Parameters of float dtypes. The default is those of the algorithm, or else of the model.
     leader_only : tuple of type
-        Extensions of these classes run on the first worker only; ``()`` for none. The default are `Printing`,
-        `ProgressBar` and `Checkpoint`; ``(*LEADER_ONLY, Mine)`` adds one of your own.
+        Extensions of these classes run on the first worker only; ``()`` for none. The default is `Printing`,
+        `ProgressBar` and `Checkpoint`; ``(*LEADER_ONLY, Mine)`` adds a class of your own.
     on_nonfinite : {"raise", "skip", "restore"}
-        Reaction to a NaN or an infinity of this worker; see `Worker.init_shared_params`.
+        What the rule does with a NaN or an infinity of this worker; see `Worker.init_shared_params`.
     timeout_s : float
-        Bound on each wait for the other workers, which may come to the end of an epoch at another time.
+        Bound on each wait for the other workers, which may reach the end of an epoch at different times.
     worker : Worker, optional
         The default is ``connect()``.
     **kwargs
-        The triggers of `SimpleExtension`, and its ``name``; without triggers ``every_n_batches`` is
-        the rule's, `platoon_base.rules.default_period`.
+        The triggers of `SimpleExtension`, and its ``name``. Without triggers ``every_n_batches`` is the default of the
+        rule, see `platoon_base.rules.default_period`.
 
     Raises
     ------
@@ -118,7 +121,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         self._cost = Cost()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the worker out: it belongs to a running job."""
+        """Return the state without the worker, which belongs to a running job."""
         return {**self.__dict__, "settings": self.settings._replace(worker=None)}
 
     def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
@@ -151,7 +154,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
             training.synchronize()
 
     def _stop_together(self, training: Training) -> None:
-        """Add a StopTogether in lockstep: signals may come to the workers at different batches, and must end all."""
+        """Add a StopTogether in lockstep: signals may reach the workers at different batches, and must end all."""
         if training.lockstep and find(self.main_loop, StopTogether) is None:
             stop = StopTogether()
             stop.main_loop = self.main_loop
@@ -168,7 +171,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
 
 
 def _with_triggers(rule: Rule | str | None, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Check the triggers, or give the default ones."""
+    """Check the triggers in ``kwargs``; return ``kwargs``, with a default trigger if there is none."""
     for name in SimpleExtension.INTEGER_TRIGGERS & kwargs.keys():
         value = kwargs[name]
         whole = isinstance(value, numbers.Real) and not isinstance(value, bool) and value % 1 == 0

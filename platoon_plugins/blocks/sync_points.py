@@ -1,4 +1,4 @@
-"""Points at which the main loops of all workers wait for one another, and vote on stopping."""
+"""Points at which the main loops of all workers wait for each other and vote on stopping."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ END = "the end of training"
 
 
 class Vote(enum.IntEnum):
-    """A worker's vote on stopping: `END` leaves the others no choice."""
+    """A worker's vote on stopping: `END` ends the main loops of all workers, whatever the policy."""
 
     NO = 0
     YES = 1
@@ -22,13 +22,16 @@ class Vote(enum.IntEnum):
 
 
 class SyncPoint(NamedTuple):
-    """The workers that met, those that voted to stop, and whether one of them must stop.
+    """The result of a collective wait.
 
     Attributes
     ----------
     ranks : list of int
+        The workers that took part.
     voters : set of int
+        Those that voted to stop.
     ends : bool
+        Whether one of them voted `Vote.END`.
     """
 
     ranks: list[int]
@@ -37,9 +40,9 @@ class SyncPoint(NamedTuple):
 
 
 class SyncPoints:
-    """The meetings of one training: every main loop comes to as many of them, and tells which point it has reached.
+    """The collective waits of one training: every main loop makes the same number of them, each naming its point.
 
-    A main loop that ends waits at the end for the others. If they come to another meeting, they learn of it there.
+    A main loop that ends waits at `END` for the others. If they are at another point, they are informed there.
 
     Parameters
     ----------
@@ -47,14 +50,14 @@ class SyncPoints:
     name : str
         Name of the training, the same on all workers.
     stops_together : bool
-        Whether all main loops end if one of them ends; otherwise the others go on without it.
+        Whether all main loops end if one of them ends; otherwise the others continue without it.
     timeout_s : float
         Bound on each wait for the other workers.
 
     Attributes
     ----------
     ranks : list of int
-        The ranks at the latest meeting.
+        The ranks that took part in the latest wait.
     """
 
     def __init__(self, worker: Worker, name: str, stops_together: bool, timeout_s: float) -> None:
@@ -65,25 +68,25 @@ class SyncPoints:
         self._timeout_s = timeout_s
 
     def attend(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
-        """Wait until the main loops of all workers have come to a point.
+        """Wait until the main loops of all workers have reached a point.
 
         Parameters
         ----------
         point : str
-            Such as "the first batch".
+            A description, such as "the first batch".
         vote : Vote
 
         Returns
         -------
         SyncPoint or None
-            None if this main loop is to end now: because another one has ended, or because the others go on without it.
+            None if this main loop has to end now: another one has ended, or the others continue without it.
 
         Raises
         ------
         ConfigurationError
-            If other main loops have come to another point.
+            If other main loops are at another point.
         CollectiveTimeoutError
-            If some did not come in time; the message names them.
+            If some workers did not call it within the timeout; the message names them.
         """
         rank = self._worker.global_rank
         while True:
@@ -99,7 +102,7 @@ class SyncPoints:
             ends_now = point != END if self._stops_together else point == END
             if ends_now:
                 return None
-            # The others come to the end too, or those at the end leave.
+            # Wait again: the remaining main loops either end too, or continue without those that have ended.
 
 
 def _at_different_points(points: dict[int, str]) -> str:

@@ -1,4 +1,4 @@
-"""The life cycle of one distributed training: its begin, synchronization, meetings and end."""
+"""One distributed training: its start, synchronization, collective waits and end."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Settings(NamedTuple):
     parameters : sequence of Theano shared variable or None
         None for those of the algorithm, or of the model.
     leader_only : tuple of type
-        Extensions that run on the first worker only.
+        Classes of extensions that run on the first worker only.
     on_nonfinite : {"raise", "skip", "restore"}
     timeout_s : float
         Bound on each wait for the other workers.
     worker : Worker or None
         None for the worker of this process.
     period : int or None
-        Batches from one synchronization to the next, if the triggers tell.
+        Batches from one synchronization to the next; None if it follows from other triggers.
     """
 
     rule: Rule | str | None
@@ -65,9 +65,9 @@ class Settings(NamedTuple):
 class Training:
     """One run of a main loop on this worker; the extensions of the main loop share it.
 
-    All collective calls outside the compiled function are made at meetings. Every main loop comes to as many meetings.
-    If one main loop ends, its worker waits for the others at the end. Those that come to another meeting then end too
-    (with `StopTogether`), or go on without it.
+    All collective calls outside the compiled function follow a call of `meet`, at which all main loops wait for each
+    other; each of them makes the same number of these calls. If one main loop ends, its worker waits at the end.
+    The others, at their next `meet`, end too (with `StopTogether`), or continue without it.
 
     Parameters
     ----------
@@ -85,11 +85,11 @@ class Training:
     compared : set
         The evaluators whose streams were compared between the workers.
     prepared, started, finished : bool
-        Whether the user's extensions were adapted, and whether training has begun and ended.
+        Whether the user's extensions were adapted, and whether training has started and ended.
     synchronized : bool
         Whether the rule was applied before the end of training.
     keeps_evaluated : bool
-        Whether to keep a copy of what was evaluated until the next batch, for extensions of the user that save it.
+        Whether to keep a copy of the evaluated parameters until the next batch, for extensions that save them.
     """
 
     def __init__(self, worker: Worker, main_loop: Any, settings: Settings, stops_together: bool) -> None:
@@ -100,7 +100,7 @@ class Training:
         self.lockstep = self.averages or is_broadcast(main_loop.data_stream)
         self.compared: weakref.WeakSet[Any] = weakref.WeakSet()
         self.prepared = self.started = self.finished = self.synchronized = self.keeps_evaluated = False
-        # Weak, so that a main loop that nobody else refers to is freed.
+        # Weak, so that the main loop is freed when the script drops it.
         self._main_loop_ref = weakref.ref(main_loop)
         self._name = f"main loop {next(_numbers)}"
         self._sync_points = SyncPoints(worker, self._name, stops_together or self.lockstep, self.timeout_s)
@@ -109,19 +109,19 @@ class Training:
         self._synchronized_at = self._evaluated_at = 0
         self._validated_at = -1  # as _evaluated_at, but set when an evaluation is over
         self._evaluated: list[Any] = []
-        self._owners: dict[str, set[int]] = {}  # of each monitoring, the workers whose own batches it was about
+        self._owners: dict[str, set[int]] = {}  # for each sharded monitoring, the workers whose batches it included
         self._warned = False
-        self._led = worker.is_leader  # at the latest meeting: the leader may change at any time between two
+        self._led = worker.is_leader  # at the latest `meet`, as the leader may change at any time
         self._longest = settings.period or 0
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks at the latest meeting."""
+        """The ranks that took part in the latest `meet`."""
         return self._sync_points.ranks
 
     @property
     def leads(self) -> bool:
-        """Whether this worker does what one does for all: rank 0, or the lowest of those that go on without it."""
+        """Whether this worker is the leader, or the lowest rank of the latest `meet`."""
         return self.worker.is_leader or self.worker.global_rank == min(self.ranks, default=0)
 
     @property
@@ -151,10 +151,10 @@ class Training:
         chosen = default_rule() if rule == "auto" else rule
         return chosen if self.settings.period is None else at_period(chosen, self.settings.period)
 
-    # The begin.
+    # The start.
 
     def start(self) -> None:
-        """Begin together: all take the first worker's values over, after the before_training of all extensions."""
+        """Copy the first worker's values to all, after the before_training of all extensions; a collective call."""
         main_loop = self._main_loop
         start_training(
             self.worker,
@@ -173,7 +173,7 @@ class Training:
         function = getattr(main_loop.algorithm, "_function", None)
         if function is not None:
             vary_noise(function.get_shared(), self.worker.global_rank)
-        # All workers may have unpickled the generators of one.
+        # All workers may have unpickled the generators of one worker.
         for stream in all_streams(main_loop.data_stream):
             draw_by_rank(stream, self.worker.global_rank)
         self._statistics.start(main_loop)
@@ -188,7 +188,7 @@ class Training:
         self.started = True
 
     def _compare_main_loops(self, participants: Sequence[int]) -> None:
-        """Raise on all workers if their ways of training, their progress or their data differ."""
+        """Raise on all workers if they differ in their rules, progress or data."""
         main_loop = self._main_loop
         status = main_loop.status
         way = "averaged gradients" if self._rule is None else f"{self._rule}"
@@ -196,7 +196,7 @@ class Training:
         require_dealt_out(main_loop.data_stream, self.worker, self._name, timeout_s=self.timeout_s)
 
     def _require_same_model(self) -> None:
-        """Raise on all workers if models that averaged gradients keep the same have become different."""
+        """Raise on all workers if their models, which averaged gradients keep equal, have become different."""
         if not self.averages:
             return
         kept = [*hyperparameters(self._main_loop.algorithm), *self._kept_the_same()]
@@ -208,13 +208,13 @@ class Training:
         return trained_parameters(self._main_loop) if given is None else list(given)
 
     def _kept_the_same(self) -> list[Any]:
-        """Return the variables that averaged gradients keep the same: parameters, and the step rule's state."""
+        """Return the variables that averaged gradients keep equal on all workers: parameters and step rule state."""
         return [*self._parameters(), *step_rule_state(self._main_loop.algorithm)]
 
     # Training.
 
     def batch_done(self) -> None:
-        """Count a batch, and end with the job."""
+        """Count a batch; end the main loop if the job stops."""
         self._evaluated = []
         status = self._main_loop.status
         self.worker.progress(steps=1, epoch=status["epochs_done"] + 1)
@@ -222,7 +222,7 @@ class Training:
             self.request_finish()
 
     def request_finish(self) -> None:
-        """Let the main loop end after this batch or epoch."""
+        """Make the main loop end after this batch or epoch."""
         self._main_loop.log.current_row["training_finish_requested"] = True
 
     def synchronize(self) -> None:
@@ -232,10 +232,11 @@ class Training:
             self.synchronized |= not self.finished
 
     def end_round(self) -> None:
-        """Give the center what was learned in a round that is not over, if workers wait for one another in rounds.
+        """Synchronize before an evaluation if the rule waits, to end a round that is not complete.
 
-        Else one that had fewer batches than others would begin behind the center, and its next round would not count.
-        If nothing was synchronized since the last evaluation, the center of any rule gets it, or it would have nothing.
+        Otherwise a worker with fewer batches than others would start behind the center, and its next contribution would
+        be ignored. With any rule it also synchronizes if batches were trained but none was followed by a
+        synchronization since the last evaluation: the center would not have changed.
         """
         never = self._never_synchronized()
         if never and not self._warned:
@@ -254,18 +255,18 @@ class Training:
         self._evaluated_at = self._main_loop.status["iterations_done"]
 
     def _never_synchronized(self) -> bool:
-        """Return whether a period in batches was not over once since the last evaluation, though batches were made."""
+        """Return whether batches were trained since the last evaluation, but fewer than one period."""
         if self.finished or not self.settings.period or self._rule is None or not self.worker.advanced.shares:
             return False
         return self._synchronized_at <= self._evaluated_at < self._main_loop.status["iterations_done"]
 
     def average_hosts(self) -> None:
-        """Let all hosts have the same center, while no worker trains."""
+        """Average the centers of all hosts, while no worker trains."""
         if not self.worker.closed:
             self.worker.average_hosts(timeout_s=self.timeout_s)
 
     def begin_round(self) -> None:
-        """Begin at the center, together with those who have made more rounds."""
+        """Copy the center to the parameters if the rule waits, so that all workers begin the next round there."""
         if self._in_rounds:
             self.worker.copy_to_local(timeout_s=self.timeout_s)
 
@@ -274,7 +275,7 @@ class Training:
         return self._rule is not None and waits(self._rule) and self.worker.advanced.shares and not self.finished
 
     def _part_of_period(self) -> float:
-        """Return the batches since the last synchronization over the period: that given, or the longest so far."""
+        """Return the batches since the last synchronization, divided by the period or the longest interval so far."""
         done = self._main_loop.status["iterations_done"]
         batches, self._synchronized_at = done - self._synchronized_at, done
         self._longest = max(self._longest, batches)
@@ -282,16 +283,16 @@ class Training:
 
     @contextlib.contextmanager
     def center(self) -> Iterator[None]:
-        """Within the ``with`` block the parameters have the center's values: those evaluated after this batch, if so.
+        """Give the parameters the center's values within the ``with`` block, or those evaluated after this batch.
 
-        Statistics stay what they are: averaged when the workers met in this batch, otherwise this worker's own. Those
-        fit the center better than averages that belong to the parameters of an earlier meeting.
+        Statistics are not changed: they are averages if an evaluation followed this batch, otherwise this worker's own.
+        These fit the center better than the averages of an earlier evaluation, made with other parameters.
         """
         if not self.finished:
             self._statistics.warn_if_own(self._main_loop)
         if self.worker.closed:
             yield
-        elif self._evaluated:  # by now others may have moved the center
+        elif self._evaluated:  # the center may have changed since the evaluation
             with _values_in(self._parameters(), self._evaluated):
                 yield
         else:
@@ -299,13 +300,13 @@ class Training:
                 yield
 
     def keep_evaluated(self) -> None:
-        """Note that the parameters have what was evaluated; keep it if an extension of the user is to save it."""
+        """Record that the evaluated values are in the parameters; keep a copy if an extension is to save them."""
         self._validated_at = self._main_loop.status["iterations_done"]
         if self.keeps_evaluated and self.worker.advanced.shares:
             self._evaluated = [parameter.get_value() for parameter in self._parameters()]
 
     def warn_of_missing(self, name: str, ranks: Sequence[int]) -> None:
-        """Warn if a monitoring of batches that each worker has alone goes on without those of a worker that is gone."""
+        """Warn if a monitoring of sharded batches continues without the batches of a worker that is gone."""
         missing, self._owners[name] = self._owners.get(name, set()) - set(ranks), set(ranks)
         if missing and self.worker.global_rank == min(ranks):
             log.warning(
@@ -316,7 +317,7 @@ class Training:
             )
 
     def meet(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
-        """Wait until the main loops of all workers have come to a point; see `SyncPoints.attend`."""
+        """Wait until the main loops of all workers have reached a point; see `SyncPoints.attend`."""
         meeting = self._sync_points.attend(point, vote)
         led, self._led = self._led, self.leads
         if self._led and not led:
@@ -337,26 +338,26 @@ class Training:
     # The end.
 
     def finish(self) -> None:
-        """End together if the others end too, with the center's values in the parameters; leave the job otherwise."""
+        """End together with the others if they end too; leave the job otherwise. The parameters get the center."""
         if self.worker.closed or self.finished:
             return
         self.finished, self._evaluated = True, []
         try:
             together = self._end_together()
-        except (CollectiveTimeoutError, WorkerLostError) as error:  # the others still train, or the controller is gone
+        except (CollectiveTimeoutError, WorkerLostError) as error:  # others still train, or the controller is gone
             log.warning("rank %d leaves the job without waiting any longer: %s", self.worker.global_rank, error)
             together = False
-        except KeyboardInterrupt:  # Blocks has taken its handler away; as with it, what saves is to run
-            log.warning("rank %d was interrupted at its end: it waits for nobody any longer", self.worker.global_rank)
+        except KeyboardInterrupt:  # Blocks has removed its signal handler; extensions that save must still run
+            log.warning("rank %d was interrupted at its end: it no longer waits for others", self.worker.global_rank)
             together = False
         if not together:
             self._leave(self.timeout_s)
 
     def _end_together(self) -> bool:
-        """Wait for the others' ends, and take the center's values; returns whether they end too."""
+        """Wait for the ends of the others, and copy the center to the parameters; return whether they end too."""
         stays = self._validated_at == self._main_loop.status["iterations_done"] and not self._in_rounds
-        if not stays:  # what the last record of a monitoring is about
-            self.synchronize()  # the center takes in the latest steps
+        if not stays:  # otherwise the last record of a monitoring describes the present center, which must stay
+            self.synchronize()  # adds the latest steps to the center
         if self.meet(END) is None:
             return False
         self.average_statistics()
@@ -368,7 +369,7 @@ class Training:
         return True
 
     def abandon(self, error: BaseException) -> None:
-        """Leave the job after an error: nobody waits for this worker, and extensions then save the center."""
+        """Leave the job after an error: the others do not wait for this worker, and extensions save the center."""
         if self.worker.closed or self.finished:
             return
         if self.lockstep and isinstance(error, PlatoonError):
@@ -393,7 +394,7 @@ class Training:
 
 @contextlib.contextmanager
 def _values_in(parameters: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
-    """Within the ``with`` block the parameters have these values; afterwards their own again."""
+    """Give the parameters other values within the ``with`` block, and their own afterwards."""
     own = [parameter.get_value() for parameter in parameters]
     try:
         for parameter, value in zip(parameters, values):
@@ -405,7 +406,7 @@ def _values_in(parameters: Sequence[Any], values: Sequence[Any]) -> Iterator[Non
 
 
 def refuse_on_nonfinite(choice: str) -> None:
-    """Raise `ConfigurationError` if ``on_nonfinite`` is set where averaged gradients leave it without effect."""
+    """Raise `ConfigurationError` if ``on_nonfinite`` is set, which has no effect with averaged gradients."""
     if choice != "raise":
         raise ConfigurationError(
             f"got on_nonfinite={choice!r} and no rule: averaged gradients bring a NaN of one worker to all at once; "

@@ -1,4 +1,4 @@
-"""The user's own extensions of a main loop: some run on the leader only, some with the center's values."""
+"""Changes to the user's extensions of a main loop: run on the leader only, or with the center's values."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ IsLeader = Callable[[Any], bool]
 
 
 def all_extensions(extensions: Iterable[Any]) -> Iterator[Any]:
-    """Yield extensions and those that they manage."""
+    """Yield extensions and the extensions that they contain."""
     for extension in extensions:
         yield extension
         managed = list(getattr(extension, "sub_extensions", ()))
-        # EarlyStopping takes its Checkpoint over in before_training.
+        # EarlyStopping makes its Checkpoint a sub-extension only in before_training.
         managed += [getattr(extension, "checkpoint_extension", None)]
         yield from all_extensions(other for other in managed if other is not None)
 
 
 class _OnLeader:
-    """Stands in for an extension's ``dispatch``. Pickled with the extension, it finds its worker by the main loop."""
+    """Replacement of an extension's ``dispatch``; it is pickled with the extension, so it has no worker itself."""
 
     def __init__(self, extension: Any, is_leader: IsLeader) -> None:
         self._extension = extension
@@ -35,21 +35,21 @@ class _OnLeader:
 
 
 def run_on_leader(extension: Any, is_leader: IsLeader) -> None:
-    """Let an extension run on one worker only; a second call changes nothing.
+    """Make an extension run on the leader only; a second call changes nothing.
 
     Parameters
     ----------
     extension : TrainingExtension
     is_leader : callable
-        Tells whether a main loop runs on the leader, or alone. A function of a module, since it is pickled with the
-        extension.
+        Returns whether a main loop runs on the leader, or on a single worker. It must be a function of a module, since
+        it is pickled with the extension.
     """
     if not isinstance(vars(extension).get("dispatch"), _OnLeader):
         extension.dispatch = _OnLeader(extension, is_leader)
 
 
 class _InCenter:
-    """Stands in for an extension's ``do``, as `_OnLeader` does for its ``dispatch``."""
+    """Replacement of an extension's ``do``, pickled with the extension."""
 
     def __init__(self, extension: Any, center_of: CenterOf) -> None:
         self._extension = extension
@@ -61,14 +61,14 @@ class _InCenter:
 
 
 def run_in_center(extension: Any, center_of: CenterOf) -> None:
-    """Let an extension run with the center's values in the parameters; a second call changes nothing.
+    """Make an extension run with the center's values in the parameters; a second call changes nothing.
 
     Parameters
     ----------
     extension : SimpleExtension
     center_of : callable
-        Returns, for a main loop, the context in which its parameters have the center's values. A function of a module,
-        since it is pickled with the extension.
+        Returns, for a main loop, the context in which its parameters have the center's values. It must be a function of
+        a module, since it is pickled with the extension.
     """
     if not isinstance(vars(extension).get("do"), _InCenter):
         extension.do = _InCenter(extension, center_of)

@@ -1,4 +1,4 @@
-"""Data parallelism for Keras scripts: callbacks passed to ``fit``, on Keras 2.3.1 with Theano and on Keras 3."""
+"""Data parallelism for Keras scripts by callbacks of ``fit``, on Keras 2.3.1 with Theano and on Keras 3."""
 
 from platoon_base import ASGD, EAMSGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, SlowMo, compat, notebook_launcher
 

@@ -1,4 +1,4 @@
-"""A fit whose worker trains by itself, and synchronizes with the center every N batches."""
+"""Asynchronous training: each worker trains on its own, and synchronizes with the center every N batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class Asynchronous(Mode):
-    """Each worker trains a model of its own, and synchronizes it with the center by a rule.
+    """Mode in which each worker trains its own weights, and synchronizes them with the center by a rule.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Asynchronous(Mode):
     rule : Rule
     every_n_batches : int
     policy : {"any", "all", "leader"}
-        Whose votes end the fit.
+        Which votes end the fit.
     """
 
     def __init__(self, worker: Worker, backend: Backend, rule: Rule, every_n_batches: int, policy: str) -> None:
@@ -50,7 +50,7 @@ class Asynchronous(Mode):
         self._entered_checksums: list[int] = []
 
     def describe(self, model: Any) -> str:
-        """Return what must be the same on all workers."""
+        """Return a text of the settings that must be the same on all workers."""
         return f"rule={self.rule!r}"
 
     def moments(self, model: Any) -> list[Any]:
@@ -61,18 +61,18 @@ class Asynchronous(Mode):
         return self._backend.moments(model)
 
     def start(self, model: Any, participants: list[int]) -> None:
-        """Record the model, whose weights are shared by now."""
+        """Record the model, whose weights are shared already."""
         self._model, self._participants = model, participants
 
     def batches_done(self, count: int) -> None:
-        """Synchronize, if it is time."""
+        """Synchronize if it is due."""
         due = [self._period.due() for _ in range(count)]
         if any(due):
             self._sync(1.0)
 
     @property
     def stops(self) -> bool:
-        """Whether the votes cast so far suffice."""
+        """Whether the votes so far suffice to end the fit."""
         votes = self._worker.advanced.stop_votes
         return bool(votes.voters()) and votes.passed(self._policy, self._participants)
 
@@ -81,7 +81,7 @@ class Asynchronous(Mode):
         self._worker.advanced.stop_votes.cast()
 
     def epoch_ends(self) -> None:
-        """Give the center what was learned since the last synchronization."""
+        """Synchronize the batches since the last synchronization."""
         self._epochs_over += 1
         ended_by_a_stop = self._model.stop_training or self.stops
         if self._epochs_over == 1 and not self._period.periods and not ended_by_a_stop:
@@ -97,12 +97,12 @@ class Asynchronous(Mode):
         self._period = EveryN(self._period.n)
 
     def set_participants(self, ranks: list[int]) -> None:
-        """Record who takes part."""
+        """Record the participants."""
         self._participants = ranks
 
     def enter_center(self) -> None:
-        """Put the center into the model, once all workers have given it theirs."""
-        if not _entered:  # for a script that an exception ends: later the back end can import nothing more
+        """Give the model the center's weights, after all workers have synchronized."""
+        if not _entered:  # for scripts that end by an exception: at that point the back end can still import modules
             atexit.unregister(_leave_all)
             atexit.register(_leave_all)
         _entered[self._worker] = self
@@ -112,23 +112,23 @@ class Asynchronous(Mode):
         self._entered_checksums = self._checksums()
 
     def take_loss(self, loss: float) -> None:
-        """Warn if the losses tell of divergence; one worker does, since they are the same on all."""
+        """Warn if the losses show divergence; only the first participant does, as they are the same on all."""
         if self._worker.global_rank == min(self._participants, default=0):
             self._losses.epoch_ends(loss, self.rule)
 
     def report(self) -> dict[str, float]:
-        """Report whether a callback has changed what was put in."""
+        """Report whether a callback has changed the weights since `enter_center`."""
         return {"changed": float(self._swapped is not None and self._checksums() != self._entered_checksums)}
 
     def take_reports(self, reports: Mapping[int, Mapping[str, float]]) -> None:
-        """Give what callbacks have changed to the center: all have read it by now, and none trains on before."""
+        """Copy weights that callbacks have changed to the center; all workers have read it, and wait for the copy."""
         if any(report["changed"] for report in reports.values()):
             if reports[self._worker.global_rank]["changed"]:
                 self.leave_center()
             self._worker.barrier(f"keras weights of callbacks {self._epochs_over}")
 
     def leave_center(self) -> None:
-        """Take the worker's own weights back, unless a callback has changed what was put in: that stays, everywhere."""
+        """Restore the worker's own weights; weights that a callback has changed stay, and are copied to the center."""
         if self._swapped is None:
             return
         changed = self._checksums() != self._entered_checksums
@@ -137,12 +137,12 @@ class Asynchronous(Mode):
         if changed:
             _set(self._shared(), now)
             self._worker.copy_to_global()
-        elif waits(self.rule):  # also those that had fewer rounds to make than others
+        elif waits(self.rule):  # all workers begin the next round at the center, also those with fewer rounds so far
             self._worker.copy_to_local()
 
     @contextlib.contextmanager
     def center(self) -> Any:
-        """Within the ``with`` block, in the middle of an epoch, the model has the center's weights."""
+        """Give the model the center's weights within the ``with`` block, in the middle of an epoch."""
         if self._swapped is not None:
             yield
             return
@@ -151,23 +151,23 @@ class Asynchronous(Mode):
             yield
 
     def finish(self) -> None:
-        """Leave the center in the model."""
+        """End the fit, with the center's weights in the model."""
         self._backend.steps_are_over()
         if keeps_averages(self._model):
-            self.leave_for_good()  # what has changed the weights is no callback: Keras has put the averages in
+            self.leave_for_good()  # Keras, not a callback, has changed the weights: it has put in the averages
         self.leave_center()
         self._worker.copy_to_local()
         end_averages(self._model)
         self._worker.release_shared_params()
 
     def abandon_center(self) -> None:
-        """Leave the center for good, in a fit that is over: the model keeps the weights that it has by now."""
+        """Clean up after a fit that is over: the model keeps its current weights."""
         now = _copies(self._backend.weights(self._model))
         self.leave_for_good()
         _set(self._backend.weights(self._model), now)
 
     def leave_for_good(self) -> None:
-        """Take the worker's own weights back, whatever callbacks have changed."""
+        """Restore the worker's own weights, discarding changes by callbacks."""
         if self._swapped is not None:
             self._swapped.close()
         self._swapped, self._entered_checksums = None, []
@@ -176,7 +176,7 @@ class Asynchronous(Mode):
     def _sync(self, part: float) -> None:
         self._backend.attach(self._model)
         if self.stops and not all(np.isfinite(values).all() for values in _copies(self._backend.weights(self._model))):
-            return  # TerminateOnNaN has seen it: no other error is needed
+            return  # TerminateOnNaN ends the fit, so `on_nonfinite` must not raise
         self._worker.sync_params(part=part)
 
     def _checksums(self) -> list[int]:
@@ -199,13 +199,13 @@ def _set(variables: Sequence[Variable], values: Sequence[np.ndarray[Any, Any]]) 
 
 
 def abandon_center(worker: Worker) -> None:
-    """End what a fit has left behind that raised while the model had the center's weights."""
+    """Clean up after a fit that raised while the model had the center's weights."""
     if worker in _entered:
         _entered[worker].abandon_center()
 
 
 def _leave_all() -> None:
-    """Take the own weights of all workers of this process back, at its end."""
+    """Restore the own weights of all workers of this process, when it exits."""
     for worker, fit in list(_entered.items()):
         try:
             fit.leave_for_good()
@@ -213,5 +213,5 @@ def _leave_all() -> None:
             log.debug("rank %d: the center stays in the model at the end: %s", worker.global_rank, exc)
 
 
-# The fits whose models have the center's weights. What is collected instead would put the earlier ones back some time.
+# Fits whose models have the center's weights. Referenced here, as garbage collection would restore the own weights.
 _entered: dict[Worker, Asynchronous] = {}

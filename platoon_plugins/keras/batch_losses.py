@@ -1,4 +1,4 @@
-"""The loss of an epoch or an evaluation, where it is not a mean over rows: put together batch by batch."""
+"""The loss of an epoch or an evaluation that is not a mean over rows, combined over the workers batch by batch."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ ADDED = (
 
 
 class BatchLosses:
-    """Keeps the loss of each batch, and combines the k-th of all workers into that of one large batch.
+    """Stores the loss of each batch, and combines the k-th batches of all workers as one large batch.
 
     ::
 
         loss := sum_k R_k L_k / sum_k R_k        L_k = sum_i w_ik l_ik / sum_i w_ik        R_k = sum_i rows_ik
 
-    for worker i; w is what a mean was divided by, such as the number of tokens that are not masked. This is what Keras
-    computes for N workers with batches of B rows as one process with batches of N B rows. Of losses that are sums,
-    L_k = sum_i l_ik.
+    for worker i; w is the divisor of the loss, such as the number of tokens that are not masked. With batches of B rows
+    on N workers this is the value that Keras computes in one process with batches of N B rows. For losses that are
+    sums, L_k = sum_i l_ik.
 
-    Only what belongs to an epoch or an evaluation that has begun is kept, and that until the fit is over.
+    Only batches of an epoch or evaluation that `begin` has started are stored, until the end of the fit.
 
     Attributes
     ----------
     phase : {"train", "test"}
-        What the batches belong to that do not say so themselves.
+        The phase of batches that are added without ``training``.
     """
 
     def __init__(self) -> None:
@@ -44,18 +44,18 @@ class BatchLosses:
         self._batches: dict[str, list[tuple[Any, Any, Any]]] = {}
 
     def begin(self, phase: str) -> None:
-        """Forget the batches of an earlier epoch or evaluation."""
+        """Start an epoch or evaluation: drop the batches of the previous one."""
         self.phase = phase
         self._batches[phase] = []
 
     def end(self) -> None:
-        """Forget all batches, and keep none: batches from now on are no part of a fit."""
+        """Drop all batches, and store no more: later batches are not part of a fit."""
         self._batches = {}
 
     def add(self, loss: Any, weight: Any, rows: Any, training: bool | None = None) -> None:
-        """Record a batch, of weight 0 if all of it is masked; ``weight`` None says that its loss is a sum.
+        """Record a batch. Its weight is the divisor of its loss: 0 if all of it is masked, None if the loss is a sum.
 
-        Values may be scalars on a device: they are fetched later, many at a time, as each step would wait for them.
+        Values may be scalars on a device: they are fetched later, many at a time, so that steps do not wait for them.
         """
         batches = self._batches.get(self.phase if training is None else "train" if training else "test")
         if batches is not None:
@@ -64,30 +64,30 @@ class BatchLosses:
                 batches[-_FETCHED_AT_ONCE:] = map(_fetched, batches[-_FETCHED_AT_ONCE:])
 
     def count(self, phase: str) -> int:
-        """Return the number of batches whose loss is no mean over rows."""
+        """Return the number of recorded batches, whose loss is not a mean over rows."""
         return len(self._batches.get(phase, ()))
 
     def combined(self, phase: str, worker: Worker, name: str) -> float:
-        """Return the loss over all workers, the same everywhere; all of them call it, if one has such batches.
+        """Return the loss over all workers, the same on each; a collective call.
 
         Parameters
         ----------
         phase : {"train", "test"}
         worker : Worker
         name : str
-            Another one each time.
+            A different one for each call.
         """
         length = max(worker.gather(self.count(phase), name=f"{name}, batches"))
         table = np.zeros((length, 3))
         for row, (loss, weight, rows) in zip(table, map(_fetched, self._batches.get(phase, ()))):
             row[:] = (loss, 0.0, rows) if weight is None else (loss * weight, weight, rows)
         total, divisor, rows = worker.advanced.sum_arrays(name, [table]).arrays[0].T
-        # All tokens of all workers may be masked: then the loss is 0, as in one process.
+        # If all tokens of all workers are masked, the loss is 0, as in one process.
         losses = total / np.where(divisor == 0, 1.0, divisor)
         return float((rows * losses).sum() / rows.sum())
 
 
 def _fetched(batch: tuple[Any, Any, Any]) -> tuple[float, float | None, float]:
-    """Return the numbers, which the host may have to wait for."""
+    """Return a batch's values as numbers, waiting for the device if necessary."""
     loss, weight, rows = batch
     return float(loss), None if weight is None else float(weight), float(rows)

@@ -1,4 +1,4 @@
-"""The lists that Keras makes of callbacks: those beside `distribute` are taken in, a fit without it is noticed."""
+"""Checks of each fit: callbacks beside those of `distribute` are moved into them, fits without it are detected."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["watch_fits"]
 
 
 def watch_fits() -> None:
-    """Let each list of callbacks, and each ``train_on_batch``, notice what would train on one worker alone.
+    """Patch ``CallbackList`` and ``train_on_batch`` to detect training that would take place on one worker alone.
 
-    Keras makes the list of a fit by itself, in its own class, so it is there that callbacks which were passed beside
-    those of `distribute` are found, and fits that have none of them.
+    Keras makes a CallbackList for each fit. So callbacks that were passed beside those of `distribute`, and fits
+    without any of them, can be detected there.
     """
     lists: Any = keras.callbacks.CallbackList
     if hasattr(lists.__init__, "watches_fits"):
@@ -41,7 +41,7 @@ def watch_fits() -> None:
         if alone:
             _refuse_trained(callback_list.model, "fit", "pass callbacks=distribute([...]) to it")
         begin(callback_list, logs)
-        if alone:  # by now the script's own callbacks may have shared the weights
+        if alone:  # checked after the script's own callbacks, which may have shared the weights
             _warn_if_unsynchronized(callback_list.model)
 
     @functools.wraps(step)
@@ -58,7 +58,7 @@ def watch_fits() -> None:
 
 
 def _first_epoch(model: Any, options: dict[str, Any]) -> int:
-    """Return the epoch at which a loop of Keras 2 is to begin."""
+    """Return the first epoch of a training loop of Keras 2."""
     given = int(options.get("initial_epoch") or 0)
     bounds = bounds_of(options.get("callbacks") or [])
     if not bounds:
@@ -71,7 +71,7 @@ _LOOP = "compile with DistributedOptimizer and call broadcast_variables(model) b
 
 
 def _refuse_trained(model: Any, call: str, remedy: str) -> None:
-    """Raise if a model that several workers have trained would be trained further by this one alone."""
+    """Raise if a model that several workers have trained would now be trained on this worker alone."""
     worker = _unsynchronized_worker(model, refuses=True)
     if worker is not None and model in trained.models:
         raise ConfigurationError(
@@ -92,9 +92,9 @@ def _warn_if_unsynchronized(model: Any) -> None:
 
 
 def _unsynchronized_worker(model: Any, refuses: bool = False) -> Worker | None:
-    """Return the worker of a job of several if nothing keeps the model together with those of the others.
+    """Return the worker if its job has several and nothing synchronizes the model with those of the others, else None.
 
-    With ``refuses`` raise if it averages gradients and is not prepared for it, before a compiled step would.
+    With ``refuses``, raise if the model averages gradients and no fit has prepared it; a compiled step would raise too.
     """
     worker = connected()
     if model is None or worker is None or worker.global_size == 1:
@@ -104,6 +104,6 @@ def _unsynchronized_worker(model: Any, refuses: bool = False) -> Worker | None:
         if refuses:
             average.require_attached()
         return None
-    if worker.advanced.shares and worker not in trained.sharing:  # the script keeps weights together by itself
+    if worker.advanced.shares and worker not in trained.sharing:  # the script itself synchronizes the weights
         return None
     return None if backends.current().trains_together(model) else worker

@@ -1,4 +1,4 @@
-"""The callbacks of this package: the first and the last of the list, and one that guards a checkpoint."""
+"""The callbacks that `distribute` adds before and after the user's, and changes to those that save checkpoints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Fits:
-    """The common state of the callbacks of one list: how to train, and the fit that goes on.
+    """The state that the callbacks of one list have in common: the settings and the fit in progress.
 
     Parameters
     ----------
@@ -39,18 +39,18 @@ class Fits:
     backend : Backend
     settings : Settings
     leader_only : tuple of type
-        Callbacks of these classes run on rank 0 only.
+        Callbacks of these classes run on the leader only.
 
     Attributes
     ----------
     worker, backend, leader_only
-        As above.
+        See the parameters.
     leads : bool
-        Whether this worker runs what one runs for all.
+        Whether this worker runs the callbacks of ``leader_only``.
     verbose : int or str
-        As it was passed to ``fit``.
+        The argument of ``fit``.
     swaps_at_epochs : bool
-        Whether a callback of the user's leaves an average in the place of the weights from one epoch to the next.
+        Whether a callback of the user replaces the weights by averages between epochs.
     """
 
     def __init__(self, worker: Worker, backend: Backend, settings: Settings, leader_only: tuple[type, ...]) -> None:
@@ -62,27 +62,27 @@ class Fits:
         self.swaps_at_epochs = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fits:
-        """Return what another list needs for a fit of the same worker: its connections have no copy."""
+        """Return the state for another list with the same worker, whose connection cannot be copied."""
         return Fits(self.worker, self.backend, copy.deepcopy(self._settings, memo), self.leader_only)
 
     def first_epoch(self, model: Any, epochs: int | None, given: int) -> int:
-        """Return the epoch at which the next fit begins, asked for before its callbacks are: on Keras 2."""
+        """Return the first epoch of the next fit; called before its callbacks, on Keras 2."""
         if self.worker.late:
             return given
-        # Asked without a center too: other workers may have one, which is refused when they meet.
+        # Even without a center: other workers may have one, and all must make this collective call.
         has_center = self._settings.rule is not None and average_of_model(model) is None
         resumption = agree_to_resume(self.worker, has_center)
         return given if resumption is None else resumption.first_epoch(epochs, given)
 
     def prepare(self, model: Any) -> None:
-        """Make the next fit."""
+        """Make the `Training` of the next fit."""
         self._training = Training(self.worker, self.backend, self._settings, model)
         if self.swaps_at_epochs:
             self._training.require_no_swap_at_epochs()
 
     @property
     def training(self) -> Training:
-        """The fit whose callbacks Keras calls."""
+        """The fit whose callbacks Keras is calling."""
         if self._training is None:
             raise ConfigurationError(
                 "got the callbacks of distribute() in a loop that has not called their on_train_begin: pass them to fit"
@@ -91,22 +91,22 @@ class Fits:
 
     @property
     def testing(self) -> Training | None:
-        """The fit whose evaluation this is; None in a call of ``evaluate`` by itself."""
+        """The fit to which an evaluation belongs; None for a call of ``evaluate`` outside of a fit."""
         return self._training if self._training is not None and self._training.begun else None
 
     def follow_leader(self, mine: keras.callbacks.Callback) -> None:
-        """Run what the leader runs, once all before this worker are gone; called within a hook of ``mine``."""
+        """Become the leader once all lower ranks are gone; call it within a hook of ``mine``."""
         if not self.leads and self.training.leads:
             self.leads = True
             take_over(mine, self.worker.global_rank, self.verbose)
 
     def center(self) -> contextlib.AbstractContextManager[None]:
-        """Within the ``with`` block the model has the common weights, if a fit goes on."""
+        """Give the model the center's weights within the ``with`` block, if a fit is in progress."""
         return contextlib.nullcontext() if self._training is None else self._training.center()
 
 
 class _First(keras.callbacks.Callback):  # type: ignore[misc]
-    """Comes before the user's callbacks, which then see the values of all workers."""
+    """The callback before the user's callbacks: it puts the values over all workers into their ``logs``."""
 
     def __init__(self, fits: Fits) -> None:
         super().__init__()
@@ -114,14 +114,14 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner: Any = None
 
     def set_params(self, params: Any) -> None:
-        """Take the parameters, in a dict that all callbacks share."""
+        """Store the parameters, a dict that all callbacks share; silence the progress bar except on the leader."""
         super().set_params(params)
         self._fits.verbose = params.get("verbose", 0)
         if not self._fits.leads:
             self._fits.backend.silence(params)
 
     def set_model(self, model: Any) -> None:
-        """Take the model."""
+        """Store the model."""
         super().set_model(model)
         self._owner = model  # self.model would fetch JAX's state at every batch
 
@@ -131,7 +131,7 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._fits.training.epoch_begins(epoch, self.params or {})
 
-    # Not at a batch's end: where no callback has something to do there, Keras does not wait for the batch's logs.
+    # Not on_train_batch_end: if no callback overrides it, Keras does not wait for the logs of each batch.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._fits.training.batch_begins(batch)
 
@@ -141,7 +141,7 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self._fits.testing is not None:
-            self._fits.worker.progress()  # those that wait for it see that it goes on
+            self._fits.worker.progress()  # the workers that wait for this one time out only without its progress
 
     def on_test_end(self, logs: Any = None) -> None:
         if self._fits.testing is not None:
@@ -156,7 +156,7 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _FirstAtBatches(_First):
-    """Also sees the end of batches, on back ends whose metrics need that."""
+    """A `_First` that is also called at the end of batches, for back ends whose metrics need that."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._fits.training.batch_ends({} if logs is None else logs)
@@ -167,7 +167,7 @@ class _FirstAtBatches(_First):
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]
-    """Comes after the user's callbacks: all workers agree on their decisions."""
+    """The callback after the user's callbacks, whose decisions become decisions of all workers."""
 
     def __init__(self, fits: Fits, standbys: Sequence[Standby] = ()) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner: Any = None
 
     def set_model(self, model: Any) -> None:
-        """Take the model."""
+        """Store the model."""
         super().set_model(model)
         self._owner = model
 
@@ -193,14 +193,14 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _LastAtBatches(_Last):
-    """Also takes up stops in the middle of an epoch."""
+    """A `_Last` that also handles stops in the middle of an epoch."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._fits.training.callbacks_end_batch()
 
 
 class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
-    """Tells the launcher of a job of one how far the fit is, and stops with the job; changes nothing else."""
+    """Reports the progress of a single worker's fit to the launcher, and stops the fit if the job stops."""
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()
@@ -209,11 +209,11 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
         self._counted = self._last = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _ProgressReporter:
-        """Return what another list needs: the worker's connection has no copy."""
+        """Return a reporter for another list with the same worker, whose connection cannot be copied."""
         return _ProgressReporter(self._worker)
 
     def set_model(self, model: Any) -> None:
-        """Take the model."""
+        """Store the model."""
         super().set_model(model)
         self._owner = model  # self.model would fetch JAX's state at every batch
 
@@ -247,24 +247,24 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def make_progress_reporter(worker: Worker) -> keras.callbacks.Callback:
-    """Make the callback that tells the launcher of a job of one how far the fit is."""
+    """Make the callback that reports the progress of a single worker's fit to the launcher."""
     return _ProgressReporter(worker)
 
 
 def make_first(fits: Fits, at_batches: bool) -> keras.callbacks.Callback:
-    """Make the callback that comes first."""
+    """Make the callback before the user's callbacks."""
     return (_FirstAtBatches if at_batches else _First)(fits)
 
 
 def make_last(fits: Fits, at_batches: bool, standbys: Sequence[Standby]) -> keras.callbacks.Callback:
-    """Make the callback that comes last."""
+    """Make the callback after the user's callbacks."""
     return (_LastAtBatches if at_batches else _Last)(fits, standbys)
 
 
 def bounds_of(callbacks: list[Any]) -> list[tuple[int, int, Fits]]:
-    """Return the places of our first and last callback in a list, and what they have in common, of each pair of them.
+    """Return, for each call of `distribute`, the positions of its first and last callback in a list, and their `Fits`.
 
-    A list without the last one is that of a loop of the user's own; there are none in it.
+    A list without the last one belongs to a training loop of the user, and is left out.
     """
     firsts = {id(callback.fits): i for i, callback in enumerate(callbacks) if isinstance(callback, _First)}
     lasts = [(i, callback.fits) for i, callback in enumerate(callbacks) if isinstance(callback, _Last)]
@@ -272,7 +272,7 @@ def bounds_of(callbacks: list[Any]) -> list[tuple[int, int, Fits]]:
 
 
 def hooks_into_batches(callback: Any) -> bool:
-    """Whether a callback does something at the end of a training batch."""
+    """Return whether a callback overrides a hook at the end of a training batch."""
     plain = keras.callbacks.Callback
     return any(
         getattr(getattr(callback, name), "__func__", None) is not getattr(plain, name)
@@ -281,10 +281,10 @@ def hooks_into_batches(callback: Any) -> bool:
 
 
 def in_center(callback: Any, fits: Fits) -> None:
-    """Let a checkpoint that is written in the middle of an epoch save the common weights."""
-    callback.platoon_fits = fits  # an attribute, so that a deep copy of all callbacks has the copied one
+    """Make a callback save the center's weights when it writes a checkpoint in the middle of an epoch."""
+    callback.platoon_fits = fits  # an attribute, so that a deep copy of all callbacks refers to the copied `Fits`
     base: Any = type(callback)
-    if hasattr(base, "saves_center"):  # of an earlier fit
+    if hasattr(base, "saves_center"):  # done for an earlier fit
         return
 
     def saving(name: str) -> Callable[..., Any]:
@@ -302,10 +302,10 @@ def in_center(callback: Any, fits: Fits) -> None:
 
 
 def saves_in_mid_epoch(callback: Any) -> bool:
-    """Whether this is a checkpoint that is written every so many batches."""
+    """Return whether a callback writes checkpoints at a period in batches."""
     save_freq = getattr(callback, "save_freq", None)
     return isinstance(save_freq, int) and any(callable(getattr(callback, name, None)) for name in _SAVES)
 
 
-# The methods by which ModelCheckpoint and BackupAndRestore, and OrbaxCheckpoint, write.
+# The methods with which ModelCheckpoint and BackupAndRestore, and OrbaxCheckpoint, write.
 _SAVES = ("_save_model", "_save_checkpoint")

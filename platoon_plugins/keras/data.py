@@ -1,4 +1,4 @@
-"""A worker's part of the data: arrays in any nesting, data sets, and sequences of batches."""
+"""`shard`, which returns a worker's part of the data: nested arrays, data sets or sequences of batches."""
 
 from __future__ import annotations
 
@@ -29,58 +29,65 @@ def shard(
     reshuffle: bool = True,
     worker: Worker | None = None,
 ) -> Any:
-    """Return this worker's part of each argument, ready for ``fit(*shard(x, y))``.
+    """Return this worker's part of each argument, as in ``fit(*shard(x, y))``.
 
-    Of arrays, worker r of N gets the rows r, r + N, r + 2N, ...: each row is one worker's, and together the k-th
-    mini-batches of all workers are the k-th of one process with mini-batches N times as large. Lists, tuples and dicts
-    of arrays are taken apart.
+    From arrays, worker r of N gets the rows r, r + N, r + 2N, ..., so each row belongs to one worker, and the k-th
+    mini-batches of all workers together are the k-th mini-batch of a single process with mini-batches N times as large.
+    Lists, tuples and dicts of arrays are sharded array by array.
 
-    By default a ``fit`` that shuffles, with the callbacks of `distribute`, deals the rows of these arrays out anew in
-    each epoch: it draws one permutation of all rows, the same on all workers, of which each takes every N-th. So a row
-    is seen once in an epoch, by one worker, and by others in other epochs. The arrays returned here stay as they are;
-    ``fit`` reads copies of the epoch's rows. That needs the memory of one more shard, and keeps the whole arrays that
-    were passed here alive as long as those returned. With ``fit(shuffle=False)`` and in validation each worker keeps
-    rows and order. It also keeps its rows if ``fit`` gets anything but unchanged arrays of `shard`, such as ``x / 255``
-    (with a warning if only some are), or ``steps_per_epoch``, ``validation_split``, ``shuffle="batch"`` or, on Keras 2,
-    ``class_weight``; if arrays are in files (`numpy.memmap`), on a GPU, or of objects or TensorFlow's tensors; and in
-    loops of your own. So prepare arrays before `shard`.
+    By default a ``fit`` that shuffles, with the callbacks of `distribute`, divides the rows of these arrays again in
+    each epoch: it draws one permutation of all rows, the same on all workers, of which each takes every N-th row. So in
+    each epoch one worker gets a row, and in other epochs other workers do. The returned arrays are not changed; ``fit``
+    reads copies of the epoch's rows. This takes the memory of one more shard, and keeps the original arrays in memory
+    as long as the returned ones. Each worker keeps its rows
 
-    A `keras.utils.PyDataset` or `Sequence` becomes one with the same number of batches on
-    every worker: if N does not divide their number, the rows of those left over are dealt out in a last step, so each
-    row still comes once in an epoch. Its ``on_epoch_begin`` and ``on_epoch_end`` draw the same random numbers on all
-    workers, so that a shuffle leaves one data set. A generator of its own must be seeded alike on all workers:
-    the first batch is compared after each of these calls, by its labels if it has some. Values drawn for a batch, such
-    as noise and crops, may differ between workers. A `tf.data.Dataset` is asked for its own shard: its elements must
-    come in the same order on every worker, so shard before you shuffle. A torch `DataLoader` becomes one of every N-th
-    row: in the order of its data set or, if it shuffles, of a permutation common to all workers. In a loop of your own
-    call ``loader.sampler.set_epoch(epoch)`` before each epoch, as `fit` does.
+    - in validation and with ``fit(shuffle=False)``, where it keeps their order too;
+    - if ``fit`` gets anything but unchanged arrays of `shard`, such as ``x / 255`` (with a warning if only some are);
+    - if ``fit`` gets ``steps_per_epoch``, ``validation_split``, ``shuffle="batch"`` or, on Keras 2, ``class_weight``;
+    - if arrays are in files (`numpy.memmap`), on a GPU, or of objects or TensorFlow's tensors;
+    - in your own training loops.
+
+    So preprocess arrays before `shard`.
+
+    A `keras.utils.PyDataset` or `Sequence` is wrapped in one with the same number of batches on every worker. If N does
+    not divide the number of batches, the rows of the remaining ones are divided in a last step, so each row is still
+    used once per epoch. During ``on_epoch_begin`` and ``on_epoch_end`` the global random generators are equal on all
+    workers, so that all shuffle alike. Seed other generators alike on all workers: after each of these calls the first
+    batch is compared, by its labels if it has some. Random values in a batch, such as noise and crops, may differ
+    between workers.
+
+    A `tf.data.Dataset` is divided by its own method ``shard``. Its elements must come in the same order on every
+    worker, so shard before you shuffle. From a torch `DataLoader` a new one with every N-th row is made: in the order
+    of its data set or, if it shuffles, of a permutation common to all workers. In your own training loop call
+    ``loader.sampler.set_epoch(epoch)`` before each epoch, as `fit` does.
 
     Parameters
     ----------
     *data : array, nested arrays, or PyDataset, Sequence, tf.data.Dataset, DataLoader
-        Such as x, y and sample_weight; arrays of the same number of rows.
+        For instance x, y and sample_weight; all arrays must have the same number of rows.
     uneven : {"keep", "drop", "wrap"}
-        If N does not divide the number of rows: some workers have one more; the last rows are left out; or some
-        workers take one of the first rows too. For arrays.
+        If N does not divide the number of rows, some workers have one more ("keep"), the last rows are skipped
+        ("drop"), or some workers get one of the first rows too ("wrap"). Only for arrays.
     validation_split : float
-        Set this fraction apart for validation, the last rows of the whole as ``fit`` does for one process, and return
-        ``(train, validation)``, two tuples. (``fit(validation_split=...)`` would take the last rows of each shard:
-        other rows for each number of workers.) For arrays.
+        Reserve this fraction for validation, and return ``(train, validation)``, two tuples. It is taken from the last
+        rows of the whole arrays, as ``fit`` does in a single process. (``fit(validation_split=...)`` would take the
+        last rows of each shard, which depend on the number of workers.) Only for arrays.
     reshuffle : bool
-        Whether ``fit`` may deal the rows out anew in each epoch, as above. If not, each worker keeps its rows. For
-        arrays.
+        Whether ``fit`` may divide the rows again in each epoch, as above; otherwise each worker keeps its rows. Only
+        for arrays.
     worker : Worker, optional
         The default is ``connect()``.
 
     Returns
     -------
-    tuple, or what was given if that was one argument
+    tuple, or a single value for one argument
+        This worker's part of each argument.
 
     Raises
     ------
     ConfigurationError
-        If numbers of rows differ, there are fewer rows than workers, a kind of data cannot be split, or another
-        worker has passed other data, such as a random split of its own.
+        If the numbers of rows differ, there are fewer rows than workers, a kind of data cannot be divided, or another
+        worker has passed other data, such as its own random split.
 
     Examples
     --------
@@ -173,7 +180,7 @@ def _first_rows(array: Any, cut: Cut) -> Any:
         return take(array, start + epoch_indices(stop - start, rank, size, uneven=uneven))
     if uneven == "drop":
         stop -= left_over
-    chosen = slice(start + rank, stop, size)  # the same rows as a view, where the array has them
+    chosen = slice(start + rank, stop, size)  # a slice returns a view, for arrays that have views
     return array.iloc[chosen] if hasattr(array, "iloc") else array[chosen]
 
 
@@ -185,12 +192,12 @@ def _is_sequence(data: Any) -> bool:
 
 
 def _is_dataset(data: Any) -> bool:
-    """Whether this is a tf.data.Dataset, found by what it can do."""
+    """Return whether data are a tf.data.Dataset, by its methods, without importing TensorFlow."""
     return callable(getattr(data, "shard", None)) and callable(getattr(data, "batch", None))
 
 
 def _shuffles(dataset: Any) -> bool:
-    """Whether a tf.data.Dataset, or one that it is made from, draws a random order."""
+    """Return whether a tf.data.Dataset, or a data set from which it is made, shuffles."""
     return any("Shuffle" in type(source).__name__ for source in sources(dataset))
 
 
@@ -221,7 +228,7 @@ def _shard_set(data: Any, worker: Worker) -> Any:
 
 
 def _batches(sequence: Any) -> int | None:
-    """Return the number of batches; a PyDataset may have ``num_batches`` alone, and none if it is infinite."""
+    """Return the number of batches; None for an infinite PyDataset, which may have only ``num_batches``."""
     return len(sequence) if hasattr(sequence, "__len__") else sequence.num_batches
 
 
@@ -240,7 +247,7 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         self._require_same()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the worker out, for a process that reads batches."""
+        """Return the state without the worker, for a process that reads batches."""
         return {**vars(self), "_check": None}
 
     def __len__(self) -> int:
@@ -256,7 +263,7 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         return batches
 
     def _count_steps(self, batches: int) -> int:
-        """Count one step for the left-over batches together, unless they have fewer rows than there are workers."""
+        """Return the number of steps; the remaining batches together make one, if they have a row for each worker."""
         full, left_over = divmod(batches, self._size)
         if not left_over or _counts(self._whole[batches - 1])[0] >= self._size:
             return full + bool(left_over)
@@ -280,18 +287,18 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         return own[0] if len(own) == 1 else _joined(own)
 
     def on_epoch_begin(self) -> None:
-        """Tell the whole."""
+        """Call the hook of the whole data set."""
         self._call_hook("on_epoch_begin")
 
     def on_epoch_end(self) -> None:
-        """Tell the whole."""
+        """Call the hook of the whole data set."""
         self._call_hook("on_epoch_end")
 
     def _call_hook(self, name: str) -> None:
-        """Call a hook of the whole, if it has one, with random numbers that are the same on all workers."""
+        """Call a hook of the whole data set, if it overrides it, with the same random numbers on all workers."""
         hook = getattr(self._whole, name, None)
         if hook is None or getattr(hook, "__func__", None) is getattr(_SequenceBase, name, hook):
-            return  # Keras's own, which does nothing
+            return  # the hook of Keras's class does nothing
         self._calls += 1
         with seeds.common([self._seed, self._calls]):
             hook()

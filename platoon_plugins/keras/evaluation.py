@@ -1,4 +1,4 @@
-"""The values in ``logs``: metrics and losses of an epoch and of its evaluation, over the data of all workers."""
+"""Values of ``logs`` over the data of all workers: metrics and losses of an epoch and of its evaluation."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class _Epoch:
     Attributes
     ----------
     number : int
-        Counted from 0.
+        Number of the epoch, from 0.
     train, test : dict of str to number or array
-        The values over the data of all workers, by the names that Keras logs without ``val_``.
+        The values over the data of all workers, by their names in ``logs`` without ``val_``.
     any_rank_evaluates, all_evaluate : bool
-        Whether some worker evaluates after this epoch, and whether all do.
+        Whether any worker evaluates after this epoch, and whether all do.
     """
 
     number: int
@@ -40,7 +40,7 @@ class _Epoch:
 
 
 class Evaluation:
-    """Adds up the states of metrics, and the losses of batches, over the workers; lives for a fit.
+    """Sums the states of metrics and the losses of batches over the workers; there is one for each fit.
 
     Parameters
     ----------
@@ -48,12 +48,12 @@ class Evaluation:
     backend : Backend
     model : keras.Model
     average : ModelAverages or None
-        Of the model's optimizer.
+        The average of the model's gradients, if its optimizer is a DistributedOptimizer.
 
     Attributes
     ----------
     ranks : list of int
-        Those that took part in the latest sum.
+        The ranks that took part in the latest sum.
     """
 
     def __init__(self, worker: Worker, backend: Backend, model: Any, average: Any) -> None:
@@ -71,26 +71,26 @@ class Evaluation:
     # Training.
 
     def epoch_begins(self, number: int) -> None:
-        """Record a new epoch, with all metrics just reset."""
+        """Record the start of an epoch, at which Keras has reset all metrics."""
         self._metrics.epoch_begins()
         self._losses.begin("train")
         self._epoch = _Epoch(number)
 
     def batch_ends(self, logs: Mapping[str, Any]) -> None:
-        """Record a batch; called on back ends that need it."""
+        """Record a batch; called only on back ends that need it."""
         self._metrics.train_batch(logs)
 
     def add_up_training(self, evaluates: bool, changed: Array, mode: Mode) -> Array:
-        """Add up what the batches of an epoch gave; a collective call.
+        """Sum the metrics and losses of an epoch's batches over the workers; a collective call.
 
         Parameters
         ----------
         evaluates : bool
             Whether this worker evaluates next.
         changed : ndarray
-            Added up in the same round trip, see `Statistics.changed`.
+            Summed in the same round trip, see `Statistics.changed`.
         mode : Mode
-            Is told who takes part, and returns whether the fit is to end.
+            Gets the participants; its ``stops`` says whether the fit ends.
 
         Returns
         -------
@@ -117,7 +117,7 @@ class Evaluation:
         return total_changed
 
     def _require_stop(self, evaluates: bool, mode: Mode) -> None:
-        """Raise if some workers evaluate and others do not, and the fit goes on; a collective call."""
+        """Raise, unless the fit ends, as some workers evaluate and others do not; a collective call."""
         epoch = self._epoch.number
         told = self._worker.gather([self._worker.global_rank, evaluates], name=f"keras evaluates {epoch}")
         if not mode.stops:  # after a stop in the middle of an epoch Keras 2 does not evaluate
@@ -131,16 +131,16 @@ class Evaluation:
     # Evaluation.
 
     def test_begins(self) -> None:
-        """Record an evaluation."""
+        """Record the start of an evaluation."""
         self._metrics.test_begins()
         self._losses.begin("test")
 
     def test_batch_ends(self, logs: Mapping[str, Any]) -> None:
-        """Record a batch of an evaluation; called on back ends that need it."""
+        """Record a batch of an evaluation; called only on back ends that need it."""
         self._metrics.test_batch(logs)
 
     def test_ends(self, logs: dict[str, Any]) -> None:
-        """Put the values of an evaluation that all workers made into ``logs``; then it is a collective call."""
+        """Put the values over all workers into ``logs``, if all evaluate; then it is a collective call."""
         epoch = self._epoch
         if epoch.all_evaluate:
             epoch.test = self._add_up_test(str(epoch.number))
@@ -150,16 +150,16 @@ class Evaluation:
     # An evaluation outside of a fit.
 
     def begin_by_itself(self) -> None:
-        """Begin, with all metrics just reset."""
+        """Start an evaluation outside of a fit; the caller has reset all metrics."""
         self._metrics.epoch_begins()
 
     def together(self, number: int) -> dict[str, Any]:
-        """Return the values of an evaluation that all workers have made; a collective call.
+        """Return the values of an evaluation over all workers; a collective call.
 
         Parameters
         ----------
         number : int
-            Another one each time.
+            A different one for each evaluation.
         """
         values = self._add_up_test(f"by itself {number}")
         self._losses.end()
@@ -173,7 +173,7 @@ class Evaluation:
         Raises
         ------
         ConfigurationError
-            If one of the logs is no metric's.
+            If a name in ``logs`` is not that of a metric.
         """
         epoch = self._epoch
         self._require_known(logs)
@@ -184,12 +184,12 @@ class Evaluation:
             elif plain in epoch.test:
                 logs[name] = epoch.test[plain]
         if epoch.any_rank_evaluates and not epoch.all_evaluate:
-            # A worker that stopped in the middle of its batches does not evaluate: all of them go without.
+            # A worker that stopped in the middle of its batches does not evaluate, so no worker has these values.
             for name in [name for name in logs if name.startswith("val_")]:
                 del logs[name]
 
     def end(self) -> None:
-        """Keep nothing of what is trained or evaluated from now on."""
+        """Stop recording the losses of batches."""
         self._losses.end()
 
     def _require_known(self, logs: Mapping[str, Any]) -> None:
@@ -214,9 +214,9 @@ class Evaluation:
         return self._results("test", state, count, name)
 
     def _results(self, phase: str, state: list[Array], count: Array, name: str = "") -> dict[str, Any]:
-        """Return what is logged for the sum of all workers' metrics; all of them call it."""
+        """Return the values to log for the summed state of all workers' metrics; a collective call."""
         results = self._metrics.results(state)
-        if not count:  # no worker has losses that are no means over rows
+        if not count:  # the losses of all workers are means over rows, which the metrics have
             return results
         loss = self._losses.combined(phase, self._worker, f"keras {phase} losses {name or self._epoch.number}")
         return {**results, "loss": loss} if "loss" in results else results

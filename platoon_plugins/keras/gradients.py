@@ -1,6 +1,6 @@
-"""Synchronous training: any optimizer, fed with gradients that are averaged over the workers.
+"""Synchronous training: any optimizer, applied to gradients that are averaged over the workers.
 
-The votes to stop travel with the gradients, and so do the ranks that have no batch left.
+Votes to stop, and flags of ranks without batches, are sent together with the gradients.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ NOT_ATTACHED = (
     "that of a model within the one that is trained, let the latter keep it in an attribute too, such as "
     "self.inner_optimizer = self.inner.optimizer: it is found there"
 )
-# What travels with the gradients, one number for each rank: 0, or one of these.
+# Flags that are sent with the gradients, one for each rank: 0, or one of these.
 VOTE, DONE = 1.0, 2.0
-MIN_WEIGHT = 1e-8  # the weight of a batch in which everything is masked
+MIN_WEIGHT = 1e-8  # of a batch in which everything is masked
 
 
 def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any:  # noqa: N802 - Horovod's name
@@ -52,34 +52,38 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
 
         g := sum_i w_i g_i / sum_i w_i
 
-    where w_i is what the loss of worker i is divided by, such as the number of its rows, or of its tokens that are not
-    masked. Of losses that are sums, g is the sum. N workers with mini-batches of B rows train as one process does on
-    mini-batches of N B rows. A loss that a layer adds (``add_loss``) has to be a mean over rows, and a loss function
-    that returns one number for a batch is taken for one, both with a warning; for a ``train_step`` that does not call
-    ``compute_loss`` all w_i are 1. Each step is one collective call,
-    so the workers wait for one another; if one has fewer batches in an epoch, the others go on without it, and it
-    takes their weights over at the epoch's end. Pass ``callbacks=distribute([...])`` to ``fit``: that gives all
-    workers the same initial weights. In a loop of your own over ``train_on_batch``, call `broadcast_variables` before
-    it and after each ``fit``, and make as many steps on each worker.
+    where w_i is the divisor of worker i's loss, such as the number of its rows, or of its tokens that are not masked.
+    For losses that are sums, g is the sum. N workers with mini-batches of B rows train like a single process with
+    mini-batches of N B rows. A loss that a layer adds (``add_loss``) must be a mean over rows, and a loss function that
+    returns one number for a batch is taken to be one; both give a warning. In a ``train_step`` that does not call
+    ``compute_loss`` all w_i are 1.
+
+    Each step is one collective call, so the workers wait for each other. If one has fewer batches in an epoch, the
+    others continue without it, and it gets their weights at the end of the epoch.
+
+    Pass ``callbacks=distribute([...])`` to ``fit``: it gives all workers the same initial weights. For your own loop
+    over ``train_on_batch``, call `broadcast_variables` before the loop and after each ``fit``, and make the same number
+    of steps on each worker.
 
     Parameters
     ----------
     optimizer : keras.optimizers.Optimizer or str
-        As ``compile`` takes it. It is changed in place, and keeps its class name: a saved model loads without this
-        package. Its name on Keras 3 becomes "distributed_NAME": so `distribute` recognizes it in a loaded or copied
-        model. A model with several optimizers, such as a GAN, needs a DistributedOptimizer for each.
+        An optimizer or its name, as for ``compile``. It is changed in place, and keeps its class name, so a saved model
+        can be loaded without this package. On Keras 3 its ``name`` becomes "distributed_NAME", by which `distribute`
+        recognizes it in a loaded or copied model. A model with several optimizers, such as a GAN, needs a
+        DistributedOptimizer for each.
     worker : Worker, optional
         The default is ``connect()``.
 
     Returns
     -------
     keras.optimizers.Optimizer
-        The same object; with one worker it is unchanged.
+        The same object; unchanged for a single worker.
 
     Raises
     ------
     ConfigurationError
-        If it is no optimizer, or distributed already.
+        If it is no optimizer, or already a DistributedOptimizer.
 
     References
     ----------
@@ -105,29 +109,29 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
 
 
 def plain_again(optimizer: Any) -> None:
-    """Take back what DistributedOptimizer did to an optimizer, or to what it is a copy of."""
+    """Make a DistributedOptimizer, or a copy of one, a plain optimizer without a mark."""
     if average_of(optimizer) is not None:
         optimizer.__class__ = type(optimizer).__mro__[1]
     unmark(optimizer)
 
 
 def average_of(optimizer: Any) -> GradientAverage | None:
-    """Return what averages an optimizer's gradients, or None if it is not distributed."""
+    """Return the average of a DistributedOptimizer's gradients; None for a plain optimizer."""
     found: GradientAverage | None = getattr(type(optimizer), "gradient_average", None)
     return found
 
 
 class Batch(NamedTuple):
-    """The gradients of one batch, on their way to the average; nothing else is passed with them.
+    """The gradients of one batch, to be averaged.
 
     Attributes
     ----------
     gradients : sequence of array, tensor or None
         One for each weight, in the same order on every worker.
     weight : float, tensor or None
-        What the loss was divided by, such as the number of rows; None if the loss is a sum.
+        The divisor of the loss, such as the number of rows; None if the loss is a sum.
     used : sequence of bool
-        Which gradients there are: of a weight that the step does not use, there is None or zeros.
+        Whether the step uses each weight; if not, its gradient is None or zeros.
     """
 
     gradients: Sequence[Any]
@@ -140,12 +144,12 @@ class GradientAverage:
 
     ::
 
-        g := sum_i w_i g_i / sum_i w_i        over the workers whose epoch goes on
+        g := sum_i w_i g_i / sum_i w_i        over the workers whose epoch has not ended
 
-    where w_i is what worker i's loss was divided by, the number of rows or of tokens in its batch: so g is the
-    gradient of the loss of all their rows. Of losses that are sums, g is the sum. Workers may have different numbers
-    of batches: one that has come to the end of its epoch goes on with calls without gradients, see `ModelAverages`. A
-    worker whose step does not use a weight contributes zeros for that one.
+    where w_i is the divisor of worker i's loss, such as the number of rows or tokens in its batch. So g is the gradient
+    of the loss over all their rows. For losses that are sums, g is the sum. Workers may have different numbers of
+    batches: one that has ended its epoch makes calls without gradients, see `ModelAverages`. A worker whose step does
+    not use a weight contributes zeros for it.
 
     Parameters
     ----------
@@ -154,15 +158,15 @@ class GradientAverage:
     Attributes
     ----------
     attached : bool
-        Whether a fit that goes on has prepared the model: otherwise initial weights would differ.
+        Whether a fit in progress has prepared the model; otherwise initial weights might differ between workers.
     steps : int
-        Calls with gradients in this epoch.
+        Number of calls with gradients in this epoch.
     like : sequence of ndarray
-        Zeros in the place of the gradients that come next, as far as that is known.
+        Zeros with the shapes and dtypes of the next gradients, as far as they are known.
     variables : sequence
-        Whose gradients these are, where `expect` was told.
+        The variables of these gradients, as passed to `expect`.
     lags : bool
-        Whether the votes that are seen are those of an earlier batch, for which no worker has to wait.
+        Whether the votes received are those of an earlier batch, so that no worker has to wait for them.
     """
 
     lags = False
@@ -182,19 +186,19 @@ class GradientAverage:
         self._usual_weight = 1.0
 
     def place(self, device: Any) -> None:
-        """Prepare for gradients that are all on a device, as the back end names it; None if that is the host."""
+        """Prepare for gradients on a device, given as the back end's object for it; None for the host."""
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """Begin a fit.
+        """Start a fit.
 
         Parameters
         ----------
         policy : {"any", "all", "leader"}
-            Whose votes end it.
+            Which votes end the fit.
         like : sequence of ndarray
-            Of the shapes and dtypes of the gradients.
+            Arrays with the shapes and dtypes of the gradients.
         calls : list, optional
-            Where each call with gradients appends this average, if a model has several.
+            Each call with gradients appends this average to it; for models with several averages.
         """
         self.attached, self._calls = True, calls
         self._policy = policy
@@ -203,18 +207,18 @@ class GradientAverage:
         self.send(0.0)
 
     def detach(self) -> None:
-        """End the fit: the next one has to attach again."""
+        """End the fit; the next one has to attach again."""
         self.attached, self._calls = False, None
 
     def send(self, flag: float) -> float:
-        """Send 0, `VOTE` or `DONE` with the next calls; returns what was sent so far."""
+        """Send 0, `VOTE` or `DONE` with the next calls; return the flag that was sent so far."""
         flags, rank = self._mine.flags, self.worker.global_rank
         before, flags[rank] = float(flags[rank]), flag
         return before
 
     @property
     def stops(self) -> bool:
-        """Whether the votes seen in the latest call suffice: the same answer on every worker."""
+        """Whether the votes received with the latest call suffice to end the fit; the same on every worker."""
         seen = self._latest()
         if not seen.any():
             return False
@@ -223,7 +227,7 @@ class GradientAverage:
         return votes_suffice(self._policy, voters, participants)
 
     def expect(self, variables: Sequence[Any], like: Sequence[Array]) -> None:
-        """Record whose gradients come next, and of zeros in their place: a step may train some weights only."""
+        """Record the variables of the next gradients, and zeros like these: a step may train only some weights."""
         if [(zeros.shape, zeros.dtype) for zeros in like] != [(zeros.shape, zeros.dtype) for zeros in self.like]:
             self._expect(like)
         self.variables = list(variables)
@@ -231,13 +235,13 @@ class GradientAverage:
     def average(self, batch: Batch) -> list[Any]:
         """Replace a batch's gradients, C-contiguous arrays, by their averages, and return them.
 
-        In the place of None, a weight that is not used in this step, is the average with zeros; None if no worker uses
-        it.
+        For a gradient of None, of a weight that this step does not use, the result is the average with zeros, or None
+        if no worker uses the weight.
 
         Raises
         ------
         ConfigurationError
-            If no fit that goes on has prepared the model.
+            If no fit in progress has prepared the model.
         WorkerLostError, CollectiveTimeoutError
             If another worker does not make the call.
         """
@@ -246,12 +250,12 @@ class GradientAverage:
         return [array if used else None for array, used in zip(arrays, self._all.used > 0)]
 
     def require_attached(self) -> None:
-        """Raise `ConfigurationError` if no fit that goes on has prepared the model."""
+        """Raise `ConfigurationError` if no fit in progress has prepared the model."""
         if not self.attached:
             raise ConfigurationError(NOT_ATTACHED)
 
     def require_sound(self) -> None:
-        """Raise the error of an earlier call, where it could not be raised in that call.
+        """Raise the error of an earlier call that could not be raised in that call.
 
         Raises
         ------
@@ -260,26 +264,26 @@ class GradientAverage:
         """
 
     def is_last_call(self) -> bool:
-        """Make a call without gradients; return whether all workers have come to the end of their epochs."""
+        """Make a call without gradients; return whether all workers have ended their epochs."""
         self._call_without_gradients()
         return bool((self._latest() == DONE).all())
 
     def settle(self) -> None:
-        """Take up what has come with all calls so far, at a point where all workers have made as many."""
+        """Read the flags of all calls so far, when all workers have made the same number of calls."""
 
     def count(self, steps: int) -> None:
-        """Record steps made in a compiled function; others are counted as they are made."""
+        """Record steps of a compiled function, if it does not call `average` for each step."""
 
     def program_started(self) -> None:
         """Record that the compiled program of a batch has been started."""
 
     def _step(self, batch: Batch, outs: Sequence[Array]) -> None:
-        """Put the averages of arrays into other ones, or the same."""
+        """Write the averages of a batch's gradients to ``outs``, which may be the same arrays."""
         self._begin_step()
         ins, size = batch.gradients, self.worker.global_size
         if len(ins) != len(self.like):
             self._expect([np.zeros_like(array) for array in ins])
-        # Where all weights are gone, losses of layers are left: they have no weights, and must not be lost.
+        # If everything is masked, the losses of layers remain: they have no weights, and must still have an effect.
         weight = 1.0 if batch.weight is None else max(float(batch.weight), MIN_WEIGHT)
         self._mine.used[:] = batch.used
         self._mine.weights[self.worker.global_rank] = weight
@@ -300,7 +304,7 @@ class GradientAverage:
         self._usual_weight = self._all.usual_weight(self._usual_weight)
 
     def _expect(self, like: Sequence[Array]) -> None:
-        """Record the gradients to come."""
+        """Record zeros like the next gradients, and make headers for as many."""
         flag = self._mine.flags[self.worker.global_rank]
         self.like, self.variables = like, []
         self._mine, self._all = (GradientHeader(self.worker.global_size, len(like), self._lists) for _ in range(2))
@@ -315,9 +319,9 @@ class GradientAverage:
 
 
 class GradientHeader:
-    """The numbers that travel with the gradients: a flag and a weight for each rank, and which gradients there are.
+    """The numbers sent with the gradients: a flag and a weight for each rank, and by how many ranks each is used.
 
-    With ``lists`` also how many rows each rank has of each, where they are lists of rows.
+    With ``lists`` also the number of rows that each rank has of each gradient that is a list of rows.
     """
 
     def __init__(self, size: int, gradients: int, lists: bool = False) -> None:
@@ -326,21 +330,21 @@ class GradientHeader:
         self.used, self.counts = self.used[:gradients], self.used[gradients:].reshape(size * lists, gradients)
 
     def round(self, size: int) -> None:
-        """Make what is left of a mean over the workers, of which most give zeros, the values themselves."""
+        """Turn the mean over the workers back into the sum, without its rounding errors of whole numbers."""
         self.array *= size
         whole = np.rint(self.array)
         np.copyto(self.array, whole, where=abs(self.array - whole) <= 1e-6 * whole)
 
     def usual_weight(self, before: float) -> float:
-        """Return the largest weight, by which the next gradients are divided, or the one before it if that is tiny.
+        """Return the largest weight, by which the next gradients are divided; the previous one if it is tiny.
 
-        It is the same on all workers, in all calls: so batches of the usual size need not be multiplied.
+        It is the same on all workers, so the gradients of batches of the usual size need not be multiplied.
         """
         largest = float(self.weights.max())
-        return largest if largest > 2 * MIN_WEIGHT else before  # else the factor would not fit into a float16
+        return largest if largest > 2 * MIN_WEIGHT else before  # otherwise the factor would overflow a float16
 
     def require_used_alike(self, like: Sequence[Array]) -> None:
-        """Raise on all workers if some have a gradient that others have not: these would not change that weight."""
+        """Raise on all workers if only some have the gradient of a weight: the others would not change the weight."""
         batches = np.count_nonzero(self.weights)
         some = np.flatnonzero((self.used > 0) & (self.used < batches))
         if some.size:
@@ -353,7 +357,7 @@ class GradientHeader:
 
 
 def require_as_many(worker: Worker, calls: int) -> None:
-    """Raise on all workers if they have made other numbers of calls on devices; a collective call."""
+    """Raise on all workers if they have made different numbers of calls on devices; a collective call."""
     begun = worker.all_gather(np.array([calls]))[:, 0].tolist()
     if len(set(begun)) > 1:
         raise ConfigurationError(
@@ -363,9 +367,9 @@ def require_as_many(worker: Worker, calls: int) -> None:
 
 
 def _scaled(ins: Sequence[Array], outs: Sequence[Array], factor: float) -> Sequence[Array]:
-    """Return ``ins`` times a factor, in ``outs``, or themselves if it is 1."""
+    """Return ``ins`` times a factor, in ``outs``; ``ins`` itself if the factor is 1."""
     if factor == 1:
         return ins
-    # Where nothing but masked tokens were left, 0 in float16: not times infinity.
+    # A factor that overflows float16 would turn zeros, the gradients if everything is masked, into NaN.
     factors = [array.dtype.type(min(factor, np.finfo(array.dtype).max)) for array in ins]
     return [np.multiply(array, number, out=out) for array, number, out in zip(ins, factors, outs)]

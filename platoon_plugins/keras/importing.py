@@ -1,4 +1,4 @@
-"""The import of Keras, which fails where it runs on a library that is not installed."""
+"""The import of Keras, with a clear error if its back end is not installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def require_backend() -> None:
     Raises
     ------
     BackendUnavailableError
-        If what it runs on here is not installed.
+        If Keras or its back end is not installed.
     """
     try:
         importlib.import_module("keras")

@@ -1,4 +1,4 @@
-"""The learning rate of N workers: scaled with their number, and warmed up."""
+"""Learning rates for N workers: scaling with their number, schedules and warm-up."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_
 
 
 def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
-    """Multiply a learning rate by the number of workers, or by its square root, as averaged gradients allow.
+    """Multiply a learning rate by the number of workers, or its square root, for training with averaged gradients.
 
     Parameters
     ----------
     learning_rate : float
-        That of one process with the batch size of one worker.
+        The learning rate of a single process with the batch size of one worker.
     how : {"linear", "sqrt", "none"}
         "linear" for SGD and momentum, "sqrt" for Adam and RMSProp; see `platoon_base.learning_rate.scale_factor`.
     worker : Worker, optional
@@ -33,7 +33,7 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
     Returns
     -------
     float
-        For an optimizer. With one worker as it was.
+        For an optimizer. Unchanged for a single worker.
     """
     if callable(learning_rate):
         raise ConfigurationError(f"got {learning_rate!r}: pass a number, such as the schedule's initial learning rate")
@@ -41,27 +41,27 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
 
 
 def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
-    """Let a schedule that was written for one process end at the same epoch on N workers.
+    """Adapt a schedule that was written for one process, so that it ends at the same epoch on N workers.
 
     ::
 
-        lr(k) := schedule(N k)        for k, the steps of this worker
+        lr(k) := schedule(N k)        where k counts the steps of this worker
 
-    An optimizer counts the steps of its own worker. In an epoch these are N times fewer than those of one process with
-    the same batch size. (Do not scale a schedule that was written for batches N times as large.)
+    An optimizer counts the steps of its own worker: in an epoch 1/N of those of a single process with the same batch
+    size. (Do not scale a schedule that was written for batches N times as large.)
 
     Parameters
     ----------
     schedule : keras.optimizers.schedules.LearningRateSchedule
-        Its learning rates stay as they are; see `scale_learning_rate` for those.
+        Only its argument is scaled; scale its learning rates by `scale_learning_rate`.
     worker : Worker, optional
         The default is ``connect()``.
 
     Returns
     -------
     LearningRateSchedule
-        A copy; with one worker, the schedule itself. A model is saved with the plain schedule, and so loads without
-        this package. To train it on by N workers, compile it anew with a scaled one.
+        A copy; for a single worker, the schedule itself. A model is saved with the plain schedule, so it can be loaded
+        without this package. To continue its training on N workers, compile it again with a scaled schedule.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
     def call(self: Any, step: Any) -> Any:
         return base.__call__(self, step * size)
 
-    # Keras writes the class that an object names as its own into a saved model: the plain one.
+    # Keras writes __class__ into a saved model: let it be the plain schedule.
     own_class = property(lambda self: base)
     scaled = copy.copy(schedule)
     scaled.__class__ = type(base.__name__, (base,), {"__call__": call, "__class__": own_class, "steps_scaled_by": size})
@@ -96,14 +96,14 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
 
 
 def warn_of_schedules(model: Any, worker: Worker, params: Mapping[str, Any]) -> None:
-    """Warn that a schedule of one process is not over by the end of a fit of several; the first worker does.
+    """Warn, on the first worker, if a schedule was not scaled and does not end with the fit.
 
     Parameters
     ----------
     model : keras.Model
     worker : Worker
     params : dict
-        What the ``fit`` tells its callbacks.
+        The parameters that ``fit`` passes to its callbacks.
     """
     for optimizer in [inner for outer in optimizers_of(model) for inner in with_inner(outer)]:
         if worker.global_rank == 0:
@@ -131,7 +131,7 @@ def _warn_of_schedule(optimizer: Any, workers: int, params: Mapping[str, Any]) -
             f"the schedule {name} of the learning rate counts the steps of its own worker: {fewer}; {remedy}, unless "
             "it was written for as few"
         )
-    elif ends_at > steps + epochs:  # by one in each epoch they may differ, as batches are left out or not
+    elif ends_at > steps + epochs:  # the tolerance is one step per epoch, for a last, smaller batch
         warn_once(
             f"the schedule {name} of the learning rate ends at step {ends_at:g}, and this fit has {steps} steps on "
             f"each of its {workers} workers: {fewer}; {remedy}"
@@ -139,7 +139,7 @@ def _warn_of_schedule(optimizer: Any, workers: int, params: Mapping[str, Any]) -
 
 
 def _last_step(schedule: Any) -> float:
-    """Return the step at which a schedule of Keras ends; 0 for one without an end, or if it is not known."""
+    """Return the step at which a schedule of Keras ends; 0 if it has no end, or none that is known."""
     name = type(schedule).__name__
     if name == "PiecewiseConstantDecay":
         return float(max(schedule.boundaries))
@@ -151,16 +151,17 @@ def _last_step(schedule: Any) -> float:
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
     """Raise the learning rate from that of one worker to that of N, batch by batch, in the first epochs.
 
-    It follows the equation of `platoon_base.learning_rate.Warmup`, which is Horovod's for ``how="linear"``. With one
-    worker the learning rate is ``initial_lr`` from the first epoch on.
+    It follows the equation of `platoon_base.learning_rate.Warmup`, which is Horovod's for ``how="linear"``. For a
+    single worker the learning rate is ``initial_lr`` from the first epoch on.
 
     Parameters
     ----------
     initial_lr : float
         The learning rate after the warm-up, such as ``scale_learning_rate(0.1)``.
     warmup_epochs : float
+        Length of the warm-up.
     steps_per_epoch : int, optional
-        Taken from ``fit``, where it knows; without it the rate is raised epoch by epoch.
+        The default is that of ``fit``; if it is unknown there too, the rate is raised epoch by epoch.
     how : {"linear", "sqrt", "none"}
         How ``initial_lr`` was scaled.
     worker : Worker, optional
@@ -189,17 +190,17 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner: Any = None
 
     def set_model(self, model: Any) -> None:
-        """Take the model."""
+        """Store the model."""
         super().set_model(model)
         self._owner = model  # self.model would fetch JAX's state at every batch
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Set the rate of an epoch's begin."""
+        """Set the learning rate at the start of an epoch."""
         self._epoch = epoch
         self._set(epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the rate of a batch."""
+        """Set the learning rate of a batch."""
         steps = self._steps_per_epoch or steps_in_epoch(self.params or {})
         if steps and not self._warmup.finished:
             self._set(self._epoch + batch / steps)
@@ -218,7 +219,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def steps_in_epoch(params: Mapping[str, Any]) -> int | None:
-    """Read the number of batches of an epoch from what ``fit`` tells its callbacks, None where it does not know."""
+    """Return the number of batches in an epoch from the parameters of callbacks; None if ``fit`` does not know it."""
     if params.get("steps"):
         return int(params["steps"])
     if params.get("samples") and params.get("batch_size"):  # Keras 2, on arrays

@@ -1,4 +1,4 @@
-"""The rows of workers that are gone: the others validate them too where they can, and say which are left out."""
+"""Rows of lost workers: the others validate them too if possible, and report which rows are missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class LostRows:
-    """Deals the rows of validation out anew once a worker is gone; lives for a fit.
+    """Divides the validation rows again when a worker is lost; there is one for each fit.
 
     Parameters
     ----------
@@ -34,13 +34,13 @@ class LostRows:
         self._said = False
 
     def before_validation(self, epoch: int, ranks: Sequence[int]) -> None:
-        """Take over a part of the rows of workers that are gone; a collective call if there are any.
+        """Divide the validation rows among the remaining workers; a collective call if the participants have changed.
 
         Parameters
         ----------
         epoch : int
         ranks : sequence of int
-            Those that take part, the same on all of them.
+            The participants, the same list on all of them.
         """
         if self._dealt_to == tuple(ranks):
             return
@@ -53,20 +53,20 @@ class LostRows:
             _replace(iterator, data, ranks.index(self._worker.global_rank), len(ranks))
 
     def report(self, epoch: int, ranks: Sequence[int], validated: Sequence[int], evaluates: bool) -> None:
-        """Say which rows the values of an epoch are of, if some are left out; called on the leader.
+        """Report which workers' rows the values of an epoch include, if some are missing; called on the leader.
 
         Parameters
         ----------
         epoch : int
         ranks, validated : sequence of int
-            Those whose batches, and whose validation, are in the values.
+            The ranks whose training batches, and whose validation, are included.
         evaluates : bool
             Whether there was a validation.
         """
         size = self._worker.global_size
         if len(ranks) == len(validated) == size:
             return
-        cut_short = len(validated) < len(ranks)  # a worker went away in the midst of it
+        cut_short = len(validated) < len(ranks)  # a worker was lost during the validation
         whole = self._taken_over and not cut_short
         parts = f"{len(ranks)} of {size} trained"
         if evaluates:
@@ -90,7 +90,7 @@ class LostRows:
 
 
 def _validation_of(model: Any) -> tuple[Any, tuple[Any, ...]] | None:
-    """Return what validates in the calling ``fit``, and its arrays; None if these are not what `shard` returned."""
+    """Return the validation iterator of the calling ``fit`` and its arrays; None if these are not from `shard`."""
     iterator = getattr(model, "_eval_epoch_iterator", None)
     if iterator is None or iterator.steps_per_epoch or not hasattr(iterator.data_adapter, "batch_size"):
         return None
@@ -103,7 +103,7 @@ def _validation_of(model: Any) -> tuple[Any, tuple[Any, ...]] | None:
 
 
 def _replace(iterator: Any, data: tuple[Any, ...], index: int, count: int) -> None:
-    """Let Keras 3 validate every ``count``-th row of the wholes, from ``index`` on."""
+    """Make Keras 3 validate every ``count``-th row of the whole arrays, from ``index`` on."""
 
     def rows_of(array: Any) -> Any:
         part: Part = part_of(array)  # type: ignore[assignment]

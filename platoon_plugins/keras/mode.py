@@ -1,4 +1,4 @@
-"""The protocol of the two ways to keep the workers of a fit together."""
+"""The protocol of the two modes of a fit: asynchronous training and synchronous training."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ __all__ = ["Mode"]
 
 
 class Mode(Protocol):
-    """How the workers of a fit are kept together; derived classes leave out the hooks at which they do nothing.
+    """How the workers of a fit train one model; derived classes override the hooks that they need.
 
     Attributes
     ----------
     rule : Rule or None
-        By which the weights are shared; None if they are not.
+        The rule by which the weights are shared; None if they are not.
     """
 
     rule: Rule | None
 
     @property
     def stops(self) -> bool:
-        """Whether the votes known so far, in the middle of an epoch, suffice to end the fit."""
+        """Whether the votes received so far suffice to end the fit in the middle of an epoch."""
         ...
 
     def describe(self, model: Any) -> str:
-        """Return what must be the same on all workers."""
+        """Return a text of the settings that must be the same on all workers."""
         ...
 
     def moments(self, model: Any) -> list[Any]:
@@ -36,11 +36,11 @@ class Mode(Protocol):
         return []
 
     def start(self, model: Any, participants: list[int]) -> None:
-        """Begin; the model's values are the same on all workers, and are shared if there is a rule."""
+        """Start; the model's values are already equal on all workers, and shared if there is a rule."""
         ...
 
     def batches_done(self, count: int) -> None:
-        """Record training batches; synchronize, if it is time."""
+        """Record training batches; synchronize if it is due."""
         ...
 
     def vote(self) -> None:
@@ -48,31 +48,31 @@ class Mode(Protocol):
         ...
 
     def epoch_ends(self) -> None:
-        """Finish what the batches of an epoch have begun."""
+        """Synchronize after the last batch of an epoch."""
         ...
 
     def set_participants(self, ranks: list[int]) -> None:
-        """Record who takes part."""
+        """Record the participants."""
 
     def enter_center(self) -> None:
-        """Put the common weights into the model, for evaluation and checkpoints."""
+        """Give the model the center's weights, for evaluation and checkpoints."""
 
     def take_loss(self, loss: float) -> None:
-        """Record the loss of training in an epoch, over the data of all workers."""
+        """Record the training loss of an epoch, over the data of all workers."""
 
     def leave_center(self) -> None:
-        """Take the worker's own weights back."""
+        """Give the model the worker's own weights back."""
 
     def report(self) -> dict[str, float]:
-        """Return numbers that all workers are to see with the votes of an epoch's end."""
+        """Return numbers that are sent to all workers with the votes at the end of an epoch."""
         return {}
 
     def take_reports(self, reports: Mapping[int, Mapping[str, float]]) -> None:
-        """Take in what each rank has reported, the same on all workers."""
+        """Process the reports of all ranks, which are the same on all workers."""
 
     def center(self) -> contextlib.AbstractContextManager[None]:
-        """Within the ``with`` block, in the middle of an epoch, the model has the common weights."""
+        """Give the model the center's weights within the ``with`` block, in the middle of an epoch."""
         return contextlib.nullcontext()
 
     def finish(self) -> None:
-        """Leave the common weights in the model."""
+        """End the fit, with the center's weights in the model."""

@@ -1,4 +1,4 @@
-"""The averages of gradients of one model: of its optimizer, or of several, such as a GAN's."""
+"""The averages of gradients of one model, which may have several optimizers, as a GAN has."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Array = np.ndarray[Any, Any]
 
 
 class ModelAverages:
-    """Begins and ends fits and epochs for the averages of a model's optimizers.
+    """Starts and ends fits and epochs for the `GradientAverage` of each optimizer of a model.
 
-    All workers call the optimizers in the same order. A worker that has come to the end of its epoch goes on with the
-    calls that belong to a batch, without gradients, until all have come there.
+    All workers call the optimizers in the same order. A worker that has ended its epoch continues the calls of a batch
+    without gradients, until all workers have ended theirs.
 
     Parameters
     ----------
@@ -30,7 +30,7 @@ class ModelAverages:
     Attributes
     ----------
     members
-        As above.
+        See the parameter.
     """
 
     def __init__(self, members: list[GradientAverage]) -> None:
@@ -40,12 +40,12 @@ class ModelAverages:
         self._batches = 0
 
     def place(self, device: Any) -> None:
-        """Prepare for gradients that are all on a device, as the back end names it; None if that is the host."""
+        """Prepare for gradients on a device, given as the back end's object for it; None for the host."""
         for member in self.members:
             member.place(device)
 
     def attach(self, policy: str, like: Sequence[Array]) -> None:
-        """Begin a fit; of several optimizers, which weights are whose is seen in the first step."""
+        """Start a fit; with several optimizers, the first step shows which weights each of them trains."""
         self._calls.clear()
         self._batches = 0
         if len(self.members) == 1:
@@ -55,32 +55,32 @@ class ModelAverages:
             member.attach(policy, member.like, self._calls)
 
     def detach(self) -> None:
-        """End the fit: the next one has to attach again."""
+        """End the fit; the next one has to attach again."""
         for member in self.members:
             member.detach()
 
     def vote(self) -> None:
-        """Vote for the end of the fit: all workers learn it from the next call."""
+        """Vote for the end of the fit; the vote is sent to all workers with the next call."""
         for member in self.members:
             member.send(VOTE)
 
     @property
     def stops(self) -> bool:
-        """Whether the votes seen in the latest call suffice: the same answer on every worker."""
+        """Whether the votes received with the latest call suffice to end the fit; the same on every worker."""
         return any(member.stops for member in self.members)
 
     @property
     def lags(self) -> bool:
-        """Whether the votes that are seen are those of an earlier batch."""
+        """Whether the votes received are those of an earlier batch."""
         return any(member.lags for member in self.members)
 
     def require_attached(self) -> None:
-        """Raise `ConfigurationError` if no fit that goes on has prepared the model."""
+        """Raise `ConfigurationError` if no fit in progress has prepared the model."""
         for member in self.members:
             member.require_attached()
 
     def require_sound(self) -> None:
-        """Raise the error of an earlier call, where it could not be raised in that call."""
+        """Raise the error of an earlier call that could not be raised in that call."""
         for member in self.members:
             member.require_sound()
 
@@ -96,13 +96,12 @@ class ModelAverages:
             member.program_started()
 
     def join(self) -> list[int]:
-        """Take part without gradients until every worker has come to the end of its epoch.
+        """Make calls without gradients until every worker has ended its epoch.
 
         Returns
         -------
         list of int
-            The number of steps that each rank has made in it, after which weights and optimizers differ unless they
-            are the same.
+            The number of steps of each rank in the epoch; if they differ, weights and optimizers differ too.
         """
         own = sum(member.steps for member in self.members)
         pattern = self._calls_of_a_batch()
@@ -127,7 +126,7 @@ class ModelAverages:
         return steps
 
     def _calls_of_a_batch(self) -> list[GradientAverage]:
-        """Return the members in the order of the calls for a batch, that of the last epoch where this had none."""
+        """Return the members in the order of their calls for a batch, by the previous epoch if this one had none."""
         if self._calls:
             each = len(self._calls) // max(self._batches, 1)
             self._pattern = self._calls[: max(each, 1)]

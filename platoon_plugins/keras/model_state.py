@@ -1,4 +1,4 @@
-"""The state of a model that is the same on all workers: weights, statistics and optimizer."""
+"""The state of a model that all workers have in common: weights, statistics and optimizer state."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ __all__ = ["broadcast_variables", "first_values", "state_checksum", "state_of"]
 
 
 def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
-    """Give the weights, statistics and optimizer of rank 0 to all workers, before a loop over ``train_on_batch``.
+    """Copy the weights, statistics and optimizer state of rank 0 to all workers, before a loop over ``train_on_batch``.
 
-    All workers call it; ``fit`` with `distribute` does it by itself. With one worker nothing happens.
+    A collective call. A ``fit`` with `distribute` does the same at its start. For a single worker it does nothing.
 
     Parameters
     ----------
     model : keras.Model
-        Built; on Keras 2 also compiled. Of one that is not, weights and statistics are given, and optimizers in its
-        attributes.
+        A built model; on Keras 2 it must be compiled too. If a model of Keras 3 is not compiled, its weights and
+        statistics are copied, and the state of optimizers in its attributes.
     worker : Worker, optional
         The default is ``connect()``.
 
     Raises
     ------
     ConfigurationError
-        If the model has no weights yet, or is one of Keras 2 that is not compiled.
+        If the model has no weights yet, or is a model of Keras 2 that is not compiled.
     LayoutMismatchError
-        On every worker, before anything is changed, if the model of one is another.
+        On every worker, before anything is changed, if the models differ between workers.
     """
     worker = connect() if worker is None else worker
     backend = backends.current()
     wrap_again(model, worker)
-    compiled = getattr(model, "compiled", True)  # which a model of Keras 2 does not tell: its back end looks
+    compiled = getattr(model, "compiled", True)  # a model of Keras 2 has no such attribute: its back end checks
     if compiled:
         average = require_distributable(model, backend)
     else:
@@ -56,18 +56,18 @@ def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
 
 
 def first_values(model: Any, backend: Backend) -> list[Any]:
-    """Return what a fit begins with: the state of the model, and the epoch at which training resumes."""
+    """Return the variables to copy at the start of a fit: the model's state, and the epoch of a resumed training."""
     return [*state_of(model, backend), _FirstEpoch(model, backend)]
 
 
 def state_of(model: Any, backend: Backend, statistics: bool = True) -> list[Variable]:
-    """Return the variables of weights, statistics unless they are left out, and optimizer."""
+    """Return the variables of weights, statistics (if ``statistics``) and optimizer."""
     of_layers = backend.statistics(model) if statistics else []
     return [*backend.weights(model), *of_layers, *backend.optimizer_state(model)]
 
 
 def state_checksum(model: Any, backend: Backend) -> int:
-    """Return a checksum of weights, statistics and optimizer: another one if a bit differs, all but surely."""
+    """Return a checksum of weights, statistics and optimizer state, which almost surely changes if any bit does."""
     checksum = 0
     for variable in state_of(model, backend):
         checksum = zlib.crc32(np.ascontiguousarray(variable.get_value(borrow=True)), checksum)
@@ -75,7 +75,7 @@ def state_checksum(model: Any, backend: Backend) -> int:
 
 
 class _FirstEpoch:
-    """The epoch at which a callback wants training to resume, as a variable."""
+    """The epoch at which a callback makes training resume, with the methods of a variable."""
 
     name = "first epoch"
 

@@ -1,4 +1,4 @@
-"""The optimizers of a model: which of them average gradients, also those of a copy or a loaded model."""
+"""The optimizers of a model, and which of them average gradients, even if copied or loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _AVERAGES = "_platoon_averages"
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Return the optimizers of a model: that of compile() first, and those in its attributes, such as a GAN's."""
+    """Return the optimizers of a model: first that of compile(), then those in its attributes, as a GAN has."""
     found = [getattr(model, "optimizer", None)]
     for value in vars(model).values():
         found += value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
@@ -28,7 +28,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def with_inner(optimizer: Any) -> Iterator[Any]:
-    """Yield an optimizer and those inside it: of a LossScaleOptimizer, of a MultiOptimizer."""
+    """Yield an optimizer and the optimizers inside it, as in a LossScaleOptimizer or a MultiOptimizer."""
     yield optimizer
     inner = getattr(optimizer, "inner_optimizer", None)
     for each in [*([] if inner is None else [inner]), *(getattr(optimizer, "optimizers", None) or ())]:
@@ -36,11 +36,11 @@ def with_inner(optimizer: Any) -> Iterator[Any]:
 
 
 def wrap_again(model: Any, worker: Worker) -> None:
-    """Make each optimizer of a model average gradients as a whole, if it, or what is inside it, is to do so or did.
+    """Apply DistributedOptimizer to each plain optimizer of a model that is marked, or has a marked one inside.
 
-    A copy of a DistributedOptimizer is a plain one, by ``copy.deepcopy``, ``pickle``, ``load_model`` or from its
-    configuration; its name tells. With the policy "mixed_float16" ``compile`` puts a LossScaleOptimizer around a
-    DistributedOptimizer: each worker would decide by its own gradients which steps to leave out.
+    ``copy.deepcopy``, ``pickle``, ``load_model`` and ``from_config`` make plain optimizers from a DistributedOptimizer;
+    the mark is in their names. With the policy "mixed_float16" ``compile`` puts a LossScaleOptimizer around a
+    DistributedOptimizer; left so, each worker would decide by its own gradients which steps to skip.
     """
     if worker.global_size == 1:
         return
@@ -56,12 +56,12 @@ def wrap_again(model: Any, worker: Worker) -> None:
 
 
 def average_of_model(model: Any) -> ModelAverages | None:
-    """Return what averages the gradients of a model, the same object each time; None if its optimizers are plain.
+    """Return the averages of a model's gradients, always the same object; None if its optimizers are plain.
 
     Raises
     ------
     ConfigurationError
-        If some gradients would be averaged and others not.
+        If only some of its optimizers average gradients.
     """
     optimizers = optimizers_of(model)
     averages = [average for average in map(average_of, optimizers) if average is not None]
@@ -77,7 +77,7 @@ def average_of_model(model: Any) -> ModelAverages | None:
             "got two optimizers of a model that share an average of gradients, as one was made by from_config() of "
             "the other's class: call DistributedOptimizer on a plain optimizer for each"
         )
-    compiled = getattr(model, "optimizer", None)  # a model that is not compiled has none on torch
+    compiled = getattr(model, "optimizer", None)  # on torch a model has no optimizer before compile()
     only_compiled = averages in ([], [average_of(compiled)])
     _require_all(optimizers if only_compiled else [each for each in optimizers if each is not compiled], averages)
     if not averages:

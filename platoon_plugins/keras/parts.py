@@ -1,4 +1,4 @@
-"""The arrays that `shard` returned: which rows of which whole they are, so that a fit can take others of it."""
+"""Records of which rows of which array `shard` has returned, so that a fit can take other rows in each epoch."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from platoon_base.sharding import epoch_indices
 
 __all__ = ["Cut", "Part", "is_nested", "keep_part", "leaves", "map_arrays", "part_at", "part_of"]
 
-_CHECKED_BYTES = 1 << 24  # at a time
+_CHECKED_BYTES = 1 << 24  # per call of crc32
 
 
 class Cut(NamedTuple):
-    """How the rows of a whole are dealt out: arrays of one cut stay together row by row in each epoch.
+    """How rows are divided among the workers; arrays with the same cut stay aligned row by row in each epoch.
 
     Attributes
     ----------
     start, stop : int
-        The rows of the whole that are dealt out.
+        The range of rows that are divided.
     rank, size : int
     uneven : {"keep", "drop", "wrap"}
     """
@@ -34,21 +34,22 @@ class Cut(NamedTuple):
     uneven: str
 
     def rows(self, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return this worker's rows of the whole in an epoch; see `platoon_base.sharding.epoch_indices`."""
+        """Return this worker's row numbers in an epoch; see `platoon_base.sharding.epoch_indices`."""
         n = self.stop - self.start
         dealt = epoch_indices(n, self.rank, self.size, shuffle=True, seed=seed, epoch=epoch, uneven=self.uneven)
         return self.start + dealt
 
 
 class Part(NamedTuple):
-    """An array of this worker, as a part of a whole.
+    """The origin of one worker's array.
 
     Attributes
     ----------
     whole : array
+        The array with the rows of all workers.
     cut : Cut
     checksum : int
-        Of the part when it was made.
+        Checksum of the worker's array when it was made.
     """
 
     whole: Any
@@ -56,34 +57,34 @@ class Part(NamedTuple):
     checksum: int
 
     def is_unchanged(self, array: Any) -> bool:
-        """Whether the array has the values that it was made with."""
+        """Return whether the array still has its initial values."""
         return _checksum(array) == self.checksum
 
 
-# By the id of the array, with a weak reference that takes the entry out when the array goes.
+# By the id of the array, with a weak reference that removes the entry when the array is freed.
 _parts: dict[int, tuple[weakref.ref[Any], Part]] = {}
 
 
 def keep_part(array: Any, whole: Any, cut: Cut) -> None:
-    """Remember where an array is from, as long as it lives. Of data in files nothing is kept."""
+    """Record the origin of an array until it is freed, unless its data are in a file, on a GPU or of objects."""
     if not (_is_in_memory(array) and _is_in_memory(whole)):
         return
     key = id(array)
     try:
         reference = weakref.ref(array, lambda _: _parts.pop(key, None))
-    except TypeError:  # not of this class
+    except TypeError:  # this class has no weak references
         return
     _parts[key] = reference, Part(whole, cut, _checksum(array))
 
 
 def part_of(array: Any) -> Part | None:
-    """Return where an array is from; None if it is not one that `shard` returned."""
+    """Return the origin of an array; None if `shard` has not returned it."""
     found = _parts.get(id(array))
     return found[1] if found is not None and found[0]() is array else None
 
 
 def part_at(array: Any) -> tuple[Any, Part] | None:
-    """Return the array that `shard` returned whose rows an array has, perhaps in another shape, and its `Part`."""
+    """Return the array of `shard` of which an array is a view with all rows, and its `Part`; None if there is none."""
     if not isinstance(array, np.ndarray):
         return None
     for reference, part in list(_parts.values()):
@@ -94,7 +95,7 @@ def part_at(array: Any) -> tuple[Any, Part] | None:
 
 
 def _place(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-    """Return the same for an array and a view of all of it by rows, such as one of a column for a vector."""
+    """Return a key that is equal for an array and a view of all its rows, such as a column of a vector."""
     address, _ = array.__array_interface__["data"]
     return address, array.dtype, array.size, array.shape[:1], array.strides[:1]
 
@@ -105,7 +106,7 @@ def _is_in_memory(array: Any) -> bool:
     if hasattr(array, "iloc"):
         return all(getattr(dtype, "kind", "O") in "biuf" for dtype in np.ravel(array.dtypes))
     if type(array).__module__.partition(".")[0] == "torch":
-        return bool(array.device.type == "cpu") and "bfloat16" not in str(array.dtype)  # which NumPy has not
+        return bool(array.device.type == "cpu") and "bfloat16" not in str(array.dtype)  # NumPy has no bfloat16
     return type(array).__module__.partition(".")[0] in ("jax", "jaxlib")
 
 
@@ -122,7 +123,7 @@ def _checksum(array: Any) -> int:
 
 
 def map_arrays(data: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply a function to the arrays in nested data; None stays."""
+    """Apply a function to the arrays in nested data, but not to None."""
     if data is None:
         return None
     if isinstance(data, Mapping):
@@ -134,7 +135,7 @@ def map_arrays(data: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def is_nested(data: Any) -> bool:
-    """Whether a list or tuple holds arrays, or is one itself: of numbers or strings."""
+    """Return whether data are a list or tuple of arrays, and not of numbers or strings."""
     return isinstance(data, (list, tuple)) and any(
         value is None or hasattr(value, "shape") or isinstance(value, (Mapping, list, tuple)) for value in data
     )

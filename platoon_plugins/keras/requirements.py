@@ -1,4 +1,4 @@
-"""The requirements on a model that several workers are to train."""
+"""Requirements on a model that several workers train."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _FLOATS = ("float16", "float32", "float64")
 
 
 def require_distributable(model: Any, backend: Backend) -> Any:
-    """Look at a model before it is trained together with those of other workers.
+    """Check a model before several workers train it.
 
     Returns
     -------
     ModelAverages or None
-        What averages the gradients of its optimizers; None for plain ones.
+        The averages of its optimizers' gradients; None for plain optimizers.
 
     Raises
     ------
     ConfigurationError
-        If it is not compiled, or cannot be trained so.
+        If it is not compiled, or several workers cannot train it.
     """
     average = average_of_model(model)
     backend.require_trainable(model, average is not None)
@@ -33,7 +33,7 @@ def require_distributable(model: Any, backend: Backend) -> Any:
 
 
 def require_weights(model: Any, backend: Backend) -> None:
-    """Raise if there are none to be trained, or some of a type that workers do not combine."""
+    """Raise if a model has no trainable weights, or some of a dtype that workers do not combine."""
     weights = backend.weights(model)
     if not weights:
         raise ConfigurationError(
@@ -51,7 +51,7 @@ def require_weights(model: Any, backend: Backend) -> None:
 def require_new(steps: int) -> None:
     """Raise if a plain optimizer has made steps before the first fit with ``rule="auto"``.
 
-    A DistributedOptimizer comes back from a saved model as a plain one, and nothing tells the two apart.
+    A DistributedOptimizer is loaded from a saved model as a plain one, so the two cannot be distinguished.
     """
     if steps:
         raise ConfigurationError(
@@ -63,7 +63,7 @@ def require_new(steps: int) -> None:
 
 
 def require_no_other_average(model: Any, shares_moments: bool) -> None:
-    """Raise if an optimizer, or one inside it, keeps averages of the weights that a rule would not know of.
+    """Raise if an optimizer, or one inside it, keeps averages of the weights that the rule does not share.
 
     A rule that shares the moments of optimizers shares the averages of ``use_ema`` too.
     """

@@ -1,4 +1,4 @@
-"""Rows that are dealt out anew in each epoch of a fit: arrays of `shard` take other rows of the whole."""
+"""New division of the rows in each epoch of a fit: the arrays of `shard` get other rows of the whole arrays."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ __all__ = ["Reshuffling", "callers", "common_cut"]
 
 
 class Reshuffling:
-    """Deals the rows of one fit out anew in each epoch; made from a callback's ``on_train_begin``.
+    """Divides the rows of one fit again in each epoch; make it in a callback's ``on_train_begin``.
 
     ::
 
         order := permutation of all rows, drawn from (seed of the job, number of the fit, epoch)
         rows  := order[rank], order[rank + size], order[rank + 2 size], ...
 
-    ``fit`` then shuffles the rows of this worker as it does without. The arrays that `shard` returned stay as they are.
-    Rows stay with their worker where ``fit`` was told not to shuffle or to count steps, and where it was given anything
-    but unchanged arrays of `shard`: other arrays beside them would no longer go with their rows.
+    ``fit`` then shuffles this worker's rows as usual. The arrays that `shard` returned are not changed. Each worker
+    keeps its rows if ``fit`` has ``shuffle=False`` or ``steps_per_epoch``, or gets anything but unchanged arrays of
+    `shard`: other arrays would no longer be aligned with the rows.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Reshuffling:
             self._inputs = None if self._cut is None else inputs
 
     def agree(self) -> None:
-        """Find out whether all workers can; a collective call. The first one's count of fits holds for all."""
+        """Check whether all workers can divide their rows again; a collective call. All use the first one's seed."""
         mine = "" if self._cut is None else f"{self._cut.start} {self._cut.stop} {self._cut.uneven}"
         told = self._worker.gather([self._worker.global_rank, seeds.fits(), mine], name="keras fit rows")
         leader, number, _ = told[0]
@@ -62,7 +62,7 @@ class Reshuffling:
         self._seed = shard_seed(self._worker.seed, number) if number else self._worker.seed
 
     def epoch_begins(self, epoch: int) -> None:
-        """Give ``fit`` the rows of this epoch, before it reads the first batch."""
+        """Replace the rows of ``fit`` by those of this epoch, before it reads the first batch."""
         if self._inputs is None or self._cut is None:
             return
         rows, taken = self._cut.rows(self._seed, epoch), {}
@@ -75,12 +75,12 @@ class Reshuffling:
         self._inputs.replace(rows_of)
 
     def end(self) -> None:
-        """Let the data go."""
+        """Drop the references to the data."""
         self._inputs = None
 
 
 def common_cut(arrays: list[tuple[Any, Part | None]]) -> tuple[Cut | None, str]:
-    """Return how all the arrays are dealt out; or None, and why not if some are parts."""
+    """Return the cut that all arrays have in common; or None, and the reason if some arrays are from `shard`."""
     parts = [part for _, part in arrays if part is not None]
     if not parts:
         return None, ""
@@ -94,7 +94,7 @@ def common_cut(arrays: list[tuple[Any, Part | None]]) -> tuple[Cut | None, str]:
 
 
 def _inputs_of_fit(model: Any) -> _Keras3Inputs | _Keras2Inputs | None:
-    """Return the arrays that the calling ``fit`` reads batches from; None if it does not shuffle all of them."""
+    """Return the arrays from which the calling ``fit`` reads batches; None if it does not shuffle all rows."""
     for name, values in callers():
         if name == "fit_loop" and values.get("model") is model and "fit_inputs" in values:
             kind: Any = _Keras2Inputs
@@ -109,7 +109,7 @@ def _inputs_of_fit(model: Any) -> _Keras3Inputs | _Keras2Inputs | None:
 
 
 def callers() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and variables of the functions that are being called, the innermost first."""
+    """Yield the names and local variables of the functions on the call stack, innermost first."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         yield frame.f_code.co_name, frame.f_locals
@@ -117,9 +117,9 @@ def callers() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class _Keras3Inputs:
-    """Keras 3 reads batches from the arrays of an adapter, which is replaced by one like it.
+    """Inputs of Keras 3, which reads batches from the arrays of an adapter: replaces the adapter.
 
-    On TensorFlow the data set that was made of the adapter is replaced too: it holds a copy of the arrays.
+    On TensorFlow the data set made from the adapter is replaced too, as it has a copy of the arrays.
     """
 
     def __init__(self, values: dict[str, Any]) -> None:
@@ -128,14 +128,14 @@ class _Keras3Inputs:
         self._options = {"class_weight": values.get("class_weight"), "shuffle": True}
 
     def parts(self) -> list[tuple[Any, Part | None]]:
-        """Return the arrays, each with where it is from."""
+        """Return the arrays, each with its origin."""
         return [(array, part_of(array)) for array in leaves(self._data)]
 
     def replace(self, rows_of: Callable[[Part], Any]) -> None:
-        """Put other rows of the same wholes in."""
+        """Replace the arrays by other rows of the same whole arrays."""
         iterator, adapter = self._iterator, self._iterator.data_adapter
         kind, batch_size = type(adapter), adapter.batch_size
-        iterator.data_adapter = iterator._current_iterator = adapter = None  # and with it the rows of the last epoch
+        iterator.data_adapter = iterator._current_iterator = adapter = None  # frees the rows of the last epoch
         x, y, sample_weight = map_arrays(self._data, lambda array: rows_of(part_of(array)))
         adapter = kind(x, y, sample_weight=sample_weight, batch_size=batch_size, **self._options)
         if hasattr(iterator, "_distributed_dataset"):
@@ -146,7 +146,7 @@ class _Keras3Inputs:
 
 
 class _Keras2Inputs:
-    """Keras 2 reads batches from a list of arrays: inputs, targets and weights, which are ones if none were given."""
+    """Inputs of Keras 2, which reads batches from a list: inputs, targets and sample weights, ones by default."""
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._list: list[Any] = values["fit_inputs"]
@@ -157,14 +157,14 @@ class _Keras2Inputs:
         }
 
     def parts(self) -> list[tuple[Any, Part | None]]:
-        """Return the arrays, each with where it is from."""
+        """Return the arrays, each with its origin."""
         return [(self._list[i], None) if found is None else found for i, found in self._found.items()]
 
     def replace(self, rows_of: Callable[[Part], Any]) -> None:
-        """Put other rows of the same wholes in."""
+        """Replace the arrays by other rows of the same whole arrays."""
         for i, (_, part) in [(i, found) for i, found in self._found.items() if found is not None]:
             shape = self._list[i].shape
-            self._list[i] = None  # and with it the rows of the last epoch
+            self._list[i] = None  # frees the rows of the last epoch
             self._list[i] = rows_of(part).reshape(shape)
 
 

@@ -1,4 +1,4 @@
-"""The epoch at which a fit goes on, in a job that was resumed from a checkpoint: it has the center, and this."""
+"""The epoch at which a fit continues in a job that was resumed from a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ _KEPT = "epochs of the first keras fit"
 
 
 class Resumption(NamedTuple):
-    """How far the first fit of an earlier run of this job was.
+    """The progress of the first fit in the previous run of this job.
 
     Attributes
     ----------
     done : int
-        Epochs that all workers had ended.
+        Number of epochs that all workers had completed.
     stopped_of : int
-        Of how many, if they had stopped early by their votes; otherwise 0.
+        The number of epochs of that fit, if it was stopped early by votes; otherwise 0.
     """
 
     done: int
     stopped_of: int = 0
 
     def first_epoch(self, epochs: int | None, given: int) -> int:
-        """Return the number of the epoch to begin with, counted from 0, and say what the user will see of it.
+        """Return the number of the first epoch, counted from 0, and log it.
 
         Parameters
         ----------
         epochs : int or None
-            Of the ``fit``.
+            The argument of ``fit``.
         given : int
-            Its ``initial_epoch``, or where a callback wants to resume: a later one holds.
+            The ``initial_epoch`` of ``fit``, or the epoch at which a callback resumes; used if it is later.
         """
         if epochs and (self.done >= epochs or self.stopped_of == epochs):
             why = "its callbacks had stopped it" if self.done < epochs else "those were all"
@@ -61,24 +61,24 @@ class Resumption(NamedTuple):
 
 
 def keep_epochs(worker: Worker, done: int, stopped_of: int = 0) -> None:
-    """Leave with the job how far a fit is, for its next checkpoints; those have the first center that a job has."""
+    """Store the progress of a fit for the next checkpoints, if it has the job's first center, the one they contain."""
     if worker.advanced.sharing == 1:
         worker.keep(_KEPT, [done, stopped_of])
 
 
 def agree_to_resume(worker: Worker, has_center: bool = True) -> Resumption | None:
-    """Return how far this fit was before the job was resumed, the same on all workers; a collective call.
+    """Return the progress of this fit before the job was resumed, the same on all workers; a collective call.
 
-    None for a new job, and for all fits but the first with a center.
+    It is None in a new job, and for all fits except the first one with a center.
     """
     mine = worker.take_kept(_KEPT) if has_center else None
     found = [kept for kept in worker.gather(mine, name="keras fit begins") if kept is not None]
-    # A checkpoint may lie between the words of two workers: an epoch that is made again does no harm.
+    # A checkpoint may be written between the calls of `keep` of two workers; repeating an epoch does no harm.
     return Resumption(*min(found)) if found else None
 
 
 def warn_if_anew(worker: Worker, first_epoch: int) -> None:
-    """Warn that a fit without a center begins anew in a job that was resumed, unless a callback has restored it."""
+    """Warn if a fit without a center starts from scratch in a resumed job: only a callback could have restored it."""
     if worker.resume_at.epoch and not first_epoch and not worker.advanced.shares:
         which = "that averages gradients" if worker.global_size > 1 else "of one worker"
         warn_once(
@@ -89,7 +89,7 @@ def warn_if_anew(worker: Worker, first_epoch: int) -> None:
 
 
 def given_initial_epoch(model: Any) -> int:
-    """Return the ``initial_epoch`` of the ``fit`` that is calling a callback; Keras tells no callback."""
+    """Return the ``initial_epoch`` of the calling ``fit``, from its frame: Keras does not pass it to callbacks."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_name == "fit" and frame.f_locals.get("self") is model:
@@ -99,12 +99,12 @@ def given_initial_epoch(model: Any) -> int:
 
 
 def resume_loops_of_keras_2(first_epoch: Callable[[Any, dict[str, Any]], int]) -> None:
-    """Let the loops of Keras 2, which no callback can make begin later, ask for their first epoch.
+    """Patch the training loops of Keras 2 to get their first epoch from a function, as callbacks cannot set it.
 
     Parameters
     ----------
     first_epoch : callable
-        Gets the model and the options of a loop, ``callbacks`` and ``initial_epoch`` among them.
+        Returns it for the model and the options of a loop, which include ``callbacks`` and ``initial_epoch``.
     """
     from keras.engine import training_arrays, training_generator
 

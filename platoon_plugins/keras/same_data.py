@@ -1,4 +1,4 @@
-"""Checks of data: refuse those that differ between workers, and warn if all workers pass the same whole to a fit."""
+"""Checks of data: raise if they differ between workers, and warn if all workers pass the whole data to a fit."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _ORDER = (
     "on_epoch_end by np.random, which draws the same there on all workers, or, there and in __init__, by a generator "
     "for the order alone that is seeded alike: np.random.default_rng(0)"
 )
-_READ_AGAIN = 16  # times, so that labels which are varied in half of the batches are known to be so
-# What makes a tf.data.Dataset that has all the rows of the tensors it is made from.
+_READ_AGAIN = 16  # times, to detect labels that are varied at random, even if only in half of the batches
+# The classes of tf.data.Dataset that keep all rows of the tensors from which they are made.
 _ALL_ROWS = (
     *("_TensorSliceDataset", "_MapDataset", "_ParallelMapDataset", "_ShuffleDataset", "_RepeatDataset"),
     *("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_PrefetchDataset", "_OptionsDataset"),
@@ -34,19 +34,19 @@ _sequences: weakref.WeakKeyDictionary[Worker, Iterator[int]] = weakref.WeakKeyDi
 
 
 def require_same_data(data: tuple[Any, ...], worker: Worker) -> None:
-    """Raise, on the worker that comes later, if two workers pass different data to `shard`.
+    """Raise if another worker has passed different data to `shard` before; does not wait.
 
-    See `Advanced.require_same_data`; of sets of data it is given what they are made from.
+    See `Advanced.require_same_data`. Data sets are compared by the data from which they are made.
     """
     if worker.global_size > 1:
         worker.advanced.require_same_data(*(_contents(part) for part in data), kind=kind_of(*data))
 
 
 class SameBatches:
-    """Whether the first batch of a PyDataset or Sequence is the same on all workers, from epoch to epoch.
+    """Compares the first batch of a PyDataset or Sequence between the workers, in each epoch.
 
-    Keras 2 tells a Sequence of an epoch's end in a thread whose exceptions are lost, so a difference is kept until
-    a batch is asked for.
+    Keras 2 calls ``on_epoch_end`` in a thread whose exceptions are lost, so a difference is stored, and raised when a
+    batch is read.
 
     Parameters
     ----------
@@ -63,16 +63,16 @@ class SameBatches:
         self._varies = False
 
     def check(self, when: str, read: Callable[[], Any]) -> None:
-        """Compare the batch, in which the labels tell the rows. Inputs may be varied at random.
+        """Compare the labels of the batch, which identify its rows even if inputs are varied at random.
 
-        Labels that are varied too, such as masks that are turned with their images, tell nothing.
+        If labels are varied too, such as masks that are rotated with their images, nothing is compared.
 
         Parameters
         ----------
         when : str
-            Another text each time, such as "after its on_epoch_end (call 2)".
+            A different text for each call, such as "after its on_epoch_end (call 2)".
         read : callable
-            Returns the batch. It draws the same numbers by np.random each time and on all workers.
+            Returns the batch. np.random has the same state in each call and on all workers.
         """
         if self._varies:
             return
@@ -87,7 +87,7 @@ class SameBatches:
             self._failure = exc
 
     def require(self) -> None:
-        """Raise if it is another one."""
+        """Raise if a batch differed."""
         if self._failure is not None:
             raise self._failure
 
@@ -97,7 +97,7 @@ def _labels(batch: Any) -> str:
 
 
 def _contents(data: Any) -> Any:
-    """Return what `fingerprint` can tell apart: of sets of data what they are made from, none of what they draw."""
+    """Return values for `fingerprint`: for data sets, the data from which they are made, without random draws."""
     if is_loader(data):
         return ["loader", data.batch_size, *_of_torch(data.dataset)]
     if hasattr(data, "element_spec"):  # a tf.data.Dataset
@@ -109,7 +109,7 @@ def _contents(data: Any) -> Any:
 
 
 def _of_torch(dataset: Any) -> list[Any]:
-    """Return the number of items of a torch Dataset and the arrays in it, the indices of random_split among them."""
+    """Return the number of items of a torch Dataset and the arrays in it, including the indices of random_split."""
     if hasattr(dataset, "shape") or isinstance(dataset, Sequence):
         return [dataset]
     inside = getattr(dataset, "__dict__", {})
@@ -120,12 +120,12 @@ def _of_torch(dataset: Any) -> list[Any]:
 
 
 def _of_leaf(dataset: Any) -> list[Any]:
-    """Return the tensors in memory that a tf.data.Dataset begins with, or its first element."""
+    """Return the tensors in memory from which a tf.data.Dataset is made, or its first element."""
     name, tensors = type(dataset).__name__, getattr(dataset, "_tensors", None)
     if tensors is not None:
         return [name, *(np.asarray(tensor) for tensor in tensors)]
     once, again = _first_of(dataset), _first_of(dataset)
-    return [name, *(once if fingerprint(*once) == fingerprint(*again) else [])]  # another one each time: it is drawn
+    return [name, *(once if fingerprint(*once) == fingerprint(*again) else [])]  # not if it is drawn at random
 
 
 def _first_of(dataset: Any) -> list[Any]:
@@ -137,17 +137,17 @@ def _first_of(dataset: Any) -> list[Any]:
 
 
 def sources(dataset: Any) -> Iterator[Any]:
-    """Yield a tf.data.Dataset and all that it is made from."""
+    """Yield a tf.data.Dataset and all data sets from which it is made."""
     yield dataset
     for made_from in dataset._inputs() if hasattr(dataset, "_inputs") else ():
         yield from sources(made_from)
 
 
-# What is passed to fit.
+# The data passed to fit.
 
 
 def data_of_fit(model: Any) -> tuple[Any, ...] | None:
-    """Return x and y, as the ``fit`` that is calling a callback was given them; Keras tells no callback.
+    """Return x and y of the ``fit`` that is calling a callback, from its frame: Keras does not pass them to callbacks.
 
     Returns
     -------
@@ -165,7 +165,7 @@ def data_of_fit(model: Any) -> tuple[Any, ...] | None:
 def warn_if_not_sharded(data: tuple[Any, ...] | None, worker: Worker) -> None:
     """Warn if all workers train on the same rows; a collective call.
 
-    Of data that draw their order or their batches by themselves nothing is known, and nothing said.
+    Data that draw their order or their batches themselves are not compared.
     """
     mine = None if data is None or not _is_whole(data[0]) else fingerprint(*map(_everything, data))
     told = worker.gather([worker.global_rank, mine], name="keras fit data")
@@ -178,16 +178,16 @@ def warn_if_not_sharded(data: tuple[Any, ...] | None, worker: Worker) -> None:
 
 
 def _is_whole(data: Any) -> bool:
-    """Whether these may be all the data, and it can be told."""
+    """Return whether these may be all the data; False if that cannot be determined."""
     if is_loader(data):
         return draws_from_all(data)
-    if hasattr(data, "element_spec"):  # rows may be chosen by what it skips, or by a generator that it calls
+    if hasattr(data, "element_spec"):  # other classes may skip rows, or take them from a generator
         return all(type(source).__name__ in _ALL_ROWS for source in sources(data))
     return hasattr(data, "shape") or isinstance(data, (list, tuple, Mapping))
 
 
 def _everything(data: Any) -> Any:
-    """Return what `fingerprint` can tell apart, in a torch Dataset of any class all that it keeps."""
+    """Return values for `fingerprint`: as `_contents`, and all attributes of a torch Dataset."""
     if not is_loader(data):
         return _contents(data)
     kept, dataset = [], data.dataset
@@ -198,7 +198,7 @@ def _everything(data: Any) -> Any:
 
 
 def described(value: Any) -> str:
-    """Return the same text for what means the same: objects by their class, functions by their name."""
+    """Describe settings as a text, equal for equal settings: objects by their class, functions by their name."""
     if isinstance(value, Mapping):
         there = sorted((str(key), each) for key, each in value.items() if each is not None)
         return ", ".join(f"{key}={described(each)}" for key, each in there)

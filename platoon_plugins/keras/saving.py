@@ -1,4 +1,4 @@
-"""Files that several workers write: a model is to be saved by one of them."""
+"""Detection of files that several workers write: only one worker should save a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REMEDY = (
 
 
 def watch_saving() -> None:
-    """Let models notice that two workers write one file, which may end up as a mixture of both."""
+    """Make ``save`` and ``save_weights`` warn if two workers write one file, which may become a mixture of both."""
     for name in ("save", "save_weights"):
         plain = getattr(keras.Model, name)
         if not hasattr(plain, "watches_files"):
@@ -50,5 +50,5 @@ def _watched(save: Callable[..., Any]) -> Callable[..., Any]:
 def _warn_if_not_alone(path: str, worker: Worker) -> None:
     try:
         worker.advanced.require_same(f"the writer of {path}", f"rank {worker.global_rank}", _REMEDY)
-    except ConfigurationError:  # on the one that comes later
+    except ConfigurationError:  # raised on the worker that writes later
         warn_once(f"worker {worker.global_rank} writes {path}, which another worker has written too: {_REMEDY}")

@@ -1,4 +1,4 @@
-"""Random numbers of Python and NumPy: different on each worker during a fit, the same on all before and after it."""
+"""Random generators of Python and NumPy: different on each worker during a fit, equal on all before and after it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _ended: list[int] = [0]
 
 
 def state() -> Any:
-    """Return where the generators of Python and NumPy stand."""
+    """Return the states of the generators of Python and NumPy."""
     return random.getstate(), np.random.get_state()
 
 
 def vary(rank: int) -> int:
-    """Seed them by what they would draw next and the rank, and return that seed.
+    """Seed the generators from their next number and the rank; return the seed.
 
-    With a seed set by the script the new one follows from it; without one it is random still.
+    If the script has set a seed, the new one is determined by it; otherwise it is random.
     """
     seed = shard_seed(int(np.random.randint(2**31)), rank)
     random.seed(seed)
@@ -35,9 +35,9 @@ def vary(rank: int) -> int:
 
 
 def go_on(state: Any) -> None:
-    """Set them one step after their state at the begin of a fit, the same on all workers.
+    """Set the generators one step after their state at the start of a fit, the same on all workers.
 
-    So splits that a script draws between two fits are the same everywhere, and a second fit shuffles otherwise.
+    So random splits between two fits are equal on all workers, and a second fit shuffles differently.
     """
     restore(state)
     random.random()
@@ -51,7 +51,7 @@ def fits() -> int:
 
 
 def restore(state: Any) -> None:
-    """Let them go on where they stood."""
+    """Set the generators to earlier states."""
     python, numpy = state
     random.setstate(python)
     np.random.set_state(numpy)
@@ -59,9 +59,9 @@ def restore(state: Any) -> None:
 
 @contextlib.contextmanager
 def common(seed: Sequence[int]) -> Iterator[None]:
-    """Within the ``with`` block they follow from a seed; afterwards they go on where they stood.
+    """Seed the generators within the ``with`` block, and restore their states afterwards.
 
-    Keras reads training and validation data in threads of their own, which enter one after the other.
+    Keras reads training and validation data in separate threads, which enter the block one at a time.
     """
     with _one_at_a_time:
         before = state()

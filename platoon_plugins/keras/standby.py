@@ -1,4 +1,4 @@
-"""The leader's part of a fit, which is to run the callbacks that write and to print, and how another takes it over."""
+"""The leader's tasks in a fit, which are to print and to run callbacks that write, and their transfer if it fails."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _RESTORES = getattr(keras.callbacks, "BackupAndRestore", ())
 
 
 class Standby(keras.callbacks.Callback):  # type: ignore[misc]
-    """Stands for a callback that the leader runs, and passes the hooks on once this worker is the leader.
+    """Replacement of a leader's callback on another worker; it forwards the hooks once this worker is the leader.
 
-    Use `stand_by`: a subclass passes those hooks on that the callback has.
+    Make it by `stand_by`, whose subclass forwards the hooks that the callback overrides.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class Standby(keras.callbacks.Callback):  # type: ignore[misc]
         self._missed: dict[str, Any] | None = None
 
     def set_model(self, model: Any) -> None:
-        """Take the model."""
+        """Store the model."""
         super().set_model(model)
         self._owner = model
 
@@ -53,12 +53,12 @@ class Standby(keras.callbacks.Callback):  # type: ignore[misc]
             self._missed = dict(logs or {})
 
     def follow(self) -> None:
-        """Record an epoch whose end the leader has worked off: of its value, if the callback keeps the best."""
+        """Record that the leader has completed an epoch; update the best value of a callback that saves the best."""
         logs, self._missed = self._missed, None
         callback = self.callback
         if not logs or not getattr(callback, "save_best_only", False) or callback.monitor not in logs:
             return
-        if callback.monitor_op is None:  # Keras 3 finds out once the metrics are there
+        if callback.monitor_op is None:  # Keras 3 sets it once the metrics exist
             callback.set_model(self._owner)
             callback._set_monitor_op()
         current = logs[callback.monitor]
@@ -66,13 +66,13 @@ class Standby(keras.callbacks.Callback):  # type: ignore[misc]
             callback.best = current
 
     def take_over(self) -> None:
-        """Go on in the leader's place, with the end of this epoch if the leader may not have come to it."""
+        """Activate the callback in the leader's place; call its end of this epoch if the leader may have missed it."""
         callback, self._active = self.callback, True
         callback.set_params(self.params)
         callback.set_model(self._owner)
         if isinstance(callback, keras.callbacks.CSVLogger):
-            callback.append = True  # behind the lines of the leader
-        if not isinstance(callback, _RESTORES):  # which would put earlier weights into the model
+            callback.append = True  # after the lines of the leader
+        if not isinstance(callback, _RESTORES):  # BackupAndRestore would load earlier weights
             callback.on_train_begin({})
         callback.on_epoch_begin(self._epoch, {})
         logs, self._missed = self._missed, None
@@ -81,7 +81,7 @@ class Standby(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def stand_by(callback: Any) -> Standby:
-    """Return what stands for a callback of the leader on another worker."""
+    """Return the `Standby` that replaces a leader's callback on another worker."""
 
     def passing(name: str) -> Callable[..., Any]:
         def hook(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -98,7 +98,7 @@ def stand_by(callback: Any) -> Standby:
 
 
 def quieten(callback: Any) -> None:
-    """Let a callback print nothing, until this worker is the leader."""
+    """Silence a callback until this worker is the leader."""
     if hasattr(callback, "verbose"):
         if not hasattr(callback, _VERBOSE):
             setattr(callback, _VERBOSE, callback.verbose)
@@ -106,16 +106,16 @@ def quieten(callback: Any) -> None:
 
 
 def take_over(mine: Any, rank: int, verbose: Any) -> None:
-    """Run from now on what the leader runs, in the list of callbacks that is being called.
+    """Take the leader's tasks over: activate the `Standby` and silenced callbacks of the list that is being called.
 
     Parameters
     ----------
     mine : keras.callbacks.Callback
-        Whose hook is being called.
+        The callback whose hook is being called.
     rank : int
-        Of this worker.
+        Rank of this worker.
     verbose : int or str
-        As it was passed to ``fit``.
+        The argument of ``fit``.
     """
     log.warning("rank %d is the leader from here on: it writes and prints what a rank did that is gone", rank)
     for callback in _callbacks_around(mine):
@@ -129,7 +129,7 @@ def take_over(mine: Any, rank: int, verbose: Any) -> None:
 
 
 def _callbacks_around(mine: Any) -> Iterator[Any]:
-    """Yield the callbacks of the list that has called one of them."""
+    """Yield the callbacks of the list that is calling ``mine``."""
     frame = sys._getframe(1)
     while frame is not None:
         found = getattr(frame.f_locals.get("self"), "callbacks", None)

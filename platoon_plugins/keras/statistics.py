@@ -1,4 +1,4 @@
-"""The float state of a model that is not trained, averaged at the end of each epoch."""
+"""Averages of the float state of a model that is not trained, at the end of each epoch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Array = np.ndarray[Any, Any]
 
 
 class Statistics:
-    """Averages running statistics and whatever else changed in an epoch; weights that are frozen are not sent.
+    """Averages running statistics and other variables that changed in an epoch; frozen weights are not sent.
 
-    The workers first tell one another what has changed on any of them, along with other sums: a checksum of each
-    variable (a second for a billion weights) costs little beside sending them, in float64, through the controller.
+    The workers first sum, together with other values, flags of which variables have changed. The checksums for them (a
+    second for a billion weights) take much less time than sending the variables, in float64, through the controller.
 
     Parameters
     ----------
@@ -33,22 +33,22 @@ class Statistics:
         self._checksums: list[int] = []
 
     def start(self) -> None:
-        """Record the state, which is the same on all workers now."""
+        """Record the state, which is equal on all workers at the start of a fit."""
         self._checksums = self._compute_checksums()
 
     def changed(self) -> Array:
-        """Return a number for each variable, for the workers to add up: 1 where it has changed since the last time."""
+        """Return a flag for each variable, for a sum over the workers: 1 if it has changed since the last average."""
         return np.array([now != before for now, before in zip(self._compute_checksums(), self._checksums)], np.float64)
 
     def average(self, name: str, changed: Array) -> None:
-        """Average what has changed on any worker; all of them call it.
+        """Average the variables that have changed on any worker; a collective call.
 
         Parameters
         ----------
         name : str
-            Another one each time.
+            A different one for each call.
         changed : ndarray
-            The sum of what all workers' `changed` returned.
+            The sum of the results of `changed` over all workers.
         """
         variables = [v for v, count in zip(self._backend.statistics(self._model), changed) if count]
         if not variables:

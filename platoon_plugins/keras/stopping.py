@@ -1,4 +1,4 @@
-"""The end of a fit, which all workers decide together: by votes between batches, and at the end of each epoch."""
+"""The decision of all workers to end a fit, by votes between batches and at the end of each epoch."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ log = logging.getLogger(__name__)
 
 
 class Stopping:
-    """CallLock ``model.stop_training``, which callbacks set on one worker, into a vote; lives for a fit.
+    """Turns ``model.stop_training``, which callbacks set on one worker, into a vote; there is one for each fit.
 
     Parameters
     ----------
     worker : Worker
     model : keras.Model
     mode : Mode
-        Carries the votes that are cast in the middle of an epoch.
+        Sends the votes that are cast in the middle of an epoch.
     policy : {"any", "all", "leader"}
-        Whose votes end the fit.
+        Which votes end the fit.
 
     Attributes
     ----------
     voted_to_end : bool
-        Whether the workers have decided to end it by their votes, and not because the job stops.
+        Whether the fit ends by votes of the workers, and not because the job stops.
     """
 
     def __init__(self, worker: Worker, model: Any, mode: Mode, policy: str) -> None:
@@ -38,18 +38,18 @@ class Stopping:
         self._voted = self._decided = self.voted_to_end = False
 
     def batch_begins(self) -> None:
-        """Let Keras stop if the votes suffice."""
+        """Make Keras stop if the votes suffice."""
         if self._suffices():
             self._model.stop_training = True
 
     def batch_ends(self) -> None:
-        """Make a vote of what the user's callbacks did after a batch, and let Keras stop only if the votes suffice."""
+        """Vote if a callback has stopped training after a batch; make Keras stop only if the votes suffice."""
         if self._model.stop_training and not self._voted:
             self._vote()
         self._model.stop_training = self._suffices()
 
     def epoch_ends(self, epoch: int) -> list[int]:
-        """Decide together, after all callbacks, whether to go on; a collective call. Returns the ranks in it."""
+        """Decide with all workers, after all callbacks, whether to end the fit; return the ranks that took part."""
         job_stops = self._worker.should_stop
         self._voted |= bool(self._model.stop_training) or job_stops
         mine = [self._worker.global_rank, self._voted, job_stops, self._mode.report()]
@@ -65,7 +65,7 @@ class Stopping:
         return [rank for rank, *_ in told]
 
     def require_decided_together(self) -> None:
-        """Raise if Keras ends the fit, or goes on, against the decision of all workers."""
+        """Raise if Keras ends or continues the fit against the decision of all workers."""
         if bool(self._model.stop_training) != self._decided:
             raise ConfigurationError(
                 "a callback that comes behind those of distribute() has stopped this worker alone: pass all callbacks "

@@ -1,4 +1,4 @@
-"""The list of callbacks by which the fits of several workers train one model."""
+"""`distribute`, which makes the callbacks by which the fits of several workers train one model."""
 
 from __future__ import annotations
 
@@ -49,61 +49,68 @@ def distribute(
     on_nonfinite: str = "raise",
     worker: Worker | None = None,
 ) -> list[Any]:
-    """Return the callbacks to pass to ``fit``: ours first, yours, the common stop last.
+    """Return the callbacks to pass to ``fit``: yours, between two callbacks of this package.
 
-    All workers call ``fit`` with the same arguments, but for the data: see `shard`. At its begin they get the weights,
-    statistics and optimizer of rank 0, and random layers and shuffling other seeds on each worker. Then they train
+    All workers call ``fit`` with the same arguments except the data, see `shard`. At its start they get the weights,
+    statistics and optimizer state of rank 0, and each worker gets different seeds for random layers and shuffling. Then
+    they train
 
-    - asynchronously, with a rule: trainable weights and those of a common center pull at each other every N batches
-      and at the end of an epoch; evaluation, checkpoints and ``model`` after ``fit`` have the center's weights. By an
-      outer-step rule, such as `DiLoCo`, they wait for one another every N batches, and go on from the center;
-    - synchronously, if the model is compiled with `DistributedOptimizer`: each step uses the gradients of all.
+    - asynchronously, with a rule: every N batches and at the end of each epoch, each worker's trainable weights and the
+      center are synchronized by the rule; evaluation, checkpoints and ``model`` after ``fit`` have the center's
+      weights. With an outer-step rule, such as `DiLoCo`, the workers wait for each other every N batches, and continue
+      from the center;
+    - synchronously, if the model is compiled with `DistributedOptimizer`: each step uses the averaged gradients.
 
-    Either way, at the end of an epoch the float state that is not trained (running statistics of BatchNormalization)
-    is averaged, and ``logs`` hold the values over the data of all workers, exactly, before your callbacks see them:
-    so EarlyStopping and the like decide alike everywhere. (A metric class of your own says by ``adds_up = True`` that
-    its variables are sums over samples.) Weights that a callback sets at an epoch's end are kept by worker and center.
+    In both cases, at the end of an epoch the float state that is not trained (running statistics of BatchNormalization)
+    is averaged, and ``logs`` have the exact values over the data of all workers before your callbacks see them, so
+    EarlyStopping and the like decide alike on all workers. (A metric class of your own declares by ``adds_up = True``
+    that its variables are sums over samples.) Weights that a callback sets at the end of an epoch are copied to the
+    center and all workers.
 
-    On all ranks but 0, the leader, nothing is printed, and callbacks that write are not run: those of ``leader_only``,
-    and classes derived from them. Add a writer of your own by ``leader_only=(*LEADER_ONLY, Mine)``. It must not stop
-    training. If the leader fails, the lowest rank that is left takes them over at the end of the epoch: it calls their
-    ``on_train_begin`` (not that of BackupAndRestore), and the ``on_epoch_end`` that the leader has missed. So let
-    ``on_train_begin`` of your own writer append to what is there.
+    Only the leader, rank 0, prints and runs callbacks that write: those of ``leader_only``, and classes derived from
+    them. Add your own writer by ``leader_only=(*LEADER_ONLY, Mine)``; it must not stop training. If the leader fails,
+    the lowest remaining rank runs them from the end of the epoch on: it calls their ``on_train_begin`` (except that of
+    BackupAndRestore), and the ``on_epoch_end`` that the leader has missed. So ``on_train_begin`` of your own writer
+    should append to existing files.
 
-    Under plain ``python`` your callbacks are returned as they are. In a job of one launched worker a callback comes
-    behind them that tells the launcher how far the fit is, and stops it if the job stops.
+    Under plain ``python`` your callbacks are returned unchanged. For a single launched worker a callback is appended
+    that reports progress to the launcher, and stops the fit if the job stops.
 
     Parameters
     ----------
     callbacks : list of keras.callbacks.Callback
+        Your callbacks.
     rule : Rule, None or "auto"
-        Such as `CenterMomentum`, `EASGD`, `DiLoCo`; None with a DistributedOptimizer. "auto" is None for such an
-        optimizer, and for a plain one `platoon_base.rules.default_rule`, ``CenterMomentum()``. It is refused for a
-        plain one that has made steps without a rule, such as that of a loaded model, which may have been distributed.
+        A rule such as `CenterMomentum`, `EASGD`, `DiLoCo`; None with a DistributedOptimizer. "auto" is None for such an
+        optimizer, and `platoon_base.rules.default_rule`, ``CenterMomentum()``, for a plain one. "auto" is refused for a
+        plain optimizer that has made steps without a rule, as in a loaded model, since it may have been a
+        DistributedOptimizer before.
     every_n_batches : int, optional
-        Batches from one synchronization to the next; by default the rule's, `platoon_base.rules.default_period`.
+        Batches from one synchronization to the next. The default is that of the rule, see
+        `platoon_base.rules.default_period`.
     policy : {"any", "all", "leader"}
-        If a callback sets ``model.stop_training``: end the fit on all workers, once all have, or if rank 0 has. A
-        stop at an epoch's end holds after that epoch; one in the middle of an epoch reaches the others within a batch
-        or two, synchronous ones all after the same batch.
+        When to end the fit on all workers: if a callback of any worker sets ``model.stop_training``, once those of all
+        workers have, or if one on rank 0 has. A stop at the end of an epoch takes effect after that epoch. A stop in
+        the middle of an epoch reaches the others within one or two batches; synchronous workers all end after the same
+        batch.
     leader_only : tuple of type
-        Callbacks of these classes run on the leader only; ``()`` for none. The default are those of Keras that write:
+        Callbacks of these classes run on the leader only; ``()`` for none. The default is those of Keras that write:
         ModelCheckpoint, OrbaxCheckpoint, BackupAndRestore, CSVLogger, TensorBoard and RemoteMonitor.
     on_nonfinite : {"raise", "skip", "restore"}
-        What a rule does with a worker's NaN or infinity; see `Worker.init_shared_params`.
+        What the rule does with a worker's NaN or infinity; see `Worker.init_shared_params`.
     worker : Worker, optional
         The default is ``connect()``.
 
     Returns
     -------
     list of keras.callbacks.Callback
-        For one ``fit``; call it again for the next. A deep copy of the list, as KerasTuner makes for each fit, does for
-        another ``fit``.
+        For one ``fit``; call `distribute` again for the next. A deep copy of the list, as KerasTuner makes for each
+        fit, can be used for another ``fit``.
 
     Raises
     ------
     ConfigurationError
-        If the arguments cannot work. Faults of the model are told at the begin of ``fit``.
+        If the arguments cannot work. Errors in the model are raised at the start of ``fit``.
 
     Examples
     --------
@@ -134,9 +141,9 @@ def distribute(
 
 
 def _between(callbacks: list[Any], fits: Fits, at_batches: bool) -> list[Any]:
-    """Return callbacks between the first and the last of ours; on other workers those that write stand by."""
+    """Return callbacks between this package's first and last; except on the leader, `Standby` replaces writers."""
     backend = fits.backend
-    # Alike on all workers, whoever writes: a stop in the middle of an epoch must come to all at the same batch.
+    # By the callbacks of all ranks, writers too: a stop in the middle of an epoch must take effect at the same batch.
     at_batches = at_batches or any(hooks_into_batches(callback) for callback in callbacks)
     for callback in callbacks:
         if not fits.leads and not isinstance(callback, fits.leader_only):
@@ -151,14 +158,14 @@ def _between(callbacks: list[Any], fits: Fits, at_batches: bool) -> list[Any]:
 
 
 def is_distributed(callbacks: list[Any]) -> bool:
-    """Whether the callbacks of a fit are those of `distribute`, in a job of several workers."""
+    """Return whether the callbacks of a fit come from `distribute`, in a job of several workers."""
     return bool(bounds_of(callbacks))
 
 
 def take_in(callbacks: Any) -> Any:
-    """Return the callbacks of a fit, with those that stand beside the ones of `distribute` among these.
+    """Return the callbacks of a fit, with those before and after the list of `distribute` moved into it.
 
-    Without that, each worker would write the files of a ModelCheckpoint, and decide by the values of its own data.
+    Otherwise each worker would write the files of a ModelCheckpoint, and decide by the values of its own data.
     """
     given = list(keras.tree.flatten(callbacks) if hasattr(keras, "tree") else callbacks) if callbacks else []
     bounds = bounds_of(given)
@@ -171,7 +178,7 @@ def take_in(callbacks: Any) -> Any:
         )
     first, last, fits = bounds[0]
     before, behind = given[:first], given[last + 1 :]
-    of_keras = sum(type(callback).__name__ in _OF_KERAS_2 for callback in before)  # they come first
+    of_keras = sum(type(callback).__name__ in _OF_KERAS_2 for callback in before)  # Keras puts its own first
     history = bool(behind) and type(behind[-1]).__name__ in _OF_KERAS_2
     own_end = len(behind) - history
     outside = [*before[of_keras:], *behind[:own_end]]
@@ -182,7 +189,7 @@ def take_in(callbacks: Any) -> Any:
     return [*before[:of_keras], *_between(users, fits, hooks_into_batches(given[last])), *behind[own_end:]]
 
 
-# What Keras 2 itself puts around the callbacks of a fit.
+# The callbacks that Keras 2 itself adds before and after those of a fit.
 _OF_KERAS_2 = () if hasattr(keras, "tree") else ("BaseLogger", "ProgbarLogger", "History")
 
 

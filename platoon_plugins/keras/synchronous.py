@@ -1,4 +1,4 @@
-"""A fit in which every step is taken together, by averaged gradients."""
+"""Synchronous training: all workers make every step together, with averaged gradients."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ __all__ = ["Synchronous"]
 
 log = logging.getLogger(__name__)
 
-_MAY_DIFFER = ("name", "learning_rate")  # the latter is rank 0's for all
+_MAY_DIFFER = ("name", "learning_rate")  # all workers get the learning rate of rank 0
 
 
 class Synchronous(Mode):
-    """All workers train one model by averaged gradients; models differ by what callbacks change at an epoch's end.
+    """Mode in which averaged gradients keep the models of all workers equal, unless callbacks change some of them.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Synchronous(Mode):
     backend : Backend
     average : ModelAverages
     policy : {"any", "all", "leader"}
-        Whose votes end the fit.
+        Which votes end the fit.
     """
 
     rule = None
@@ -46,7 +46,7 @@ class Synchronous(Mode):
         self._found = self._plain_steps = 0
 
     def describe(self, model: Any) -> str:
-        """Return what must be the same on all workers: optimizer and loss too, which use the averages."""
+        """Return a text of the settings that must be the same on all workers, optimizer and loss included."""
         optimizers = ", ".join(map(_described, optimizers_of(model)))
         return f"rule=None, optimizer={optimizers}, loss={described(model.loss)}"
 
@@ -59,17 +59,17 @@ class Synchronous(Mode):
         self._plain_steps = self._steps_of_a_plain_optimizer()
 
     def batches_done(self, count: int) -> None:
-        """Count them, where the compiled function does not."""
+        """Record training batches; raise the error of an earlier call, if any."""
         self._average.require_sound()
         self._average.count(count)
         self._batches += count
 
     @property
     def stops(self) -> bool:
-        """Whether the votes that came with the latest gradients suffice."""
+        """Whether the votes sent with the latest gradients suffice to end the fit."""
         if not self._average.lags:
-            self._backend.settle()  # else workers would see those of different steps
-        self._average.require_sound()  # before the next step: in that, it would be an error of JAX
+            self._backend.settle()  # otherwise workers might see the votes of different steps
+        self._average.require_sound()  # before the next step, in which JAX would raise an error of its own
         return self._average.stops
 
     def vote(self) -> None:
@@ -77,7 +77,7 @@ class Synchronous(Mode):
         self._average.vote()
 
     def epoch_ends(self) -> None:
-        """Wait until all have come to the end of their batches; those who had fewer take the others' weights over."""
+        """Wait until all workers have ended their batches; workers with fewer batches get the others' weights."""
         self._backend.settle()
         self._average.require_sound()
         steps = self._average.join()
@@ -89,13 +89,13 @@ class Synchronous(Mode):
             )
         self._batches = 0
         if len(set(steps)) > 1:
-            # Not the statistics: those of all workers are averaged next.
+            # Without the statistics, which are averaged over all workers next.
             copy_values(
                 state_of(self._model, self._backend, statistics=False), self._worker, root=steps.index(max(steps))
             )
 
     def _steps_of_a_plain_optimizer(self) -> int:
-        """Return the steps of model.optimizer, if others do the work of it."""
+        """Return the steps of model.optimizer, if it is a plain optimizer beside DistributedOptimizers."""
         averaged = average_of(self._model.optimizer) is not None
         return 0 if averaged else self._backend.steps_taken(self._model)
 
@@ -108,20 +108,20 @@ class Synchronous(Mode):
             )
 
     def enter_center(self) -> None:
-        """Remember what the callbacks find."""
+        """Record a checksum of the model's state before the callbacks."""
         self._found = state_checksum(self._model, self._backend)
 
     def finish(self) -> None:
-        """Let the optimizer be used no more without a fit of all workers."""
+        """End the fit: the optimizer refuses steps until another fit attaches it."""
         self._average.detach()
 
     def report(self) -> dict[str, float]:
-        """Report what the callbacks left, and whether they changed it."""
+        """Report a checksum of the model's state, and whether callbacks have changed it."""
         left = state_checksum(self._model, self._backend)
         return {"checksum": float(left), "changed": float(left != self._found)}
 
     def take_reports(self, reports: Mapping[int, Mapping[str, float]]) -> None:
-        """Take one worker's weights and optimizer over, if those of the workers differ."""
+        """Copy one worker's weights and optimizer state to all, if they differ between workers."""
         if len({values["checksum"] for values in reports.values()}) == 1:
             return
         changed = [rank for rank, values in reports.items() if values["changed"]]
@@ -136,7 +136,7 @@ class Synchronous(Mode):
 
 
 def _described(optimizer: Any) -> str:
-    """Return class and options of an optimizer."""
+    """Return the class and options of an optimizer as a text."""
     config = {name: value for name, value in optimizer.get_config().items() if name not in _MAY_DIFFER}
     text = json.dumps(config, sort_keys=True, default=lambda value: type(value).__name__)
     return f"{type(optimizer).__name__}({text})"

@@ -1,4 +1,4 @@
-"""A worker's part of a torch DataLoader, which Keras 3 reads on every back end."""
+"""A worker's part of a torch DataLoader, which Keras 3 can read on every back end."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _COPIED = (
 
 
 def is_loader(data: Any) -> bool:
-    """Whether this is a torch.utils.data.DataLoader, found without importing torch."""
+    """Return whether data are a torch.utils.data.DataLoader, without importing torch."""
     return any(cls.__name__ == "DataLoader" and "torch.utils.data" in cls.__module__ for cls in type(data).__mro__)
 
 
 def shard_loader(loader: Any, worker: Worker) -> Any:
-    """Return a DataLoader of every N-th item of the order that the whole has; see `platoon_plugins.keras.shard`.
+    """Return a DataLoader of every N-th item, in the order of another DataLoader; see `platoon_plugins.keras.shard`.
 
-    Where the whole shuffles, the order is another permutation in each epoch, the same on all workers.
+    If that one shuffles, the order is a new permutation in each epoch, the same on all workers.
 
     Raises
     ------
@@ -63,7 +63,7 @@ def shard_loader(loader: Any, worker: Worker) -> Any:
 
 
 def draws_from_all(loader: Any) -> bool:
-    """Whether a DataLoader reads each row of a data set with a length once, in its order or a random one."""
+    """Return whether a DataLoader reads each row of a data set with a length once, in order or shuffled."""
     from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
     sampler = loader.sampler
@@ -76,14 +76,14 @@ def draws_from_all(loader: Any) -> bool:
 
 
 def set_sampler_epoch(data: Any, epoch: int) -> None:
-    """Tell the sampler of a DataLoader which epoch begins, as torch's DistributedSampler wants it too."""
+    """Set the epoch of a DataLoader's sampler, as torch's DistributedSampler requires too."""
     for sampler in (data.sampler, data.batch_sampler) if is_loader(data) else ():
         if callable(getattr(sampler, "set_epoch", None)):
             sampler.set_epoch(epoch)
 
 
 class _Share:
-    """A sampler: this worker's row numbers, in a common order."""
+    """A sampler of this worker's row numbers, in an order that all workers have in common."""
 
     def __init__(self, rows: int, shuffles: bool, worker: Worker) -> None:
         self._rows, self._shuffles = rows, shuffles
@@ -91,7 +91,7 @@ class _Share:
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw the permutation of this epoch next; without it, that of the epoch after the last one read."""
+        """Set the epoch of the next permutation; the default is the epoch after the last one read."""
         self._epoch = epoch
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Models that fits of several workers have trained in this process, and workers whose fit goes on."""
+"""Models that fits of several workers have trained in this process, and workers whose fit is in progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["in_loops", "models", "sharing"]
 
 # Models that a fit with `distribute` has trained on several workers.
 models: weakref.WeakSet[Any] = weakref.WeakSet()
-# Workers whose parameters a fit shares at the moment.
+# Workers with a fit in progress that shares parameters.
 sharing: weakref.WeakSet[Worker] = weakref.WeakSet()
-# Models that a loop of Keras 2 trains at the moment, which may make its steps by `train_on_batch`.
+# Models that a loop of Keras 2 is training, which may make its steps by `train_on_batch`.
 in_loops: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""One distributed fit on one worker: its steps at each hook of Keras, for all back ends and both modes."""
+"""One distributed fit on one worker: the work at each hook of Keras, for all back ends and both modes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["Settings", "Training", "report_epoch_begin", "report_logs"]
 
 
 class Settings(NamedTuple):
-    """How to train, as `distribute` was told.
+    """The settings of a fit, from the arguments of `distribute`.
 
     Attributes
     ----------
@@ -52,13 +52,13 @@ class Settings(NamedTuple):
 
 
 class Training:
-    """One fit, called by the callbacks that stand before and after the user's.
+    """One fit, called by this package's callbacks before and after the user's.
 
-    All collective calls of a fit are made here, each from a hook that every worker reaches: at the first of
-    on_test_begin and on_epoch_end, once the batches of an epoch are over; at the end of an evaluation, if all workers
-    evaluate; behind the last callback's on_epoch_end; at the begin and the end of the fit.
+    All collective calls of a fit are made here, each from a hook that every worker reaches: at the start of the fit; at
+    the first of on_test_begin and on_epoch_end after the batches of an epoch; at the end of an evaluation, if all
+    workers evaluate; after on_epoch_end of the user's callbacks; at the end of the fit.
 
-    It is made before any callback does something to the model, which is looked at then.
+    The constructor checks the model, so make it before callbacks change the model.
 
     Parameters
     ----------
@@ -70,9 +70,9 @@ class Training:
     Attributes
     ----------
     participants : list of int
-        The ranks that took part when all met the last time.
+        The ranks that took part in the latest collective call.
     begun : bool
-        Whether the workers have begun the fit together, and it is not over.
+        Whether the workers have started the fit, and it has not ended.
     """
 
     def __init__(self, worker: Worker, backend: Backend, settings: Settings, model: Any) -> None:
@@ -98,7 +98,7 @@ class Training:
 
     @property
     def leads(self) -> bool:
-        """Whether this worker is the lowest of those that take part."""
+        """Whether this worker is the participant with the lowest rank."""
         return self._worker.global_rank == min(self.participants, default=0)
 
     def _choose_mode(self, average: Any) -> Mode:
@@ -117,15 +117,15 @@ class Training:
             )
         if rule == "auto" and not _was_trained_by_rule(self._model):
             require_new(backend.steps_taken(self._model))
-        backend.optimizer_state(self._model)  # which builds it, and what is inside it
-        require_distributable(self._model, backend)  # once more, now that all of it is there
+        backend.optimizer_state(self._model)  # builds the optimizer, and those inside it
+        require_distributable(self._model, backend)  # again, now that the optimizers are built
         chosen: Any = default_rule() if rule == "auto" else rule
         require_no_other_average(self._model, shares_moments(chosen))
         period = self._settings.every_n_batches
         return Asynchronous(worker, backend, at_period(chosen, period), period, policy)
 
     def require_no_swap_at_epochs(self) -> None:
-        """Raise if a rule trains: it would take the average that a callback leaves in the model for the weights."""
+        """Raise if there is a rule: it would take the averages that SwapEMAWeights puts into the model for weights."""
         if self._mode.rule is not None:
             raise ConfigurationError(
                 "got SwapEMAWeights(swap_on_epoch=True) and a rule: between two epochs the rule puts the weights back; "
@@ -133,10 +133,10 @@ class Training:
                 "with DistributedOptimizer(optimizer)"
             )
 
-    # The begin of a fit.
+    # The start of a fit.
 
     def start(self, epochs: int | None) -> None:
-        """Begin the fit, after the user's callbacks have: one of them may have restored a checkpoint."""
+        """Start the fit, after on_train_begin of the user's callbacks, which may restore a checkpoint."""
         worker, backend, model, settings = self._worker, self._backend, self._model, self._settings
         alike = described({"epochs": epochs, **backend.compiled_with(model)})
         how = f"{self._mode.describe(model)}, {alike}, every_n_batches={settings.every_n_batches}"
@@ -156,11 +156,11 @@ class Training:
                 once_met=self._after_rendezvous,
             )
         finally:
-            if self._shares_next and worker.advanced.shares:  # also if the wait for the others was interrupted
+            if self._shares_next and worker.advanced.shares:  # even if the wait for the others was interrupted
                 trained.sharing.add(worker)
         if self._mode.rule is not None:
             for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
-                unmark(each)  # what a rule trains is no copy that averages gradients any more
+                unmark(each)  # an optimizer that trains with a rule no longer averages gradients
         self.participants = participants
         self._mode.start(model, participants)
         self._resume()
@@ -173,7 +173,7 @@ class Training:
         self.begun = True
 
     def _resume(self) -> None:
-        """Let Keras begin at the epoch at which the job was resumed, now that the center of then is in the model."""
+        """Make Keras start at the epoch at which the job was resumed; the model has the checkpoint's center already."""
         backend, model = self._backend, self._model
         restored = backend.initial_epoch(model)
         self._restored_epoch = restored
@@ -186,7 +186,7 @@ class Training:
             warn_if_anew(self._worker, max(restored, given_initial_epoch(model)))
 
     def _begun_at_its_epoch(self) -> None:
-        """Let later fits of the model begin where they are told to."""
+        """Reset the first epoch that `_resume` has set, so that later fits of the model start at their own."""
         if self._resumption is not None:
             self._backend.resume_at(self._model, self._restored_epoch)
             self._resumption = None
@@ -196,7 +196,7 @@ class Training:
         trained.models.add(self._model)
         if (
             self._backend.honors_initial_epoch
-        ):  # also without a center: other workers may have one, which is refused next
+        ):  # even without a center: other workers may have one, and all must make this collective call
             self._resumption = agree_to_resume(self._worker, self._mode.rule is not None)
         if self._mode.rule is not None:
             self._shares_next = True
@@ -207,9 +207,9 @@ class Training:
     # Training.
 
     def epoch_begins(self, epoch: int, params: Mapping[str, Any]) -> None:
-        """Record a new epoch, with all metrics just reset; ``params`` are those that Keras gives callbacks."""
+        """Record the start of an epoch, at which Keras has reset all metrics; ``params`` are those of callbacks."""
         self._begun_at_its_epoch()
-        # Not before: callbacks that came to the list behind the last of ours, such as a tuner's, see the center too.
+        # Not at the end of an epoch: callbacks after the last of this package, such as a tuner's, see the center too.
         self._mode.leave_center()
         self._evaluation.epoch_begins(epoch)
         if self._data is not None:
@@ -219,17 +219,17 @@ class Training:
         report_epoch_begin(self._worker, epoch, params)
 
     def batch_begins(self, batch: int) -> None:
-        """Do what is due between two batches."""
+        """Count the batches so far, synchronize if it is due, and stop if the votes suffice."""
         self._batches.last = batch + (getattr(self._model, "steps_per_execution", None) or 1)
         self._count_to(batch)
         self._stopping.batch_begins()
 
     def batch_ends(self, logs: Mapping[str, Any]) -> None:
-        """Record a batch; called on back ends that need it."""
+        """Record a batch; called only on back ends that need it."""
         self._evaluation.batch_ends(logs)
 
     def callbacks_end_batch(self) -> None:
-        """Take up what the user's callbacks did after a batch."""
+        """Turn a stop by the user's callbacks after a batch into a vote."""
         self._stopping.batch_ends()
 
     def _count_to(self, batches: int) -> None:
@@ -239,27 +239,27 @@ class Training:
             self._worker.progress(steps=new)
             self._mode.batches_done(new)
 
-    # Evaluation; that of a fit evaluates the common weights.
+    # Evaluation, which in a fit has the center's weights.
 
     def test_begins(self) -> None:
-        """Record an evaluation."""
+        """Record the start of an evaluation."""
         self._close_batches(evaluates=True)
         if self._evaluation.all_evaluate:
             self._lost_rows.before_validation(self._epoch, self.participants)
         self._evaluation.test_begins()
 
     def test_batch_ends(self, logs: Mapping[str, Any]) -> None:
-        """Record a batch of an evaluation; called on back ends that need it."""
+        """Record a batch of an evaluation; called only on back ends that need it."""
         self._evaluation.test_batch_ends(logs)
 
     def test_ends(self, logs: dict[str, Any]) -> None:
-        """Put the values of an evaluation over all workers into ``logs``."""
+        """Put the values of an evaluation, over the data of all workers, into ``logs``."""
         self._evaluation.test_ends(logs)
 
     # The end of an epoch.
 
     def epoch_ends(self, logs: dict[str, Any]) -> None:
-        """Put the values of all workers together into ``logs``, before any other callback sees them."""
+        """Put the values over the data of all workers into ``logs``, before any other callback sees them."""
         self._close_batches(evaluates=False)
         self._evaluation.fill(logs)
         self._mode.take_loss(float(logs.get("loss", float("nan"))))
@@ -269,16 +269,16 @@ class Training:
             self._lost_rows.report(self._epoch, self.participants, evaluation.ranks, evaluation.all_evaluate)
 
     def callbacks_end_epoch(self, logs: Mapping[str, Any] | None) -> None:
-        """Decide together, after all callbacks, whether to go on."""
+        """Decide with all workers, after all callbacks, whether to end the fit."""
         led = self.leads
         self.participants = self._stopping.epoch_ends(self._epoch)
-        if self.leads and not led:  # the leader may not have come to it
+        if self.leads and not led:  # the lost leader may not have reported
             report_logs(self._worker, logs, True)
         if self._mode.rule is not None:
             keep_epochs(self._worker, self._epoch + 1, self._epochs if self._stopping.voted_to_end else 0)
 
     def _close_batches(self, evaluates: bool) -> None:
-        """Meet at the end of an epoch's batches: from here on nobody trains until the next begins."""
+        """Wait for all workers at the end of an epoch's batches; none of them trains until the next epoch."""
         if self._batches.closed:
             return
         self._batches.closed = True
@@ -306,26 +306,26 @@ class Training:
         self.begun = False
 
     def center(self) -> contextlib.AbstractContextManager[None]:
-        """Within the ``with`` block the model has the common weights."""
+        """Give the model the center's weights within the ``with`` block."""
         return self._mode.center() if self.begun else contextlib.nullcontext()
 
 
 def report_epoch_begin(worker: Worker, epoch: int, params: Mapping[str, Any]) -> None:
-    """Tell the launcher which epoch begins, and how many there will be."""
+    """Announce to the launcher which epoch begins, and how many there will be."""
     worker.advanced.announce(epoch=epoch + 1, last_epoch=params.get("epochs"), epoch_steps=params.get("steps"))
 
 
 def report_logs(worker: Worker, logs: Mapping[str, Any] | None, leads: bool = True) -> None:
-    """Report the loss of an epoch, and on the leader all values of it."""
+    """Report the loss of an epoch to the launcher, and on the leader all values in its ``logs``."""
     values = {} if logs is None else logs
     worker.progress(loss=float(values.get("loss", float("nan"))))
     if leads:
-        _ = worker.is_leader  # noted if it is not rank 0, for the launcher to say
+        _ = worker.is_leader  # reading it records a leader other than rank 0, which the launcher shows
         worker.report({name: value for name, value in values.items() if isinstance(value, (int, float))})
 
 
 def _release_earlier(worker: Worker, shares_next: bool) -> None:
-    """Release what a fit shared that was interrupted, and nothing that the script shares itself."""
+    """Release parameters shared by an interrupted fit; raise if the script itself shares some and the fit would too."""
     if worker in trained.sharing or not worker.advanced.shares:
         worker.release_shared_params()
         trained.sharing.discard(worker)
@@ -337,7 +337,7 @@ def _release_earlier(worker: Worker, shares_next: bool) -> None:
 
 
 def _precision(model: Any) -> str:
-    """Say in which types a model computes; Keras 2 has one for all models of a process."""
+    """Return the dtype policy of a model as a text; empty on Keras 2, which has one for the whole process."""
     policy = getattr(getattr(model, "dtype_policy", None), "name", "")
     return f" in {policy}" if policy else ""
 
@@ -347,14 +347,14 @@ def _was_trained_by_rule(model: Any) -> bool:
 
 
 class _Batches:
-    """How far this worker is in an epoch; lives for an epoch.
+    """Progress of this worker in one epoch.
 
     Attributes
     ----------
     counted, last : int
-        Batches that were counted, and those that will have been made when the one that has begun is over.
+        Number of batches that were counted, and number of batches once the current one is done.
     closed : bool
-        Whether the workers have met at the end of the epoch's batches.
+        Whether `Training` has waited for all workers at the end of the epoch's batches.
     """
 
     def __init__(self) -> None:

@@ -55,6 +55,6 @@ def _averaging(optimizers: list[Any]) -> list[Any]:
 
 
 def _copy(sources: Any, targets: Any) -> None:
-    """Copy values by NumPy: on JAX a variable shares the memory of one that it is assigned."""
+    """Copy values through NumPy: on JAX, ``assign`` of a variable would make both share their memory."""
     for source, target in zip(sources, targets):
         target.assign(np.array(keras.ops.convert_to_numpy(source)))

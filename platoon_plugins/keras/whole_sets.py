@@ -1,4 +1,4 @@
-"""Evaluation and prediction of a whole data set by all workers, outside of ``fit``."""
+"""Evaluation and prediction of a whole data set, divided among the workers, outside of ``fit``."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _calls = [0]
 
 
 def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: Any) -> Any:
-    """Evaluate a model on a whole data set, a part of it on each worker.
+    """Evaluate a model on a whole data set, divided among the workers.
 
-    All workers call it, with the same weights, as after ``fit``, and the same data. It returns the values that
-    ``model.evaluate`` returns for all the data in one process, the same on every worker. The loss is put together as in
-    ``logs`` of a ``fit``; see `distribute`.
+    A collective call, with the same weights (as after ``fit``) and the same data on all workers. It returns, on every
+    worker, the values that ``model.evaluate`` returns for all the data in a single process. The loss is combined over
+    the workers as in the ``logs`` of a ``fit``; see `distribute`.
 
     Parameters
     ----------
     model : keras.Model
-        Compiled.
+        A compiled model.
     *data
-        The whole x, y and sample_weight, or one data set, as `shard` takes them; by these names too, as in Keras.
+        The whole x, y and sample_weight, or one data set, as for `shard`; also by these names, as in Keras.
     worker : Worker, optional
-        The default is ``connect()``. With one worker this is ``model.evaluate``.
+        The default is ``connect()``. For a single worker the call is ``model.evaluate``.
     **options
-        Of ``model.evaluate``, such as ``batch_size`` and ``return_dict``. Only rank 0 prints.
+        Options of ``model.evaluate``, such as ``batch_size`` and ``return_dict``. Only the leader prints.
 
     Raises
     ------
     ConfigurationError
-        If the data cannot be split, differ between workers, or a metric cannot be added up; if ``steps`` is given.
+        If the data cannot be divided or differ between workers; if a metric cannot be summed; if ``steps`` is passed.
 
     Examples
     --------
@@ -76,7 +76,7 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
 
 
 def _with_named(data: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-    """Return the data with those that are among the options, and take these out."""
+    """Return the data including those among the options, which are removed there."""
     named = {name: options.pop(name) for name in _NAMES if name in options}
     named = {name: value for name, value in named.items() if value is not None}
     for name in _NAMES[: len(data)]:
@@ -91,7 +91,7 @@ def _with_named(data: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ..
 
 
 def _in_the_order_of_keras(model: Any, values: Mapping[str, Any]) -> list[Any]:
-    """Return values as ``model.evaluate`` lists them, which is another order than that of ``logs``."""
+    """Return values in the order of ``model.evaluate``, which differs from that of ``logs``."""
     if hasattr(model, "_flatten_metrics_in_order"):  # Keras 3
         flat = model._flatten_metrics_in_order(dict(values))
         return flat if isinstance(flat, list) else [flat]
@@ -100,7 +100,7 @@ def _in_the_order_of_keras(model: Any, values: Mapping[str, Any]) -> list[Any]:
 
 
 class _Gathered(keras.callbacks.Callback):  # type: ignore[misc]
-    """Adds up what the workers have evaluated."""
+    """Callback that combines the values of an evaluation over all workers."""
 
     def __init__(self, worker: Worker, model: Any) -> None:
         super().__init__()
@@ -121,27 +121,27 @@ class _Gathered(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def predict(model: Any, x: Any, *, worker: Worker | None = None, **options: Any) -> Any:
-    """Predict for a whole data set, a part of it on each worker; every worker gets all predictions, in the order of x.
+    """Predict for a whole data set, divided among the workers; every worker gets all predictions, in the order of x.
 
     Parameters
     ----------
     model : keras.Model
     x : array, or list, tuple or dict of arrays
-        The whole, the same on every worker. Each takes a block of rows.
+        All rows, the same on every worker. Each worker predicts for a block of rows.
     worker : Worker, optional
-        The default is ``connect()``. With one worker this is ``model.predict``.
+        The default is ``connect()``. For a single worker the call is ``model.predict``.
     **options
-        Of ``model.predict``, such as ``batch_size``. Only rank 0 prints.
+        Options of ``model.predict``, such as ``batch_size``. Only the leader prints.
 
     Returns
     -------
     array, or nested arrays
-        As of ``model.predict``.
+        The result of ``model.predict`` for all rows.
 
     Raises
     ------
     ConfigurationError
-        If x is no array, or another one on another worker.
+        If x is no array, or differs between workers.
     """
     worker = connect() if worker is None else worker
     if worker.global_size == 1:
@@ -159,7 +159,7 @@ def predict(model: Any, x: Any, *, worker: Worker | None = None, **options: Any)
     start, stop = shard_bounds(rows, worker.global_rank, worker.global_size)
     if not worker.is_leader:
         options["verbose"] = 0
-    if rows < worker.global_size:  # a worker without rows could not tell the shape of an output
+    if rows < worker.global_size:  # a worker without rows would not know the shape of an output
         return model.predict(x, **options)
     own = model.predict(map_arrays(x, lambda array: array[start:stop]), **options)
     return map_arrays(own, lambda array: _joined(np.asarray(array), rows, worker))
@@ -170,7 +170,7 @@ def _has_rows(data: Any) -> bool:
 
 
 def _joined(own: Array, rows: int, worker: Worker) -> Array:
-    """Return the rows of all workers, of arrays of any dtype that differ by at most a row."""
+    """Return the rows of all workers, whose arrays may have any dtype and differ by at most one row."""
     largest = -(-rows // worker.global_size)
     padded = np.zeros((largest, *own.shape[1:]), own.dtype)
     padded[: len(own)] = own

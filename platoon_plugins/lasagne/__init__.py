@@ -1,4 +1,4 @@
-"""Data parallelism for Lasagne scripts: wrap the updates, and leave the loop as it is."""
+"""Data parallelism for Lasagne scripts: wrap the updates and keep the training loop."""
 
 from platoon_base import ASGD, EAMSGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, SlowMo, compat
 

@@ -1,4 +1,4 @@
-"""Shards for the classic loop over mini-batches."""
+"""Each worker's rows and mini-batches, for a training loop over mini-batches."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 
 def shard(*arrays: Any, worker: Worker | None = None) -> Any:
-    """Return this worker's rows of each array: of worker r of N the rows r, r + N, r + 2N, ...
+    """Return this worker's rows of each array: for worker r of N, the rows r, r + N, r + 2N, ...
 
-    The numbers of rows of two workers differ by at most one.
+    Any two workers differ by at most one row.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def shard(*arrays: Any, worker: Worker | None = None) -> Any:
     Returns
     -------
     ndarray, or tuple of ndarray
-        As many as were given.
+        One array for each argument.
     """
     require_same_length(arrays)
     worker = connect() if worker is None else worker
@@ -52,34 +52,35 @@ def iterate_minibatches(
 ) -> Iterator[tuple[Any, ...]]:
     """Yield this worker's mini-batches of one epoch.
 
-    With ``uneven="keep"``, the default, all workers together use each row exactly once in an epoch. Worker r of N takes
-    the rows r, r + N, r + 2N, ... of the epoch's order. So the k-th mini-batches of all workers are together the k-th
-    mini-batch of one process whose mini-batches are N times as large.
+    With ``uneven="keep"``, the default, the workers together use each row exactly once per epoch. Worker r of N takes
+    the rows r, r + N, r + 2N, ... of the epoch's order. So the k-th mini-batches of all workers together are the k-th
+    mini-batch of a single process whose mini-batches are N times as large.
 
-    The last mini-batch may be smaller. (The function of this name in Lasagne's examples leaves it out.)
+    The last mini-batch may be smaller. (The function of this name in Lasagne's examples skips it.)
 
     Parameters
     ----------
     *arrays : ndarray, all of the same length
-        The same on every worker, all the rows, not a shard: usually inputs and targets, also masks and the like. For a
-        function that takes row numbers, ``numpy.arange(n)``.
+        All the rows, not a shard, and the same on every worker: usually inputs and targets, also masks and the like.
+        For a function that takes row numbers, pass ``numpy.arange(n)``.
     batch_size : int
-        Rows in a mini-batch of one worker. It may also stand behind the arrays, and ``shuffle`` behind it.
+        Rows in a mini-batch of one worker. It may also be passed positionally after the arrays, and ``shuffle`` after
+        it.
     shuffle : bool
-        Draw a permutation of all rows, common to all workers, from the job's seed and ``epoch``. So each row is seen
-        once in an epoch, by one worker, and by others in other epochs. Without it, the order is that of the arrays.
+        Draw a permutation of all rows, common to all workers, from the job's seed and ``epoch``. So in each epoch one
+        worker gets a row, and in other epochs other workers do. Without it, the order is that of the arrays.
     epoch : int, optional
-        The launcher shows it. The default counts the calls with ``shuffle``, from ``worker.resume_at.epoch`` on. Pass
-        the number of the epoch where workers may join late or be started again alone, which would count from another
-        one.
+        Number of the epoch, which the launcher shows. The default counts the calls with ``shuffle``, from
+        ``worker.resume_at.epoch`` on. Pass it if workers may join late or be restarted alone: their own count would
+        start at another number.
     skip : int
-        Number of mini-batches to leave out at the beginning: ``worker.resume_at.done_in(epoch)`` are done already when
-        a job was resumed, or a worker started again.
+        Number of mini-batches to skip at the start of the epoch. After a resume or a restart pass
+        ``worker.resume_at.done_in(epoch)``, the mini-batches that are done already.
     inputs, targets : ndarray
         The first and the last of the arrays, by name.
     uneven : {"keep", "drop", "wrap"}
-        What to do with rows that cannot be dealt out evenly, see `platoon_base.sharding.epoch_indices`. Synchronous
-        training needs as many mini-batches on every worker: leave up to N - 1 rows out of an epoch ("drop"), or use
+        What to do if N does not divide the number of rows, see `platoon_base.sharding.epoch_indices`. Synchronous
+        training needs the same number of mini-batches on every worker: skip up to N - 1 rows per epoch ("drop"), or use
         some twice ("wrap").
     worker : Worker, optional
         The default is ``connect()``.
@@ -87,12 +88,12 @@ def iterate_minibatches(
     Yields
     ------
     tuple
-        As many rows of each array.
+        The rows of one mini-batch, from each array.
 
     Raises
     ------
     ConfigurationError
-        If another worker has other data, such as a split of its own, or "drop" leaves no rows.
+        If another worker has other data, such as its own random split, or "drop" leaves no rows.
     """
     data, options = split_arguments(arrays, inputs, targets, batch_size=batch_size, shuffle=shuffle)
     count = require_same_length(data)
@@ -117,7 +118,7 @@ def _next_epoch(worker: Worker) -> int:
 
 
 def _report_epoch(worker: Worker, epoch: int, skip: int, batches: int) -> None:
-    """Tell those who watch which epoch begins; other loops over the same epoch, such as validations, tell nothing."""
+    """Announce the epoch that begins, unless it is announced already, by a training loop before a validation."""
     start = worker.resume_at
     begins_anew = worker not in _reported_epochs and (epoch, skip) < (start.epoch, start.epoch_steps)
     if begins_anew and (worker.late or not worker.global_rank):
@@ -136,9 +137,9 @@ def _report_epoch(worker: Worker, epoch: int, skip: int, batches: int) -> None:
         worker.advanced.announce(epoch=epoch, epoch_steps=batches)
 
 
-# The epochs that were begun latest.
+# Each worker's latest epoch that was announced.
 _reported_epochs: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
-# The epochs that calls without a number begin next.
+# Each worker's epoch for its next call without `epoch`.
 _next_epochs: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
 
 
@@ -151,14 +152,14 @@ def _batches(data: Sequence[Any], rows: Any, batch_size: int, skip: int) -> Iter
 def split_arguments(
     positional: Sequence[Any], inputs: Any, targets: Any, **options: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Separate the arrays from the options that a call passes behind them, such as ``f(inputs, targets, 500)``.
+    """Separate the arrays from the options that are passed positionally after them, as in ``f(inputs, targets, 500)``.
 
     Returns
     -------
     arrays : tuple
-        ``inputs`` first and ``targets`` last, if they were given by name.
+        ``inputs`` first and ``targets`` last, if they were passed by name.
     options : dict
-        Those given, with the values of the positional ones.
+        ``options``, updated by the positional values.
     """
     arrays = tuple(itertools.takewhile(lambda argument: hasattr(argument, "__len__"), positional))
     behind = positional[len(arrays) :]
@@ -172,14 +173,14 @@ def split_arguments(
 
 
 def require_batch_size(batch_size: int | None) -> int:
-    """Return the number of rows in a mini-batch; raise if there is none, or it is less than 1."""
+    """Return the number of rows in a mini-batch; raise if it is None or less than 1."""
     if batch_size is None or batch_size < 1:
         raise ConfigurationError(f"got batch_size={batch_size!r}: it counts rows and must be at least 1")
     return batch_size
 
 
 def require_same_length(arrays: Sequence[Any]) -> int:
-    """Return the length of all arrays; raise if they differ, or there is none."""
+    """Return the common length of the arrays; raise if the lengths differ or there are no arrays."""
     if not arrays:
         raise ConfigurationError("got no arrays: pass those whose rows go together, such as inputs and targets")
     lengths = {len(array) for array in arrays}

@@ -1,4 +1,4 @@
-"""Validation, each worker on its rows."""
+"""Validation in which each worker evaluates its shard of the rows."""
 
 from __future__ import annotations
 
@@ -31,14 +31,16 @@ def evaluate(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     worker: Worker | None = None,
 ) -> Any:
-    """Evaluate the center on all the data, each worker on its shard, and return the exact global mean on every worker.
+    """Evaluate the center on all the data, each worker on its shard; return the exact global mean on every worker.
 
-    All workers call it, with the same data. Each waits until all have called it, so all evaluate the same center.
-    During the evaluation each worker's own parameters are set aside. With a rule of which workers wait for one
-    another, such as `DiLoCo`, a round ends before, however short it was, and all go on from the center. Running
-    statistics of batch normalization are averaged over the workers first, and stay averaged. If a worker leaves
-    during the evaluation, the others evaluate its rows too. `StopOnPatience` shows the value in the launcher; without
-    one ``connect().report({"val_loss": value})`` does. ``platoon tune`` compares what is shown.
+    A collective call: all workers pass the same data, and wait until all have called it, so that they evaluate the same
+    center. Meanwhile the parameters have the center's values; afterwards each worker gets its own values back. With a
+    rule that waits, such as `DiLoCo`, the current round ends first, however short it is, and all workers continue from
+    the center. Running statistics of batch normalization are first averaged over the workers, and stay averaged. If a
+    worker leaves during the evaluation, the others evaluate its rows too.
+
+    The launcher shows the value if it is passed to `StopOnPatience` or to ``connect().report({"val_loss": value})``.
+    ``platoon tune`` compares the values that are shown.
 
     Parameters
     ----------
@@ -46,9 +48,9 @@ def evaluate(
         Called with rows of each array; returns the mean over them: a scalar, or a list of scalars.
     *arrays : ndarray or SharedData, all of the same length
         All the validation data, not a shard: usually inputs and targets, also masks and the like. For a function that
-        takes row numbers, ``numpy.arange(n)``.
+        takes row numbers, pass ``numpy.arange(n)``.
     batch_size : int
-        Rows in one call of ``val_fn``. It may also stand behind the arrays.
+        Rows in one call of ``val_fn``. It may also be passed positionally after the arrays.
     num_slices : int
         Instead of ``batch_size``: the number of calls of ``val_fn`` on each worker.
     inputs, targets : ndarray
@@ -61,12 +63,12 @@ def evaluate(
     Returns
     -------
     float or list of float
-        As ``val_fn`` returns; weighted by rows, so it is what one process reports for all the data.
+        The mean of the values of ``val_fn``, weighted by rows: the value that a single process computes on all data.
 
     Raises
     ------
     ConfigurationError
-        On every worker, if parameters differ that `all_reduce_grads` keeps the same.
+        On every worker, if parameters differ between workers that `all_reduce_grads` keeps equal.
     CollectiveTimeoutError
         If some workers did not call it within ``timeout_s``.
     """
@@ -89,10 +91,10 @@ def evaluate(
             sums, contributors = worker.advanced.sum_pairs(name, pairs, timeout_s=timeout_s)
             if contributors == ranks:
                 break
-            ranks = contributors  # somebody left on the way: those who are still here do it again, with larger shards
+            ranks = contributors  # a worker left meanwhile: the others repeat the evaluation, with larger shards
     training.begin_round(worker, timeout_s)
     values = means(sums)
-    # A worker without rows learns from the names what the others' val_fn returned.
+    # A worker without rows has not called val_fn: the names of the sums say whether it returns a scalar or a list.
     return values[_SCALAR] if _SCALAR in values else [values[str(i)] for i in range(len(values))]
 
 
@@ -115,5 +117,5 @@ def _evaluate_rows(
         values = val_fn(*(array[batch] for array in data))
         named = {_SCALAR: values} if np.ndim(values) == 0 else {str(i): v for i, v in enumerate(values)}
         accumulator.add({key: float(value) for key, value in named.items()}, weight=batch.stop - batch.start)
-        worker.progress()  # those that wait for this worker see that it goes on
+        worker.progress()  # the workers that wait for this one time out only without its progress
     return accumulator.pairs

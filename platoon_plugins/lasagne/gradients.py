@@ -1,4 +1,4 @@
-"""Synchronous training: the gradients of all workers, averaged inside the compiled function."""
+"""Synchronous training: the compiled function averages the gradients of all workers."""
 
 from __future__ import annotations
 
@@ -26,58 +26,58 @@ def all_reduce_grads(
     statistics: Iterable[Any] = (),
     worker: Worker | None = None,
 ) -> list[Any]:
-    """Return gradients that are averaged over all workers, for any function of `lasagne.updates`.
+    """Return gradients averaged over all workers, for any function of `lasagne.updates`.
 
     ::
 
         g := 1/N sum_i g_i        (or sum_i g_i)
 
-    The compiled function takes the sum, in one flattened all-reduce for each dtype of the gradients. So all workers
-    call that function the same number of times: give them equally many mini-batches
-    (``iterate_minibatches(..., uneven="drop")``), and of the same size. With mini-batches of B rows and a loss that is
-    a mean over rows, N workers then train as one process does on mini-batches of N B rows. If sizes differ, the mean
-    is still that of the workers, not of the rows.
+    The compiled function computes it by one flattened all-reduce for each dtype of the gradients. So all workers must
+    call that function the same number of times: give them the same number of mini-batches
+    (``iterate_minibatches(..., uneven="drop")``), of the same size. With mini-batches of B rows and a loss that is a
+    mean over rows, N workers then train like a single process on mini-batches of N B rows. If the sizes differ, each
+    worker still has the same weight in the mean, whatever its number of rows.
 
-    Call it after the initial values are in place (weights loaded): it copies the first worker's parameters to all
-    others at once. The parameters and the state of the optimizer (velocities, moments) stay the same on all workers,
-    as far as their devices compute the same. `evaluate` raises if the parameters have become different, as by other
-    learning rates. A NaN or an infinity of one worker reaches all.
+    Call it after the initial values are in place (weights loaded): it immediately copies the first worker's parameters
+    to all others. The parameters and the state of the optimizer (velocities, moments) then stay equal on all workers,
+    up to the rounding of their devices. `evaluate` raises if the parameters have become different, for instance by
+    different learning rates. A NaN or an infinity of one worker reaches all.
 
-    Running statistics are each worker's own, of its rows, until `evaluate` and `finish_training` average them. Random
-    streams in the graph, such as those of dropout, draw other numbers on each worker.
+    Running statistics are computed by each worker from its rows, until `evaluate` and `finish_training` average them.
+    Random streams in the graph, such as those of dropout, differ between workers.
 
     Parameters
     ----------
     loss_or_grads : scalar Theano expression, or list of gradient expressions
-        A loss, or what `theano.grad` gave for it, one for each parameter; maybe clipped or the like.
+        A loss, or its gradients: one for each parameter, as `theano.grad` returns them, possibly clipped or the like.
     params : list of Theano shared variable
         The same number, order, names, shapes and float dtypes on every worker.
     average : bool
-        Take the mean; False takes the sum. Regularization in the loss is averaged, or summed, with the rest.
+        Whether to take the mean; False takes the sum. Regularization in the loss is averaged, or summed, with the rest.
     wire_dtype : {None, "float16"}
-        Send gradients as they are, or in half the bytes, through float16: each worker keeps what was rounded away and
-        sends it later (error feedback), so it is delayed, not lost. See
-        `platoon_base.theano_ops.all_reduce_float16`; it makes two all-reduces, a large one and one of 3 %
-        of its bytes. Worth it only where bytes are slow: between two processes on one CPU it takes 20 times as long.
-        Compile only one function from the gradients then: the error that is kept changes with each call.
+        None sends the gradients in their own dtype. "float16" sends half the bytes: each worker keeps its rounding
+        error and adds it to the next gradients (error feedback), so it is delayed, not lost. It takes two all-reduces,
+        the second of 3 % of the first one's bytes; see `platoon_base.theano_ops.all_reduce_float16`. Use it only over
+        slow links: between two processes on one CPU it takes 20 times as long. Compile only one function from the
+        gradients then, since each call changes the kept error.
     statistics : list of Theano shared variable
-        Running statistics that your updates change. Those that the graph updates by itself, as BatchNormLayer does, are
-        found.
+        Running statistics that your updates change. Statistics that have a default update in the graph, such as those
+        of BatchNormLayer, are found automatically.
     worker : Worker, optional
         The default is ``connect()``.
 
     Returns
     -------
     list of Theano expression
-        One for each parameter. With one worker, the gradients as they were.
+        One for each parameter. For a single worker, the unchanged gradients.
 
     Raises
     ------
     ConfigurationError
-        If the arguments cannot work: no scalar loss, a parameter that the loss does not depend on, that is no shared
-        variable or of integer dtype, gradients that are not as many as the parameters or not like them.
+        If the arguments cannot work: the loss is no scalar; it does not depend on a parameter; a parameter is no shared
+        variable or has an integer dtype; the gradients differ from the parameters in number or type.
     LayoutMismatchError
-        On every worker, before anything is changed, if the model of one is another, or its other arguments are.
+        On every worker, before anything is changed, if the models or the other arguments differ between workers.
 
     References
     ----------
@@ -114,7 +114,7 @@ def all_reduce_grads(
 
 
 def _shared_variables(params: Iterable[Any]) -> list[Any]:
-    # A lone Theano variable has __iter__, which raises.
+    # A Theano variable has __iter__ too, which raises.
     if isinstance(params, theano.Variable) or not isinstance(params, Iterable):
         raise ConfigurationError(f"got {params!r} as params: pass a list of shared variables, even of one")
     params = list(params)

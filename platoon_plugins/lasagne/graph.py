@@ -1,4 +1,4 @@
-"""The parts of a graph besides parameters: shared variables, and the running statistics among them."""
+"""Search of Theano graphs for shared variables, moments of optimizers and running statistics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["find_moments", "find_statistics", "shared_variables"]
 
 
 def shared_variables(expressions: Iterable[Any]) -> list[Any]:
-    """Return the shared variables that expressions are computed from."""
+    """Return the shared variables on which expressions depend."""
     graphs = [expression for expression in expressions if isinstance(expression, theano.Variable)]
     return [variable for variable in inputs(graphs) if isinstance(variable, SharedVariable)]
 
@@ -47,17 +47,17 @@ def find_moments(updates: Mapping[Any, Any], params: Iterable[Any], statistics: 
 
 
 def find_statistics(used: Iterable[Any], given: Iterable[Any], params: Iterable[Any]) -> list[Any]:
-    """Return the running statistics, in the order of the graph, each once.
+    """Return the running statistics without duplicates: those of the user, then those of the graph in its order.
 
     Parameters
     ----------
     used : iterable of Theano shared variable
-        Of the graph. Those are taken that a compiled function changes by itself: floats with a ``default_update``,
-        such as the mean and inv_std of Lasagne's BatchNormLayer, or rather its clones of them, on the same memory.
+        The variables of the graph. Its statistics are the floats with a ``default_update``, such as the mean and
+        inv_std of Lasagne's BatchNormLayer (more precisely, its clones of them on the same memory).
     given : iterable of Theano shared variable
-        What the user named.
+        The statistics that the user passed.
     params : iterable of Theano shared variable
-        Trained parameters, which are no statistics.
+        Trained parameters, which are excluded.
     """
     given = list(given)
     for variable in given:

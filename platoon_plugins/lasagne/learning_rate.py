@@ -1,4 +1,4 @@
-"""The learning rate of N workers: scaled with their number, and warmed up."""
+"""Learning rates for N workers: scaling with their number, schedules and warm-up."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ __all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_
 
 log = logging.getLogger(__name__)
 
-# The workers whose script has scaled a schedule.
+# The workers whose scripts have called scale_schedule.
 _scaled: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
-    """Multiply a learning rate by the number of workers, or by its square root, as averaged gradients allow.
+    """Multiply a learning rate by the number of workers, or its square root, for training with averaged gradients.
 
     Parameters
     ----------
     learning_rate : float
-        That of one process with the batch size of one worker.
+        The learning rate of a single process with the batch size of one worker.
     how : {"linear", "sqrt", "none"}
         "linear" for SGD and momentum, "sqrt" for Adam and RMSProp; see `platoon_base.learning_rate.scale_factor`.
     worker : Worker, optional
@@ -38,7 +38,7 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
     Returns
     -------
     float
-        For a function of `lasagne.updates`, or a shared variable of dtype floatX. With one worker as it was.
+        For a function of `lasagne.updates`, or a shared variable of dtype floatX. Unchanged for a single worker.
 
     Examples
     --------
@@ -49,26 +49,26 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
 
 
 def scale_schedule(schedule: Callable[[Any], Any], *, worker: Worker | None = None) -> Callable[[Any], Any]:
-    """Let a schedule that was written for one process end at the same epoch on N workers.
+    """Adapt a schedule that was written for one process, so that it ends at the same epoch on N workers.
 
     ::
 
-        lr(k) := schedule(N k)        for k, the mini-batches of this worker
+        lr(k) := schedule(N k)        where k counts the mini-batches of this worker
 
     (Do not scale a schedule that was written for batches N times as large.)
 
     Parameters
     ----------
     schedule : callable
-        A function of the number of mini-batches done, which may be a Theano expression. Its learning rates stay as they
-        are; see `scale_learning_rate` for those.
+        A function of the number of mini-batches done, which may be a Theano expression. Only its argument is scaled;
+        scale its learning rates by `scale_learning_rate`.
     worker : Worker, optional
         The default is ``connect()``.
 
     Returns
     -------
     callable
-        With one worker, the schedule itself.
+        For a single worker, the schedule itself.
 
     Examples
     --------
@@ -81,9 +81,9 @@ def scale_schedule(schedule: Callable[[Any], Any], *, worker: Worker | None = No
 
 
 def warn_of_unscaled_schedule(updates: Mapping[Any, Any], params: Sequence[Any], worker: Worker) -> None:
-    """Warn, on the first worker, if the parameters' updates count mini-batches and no schedule was scaled.
+    """Warn, on the first worker, if the parameters' updates depend on a count of mini-batches that was not scaled.
 
-    A count is an integer that has an update of its own; those of Lasagne's update rules are floats.
+    A count is an integer scalar that is updated itself; the counts in Lasagne's update rules are floats.
     """
     if worker.global_size == 1 or worker.global_rank or worker in _scaled:
         return
@@ -102,20 +102,20 @@ def warn_of_unscaled_schedule(updates: Mapping[Any, Any], params: Sequence[Any],
 class LearningRateWarmup:
     """Raise the learning rate from that of one worker to that of N, batch by batch, in the first epochs.
 
-    Call it before each mini-batch. It sets the shared variable by the equation of `platoon_base.learning_rate.Warmup`,
-    until that has the value which it had at first, and from then on leaves it alone. With one worker the value stays.
-    A late joiner makes a warm-up of its own.
+    Call it before each mini-batch. It sets the shared variable by the equation of `platoon_base.learning_rate.Warmup`
+    until the initial value is reached again, and does not change it afterwards. For a single worker the value stays.
+    A late joiner has its own warm-up.
 
     Parameters
     ----------
     learning_rate : Theano shared variable
-        A float scalar, with the learning rate after the warm-up, such as that of `scale_learning_rate`.
+        A float scalar. Its initial value is the learning rate after the warm-up, such as that of `scale_learning_rate`.
     warmup_epochs : float
+        Length of the warm-up.
     steps_per_epoch : int
-        Mini-batches of this worker in an epoch.
+        Number of this worker's mini-batches in an epoch.
     skip : int
-        Number of mini-batches that are done already: ``worker.resume_at.steps`` when a job was resumed, or a worker
-        started again.
+        Number of mini-batches that are done already: ``worker.resume_at.steps`` after a resume or a restart.
     how : {"linear", "sqrt", "none"}
         How the learning rate was scaled.
     worker : Worker, optional

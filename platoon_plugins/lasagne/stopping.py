@@ -1,4 +1,4 @@
-"""A stop that all workers take together."""
+"""Early stopping that all workers decide together."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _NAME = "StopOnPatience"
 class StopOnPatience:
     """End a training on all workers together when a global value has not improved for some epochs.
 
-    The job goes on: make a new `StopOnPatience` for the next training, such as the next fold.
+    Only the training ends, not the job: make a new `StopOnPatience` for the next training, such as the next fold.
 
-    The job keeps the best value so far (`Worker.keep`). So a resumed job, or a worker that was started again, goes on
-    from it. The launcher shows the values as ``val``.
+    The best value so far is stored with the job (`Worker.keep`), so a resumed job or a restarted worker continues from
+    it. The launcher shows the values as ``val``.
 
     Parameters
     ----------
     patience : int
         Number of evaluations without improvement that are tolerated.
     min_delta : float
-        An improvement is a change for the better by more than this.
+        Only a change for the better by more than this counts as an improvement.
     mode : {"min", "max"}
         Whether smaller or greater is better.
     name : str
-        The job keeps the best value, and the launcher shows the latest, under this name: if a script has several of
-        these stops, give each its own name.
+        The name of the stored best value and of the values in the launcher. Give each `StopOnPatience` of a script its
+        own name.
     timeout_s : float
         Bound on each wait for the other workers.
     worker : Worker, optional
@@ -40,7 +40,7 @@ class StopOnPatience:
     improved : bool
         Whether the latest value was the best so far.
     reason : str
-        Why the training ends; empty while it does not.
+        Why the training ends; empty before.
 
     Examples
     --------
@@ -75,9 +75,10 @@ class StopOnPatience:
         return self._patience.best
 
     def __call__(self, value: float) -> bool:
-        """Take in a value, such as `evaluate` returns, and tell whether to stop: the same answer on all workers.
+        """Record a value, such as the result of `evaluate`; return whether to stop, the same on all workers.
 
-        All workers call it, once an epoch. They stop once the patience of one of them has ended, or if the job stops.
+        A collective call, once per epoch. It returns True once the patience of one worker is exhausted, or if the job
+        stops.
         """
         self.improved = self._patience.improved(value)
         self._worker.keep(self._name, (self._patience.best, self._patience.waited), timeout_s=self._timeout_s)
@@ -92,7 +93,7 @@ class StopOnPatience:
         return bool(self.reason)
 
     def _print_value(self, value: float, first: bool) -> None:
-        """Show the value, which all workers have, and how far the patience is."""
+        """Announce the patience used so far; the first worker also reports the value, which is equal on all."""
         self._worker.advanced.announce(limit=f"patience {self._patience.waited}/{self._patience.patience}")
         if first and self._worker.advanced.launched:
             self._worker.report({self._shown_as: float(value)}, timeout_s=self._timeout_s)

@@ -1,4 +1,4 @@
-"""Synchronization as a part of the updates that a Lasagne script compiles."""
+"""Synchronization inside the compiled training function of a Lasagne script."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ def sync_updates(
     """Wrap updates so that every N-th call of the compiled function also synchronizes with the other workers.
 
     Call it after the initial values are in place (weights loaded): it copies the first worker's values to all others.
-    The state of the optimizer (velocities, moments, step counts) stays each worker's own, unless the rule shares the
-    moments, as ``EASGD(moments=True)`` does. Running statistics stay its own until `evaluate` and `finish_training`
-    average them. Random streams in the graph, such as those of dropout, draw other numbers on each worker.
+    Each worker keeps its own optimizer state (velocities, moments, step counts), unless the rule shares the moments, as
+    ``EASGD(moments=True)`` does. Each worker also has its own running statistics, until `evaluate` and
+    `finish_training` average them. Random streams in the graph, such as those of dropout, differ between workers.
 
-    There is one training at a time: `finish_training` ends it before the next one begins. In a job of one launched
-    worker the rule changes no parameters, until another worker joins.
+    Only one training may be in progress: end it by `finish_training` before the next. In a launched job with a single
+    worker the rule changes no parameters until another worker joins.
 
     Parameters
     ----------
     updates : mapping of shared variable to new value
-        What a function of `lasagne.updates` returned, or any other updates for `theano.function`.
+        The result of a function of `lasagne.updates`, or any other updates for `theano.function`.
     params : list of Theano shared variable
         The parameters to share, each of which must have an update.
     rule : Rule, None or "auto"
-        Such as `CenterMomentum`, `EASGD`, `DiLoCo`; None with `all_reduce_grads`, where no synchronization is needed:
-        the updates stay as they are. "auto" is None if `all_reduce_grads` has averaged the gradients of ``params``, and
-        `platoon_base.rules.default_rule`, ``CenterMomentum()``, otherwise.
+        A rule such as `CenterMomentum`, `EASGD`, `DiLoCo`. Pass None with `all_reduce_grads`, which needs no
+        synchronization: the updates are not changed. "auto" is None if `all_reduce_grads` has averaged the gradients of
+        ``params``, and `platoon_base.rules.default_rule`, ``CenterMomentum()``, otherwise.
     every_n_batches : int, at least 1, optional
-        Batches, each of which is one call of the compiled function, from one synchronization to the next. The default
-        is the rule's, `platoon_base.rules.default_period`.
+        Number of batches, or calls of the compiled function, from one synchronization to the next. The default is that
+        of the rule, see `platoon_base.rules.default_period`.
     on_nonfinite : {"raise", "skip", "restore"}
-        What a rule does with a worker's NaN or infinity; see `Worker.init_shared_params`.
+        What the rule does with a worker's NaN or infinity; see `Worker.init_shared_params`.
     statistics : list of Theano shared variable
         Running statistics that ``updates`` changes, which are never moments. Those that the graph updates by itself, as
         BatchNormLayer does, are found.
@@ -66,12 +66,12 @@ def sync_updates(
     Returns
     -------
     OrderedDict of shared variable to new value
-        For ``theano.function(..., updates=...)``. With one worker, or without a rule, the updates as they were.
+        For ``theano.function(..., updates=...)``. For a single worker, or without a rule, the unchanged updates.
 
     Raises
     ------
     ConfigurationError
-        If a parameter has no update, is no shared variable, or the period is less than 1; if the rule does not go with
+        If a parameter has no update or is no shared variable; if the period is less than 1; if the rule does not fit
         the gradients; or if another training has not been finished.
     LayoutMismatchError
         If the model differs from that of the other workers.
@@ -117,7 +117,7 @@ def sync_updates(
 
 
 def _resolved(rule: Rule | str | None, params: Sequence[Any], training: Training, on_nonfinite: str) -> Rule | None:
-    """Return the rule that "auto" stands for; raise if a rule of None does not go with the gradients."""
+    """Return the rule, resolving "auto"; raise if it is None and not all gradients are averaged."""
     if rule not in (None, "auto"):
         require_rule(rule)
         return rule  # type: ignore[return-value]
@@ -145,6 +145,6 @@ def _begin(worker: Worker) -> Training:
             "as those of a GAN, compile both with their plain updates, call worker.init_shared_params(params_1 + "
             "params_2, rule) once, and worker.sync_params() every few steps of the loop, where worker = connect()"
         )
-    if Training.of(worker).shares:  # that was released otherwise than by finish_training
+    if Training.of(worker).shares:  # a training whose center was released, but not by finish_training
         Training.forget(worker)
     return Training.of(worker)

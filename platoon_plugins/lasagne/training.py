@@ -1,4 +1,4 @@
-"""The life of one training: the statistics and parameters that were found in it, and its end."""
+"""State of one training, such as its statistics and period, and the call that ends it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _SAME_MODEL = (
 
 
 class Training:
-    """The findings of `sync_updates` and `all_reduce_grads`, for `evaluate` and `finish_training`.
+    """State of one training: `sync_updates` and `all_reduce_grads` set it, `evaluate` and `finish_training` use it.
 
     Attributes
     ----------
     statistics : list of Theano shared variable
-        Averaged over the workers when they meet: running means of batch normalization and the like.
+        Running means of batch normalization and the like, which `meet` averages over the workers.
     shares : bool
         Whether `sync_updates` shares parameters.
     period : EveryN or None
-        That of the compiled function which synchronizes them.
+        The period of the compiled function that synchronizes them.
     waits : bool
-        Whether workers wait for one another at each synchronization.
+        Whether the rule waits: each synchronization waits for all workers.
     averaged : weak set of Theano shared variable
         Parameters whose gradients `all_reduce_grads` averages.
     """
@@ -45,40 +45,40 @@ class Training:
         self.shares = self.waits = False
         self.period: EveryN | None = None
         self.averaged: weakref.WeakSet[Any] = weakref.WeakSet()
-        # Of the latest evaluation: the period, how often it was over, and the batches that came since.
+        # At the latest evaluation: the period, the number of its synchronizations, and the batches since the last one.
         self._before: tuple[Any, int, int] = None, 0, 0
         self._warned = False
-        self._fresh = late  # the statistics of a worker that comes later are worth nothing before it has met the others
+        self._fresh = late  # a late joiner's statistics are initial values, and not averaged, until its first `meet`
         self._to_compare: list[Any] = []
         self._compared = False
 
     @staticmethod
     def of(worker: Worker) -> Training:
-        """Return the training that a worker is in."""
+        """Return the worker's current training; create it if there is none."""
         if worker not in _trainings:
             _trainings[worker] = Training(worker.late)
         return _trainings[worker]
 
     @staticmethod
     def forget(worker: Worker) -> None:
-        """Forget the training that a worker was in."""
+        """Remove the worker's training, so that `of` creates the next one."""
         _trainings.pop(worker, None)
 
     def add(self, statistics: Iterable[Any]) -> None:
-        """Take statistics in, each once."""
+        """Add statistics, without duplicates."""
         known = {id(variable.container) for variable in self.statistics}
         self.statistics += [variable for variable in statistics if id(variable.container) not in known]
 
     def compare_later(self, params: list[Any]) -> None:
-        """Let `require_same_model` compare these parameters, which averaged gradients keep the same on all workers.
+        """Add parameters, kept equal on all workers by averaged gradients, to those that `require_same_model` checks.
 
-        A comparison ends the list. Parameters that are added after it, such as those of another fold, begin a new list.
+        After a comparison a new list begins, such as that of another fold.
         """
         self._to_compare = [*([] if self._compared else self._to_compare), *params]
         self._compared = False
 
     def start_statistics(self, worker: Worker, statistics: list[Any], timeout_s: float) -> None:
-        """Copy the first worker's statistics to all; a worker that comes later gets them when it meets the others."""
+        """Copy the first worker's statistics to all; a late joiner gets the averages at its first `meet`."""
         if not statistics:
             return
         first = worker.global_rank == 0
@@ -92,9 +92,9 @@ class Training:
             _set(statistics, summed.arrays)
 
     def meet(self, worker: Worker, name: str, timeout_s: float) -> list[int]:
-        """Wait until every worker has come here, and average the statistics; returns the ranks that have.
+        """Wait until every worker has made this call, and average the statistics; return the ranks that took part.
 
-        A worker whose statistics are not finite takes the others' over.
+        Statistics of a worker that are not finite are left out of the average and replaced by it.
         """
         values = [variable.get_value() for variable in self.statistics]
         sound = not self._fresh and all(np.isfinite(value).all() for value in values)
@@ -107,10 +107,11 @@ class Training:
         return summed.ranks
 
     def end_round(self, worker: Worker, timeout_s: float) -> None:
-        """Give the center what was learned in a round that is not over, if workers wait for one another in rounds.
+        """Synchronize before an evaluation if the rule waits, to end a round that is not complete.
 
-        Else one that had fewer batches than others would begin behind the center, and its next round would not count.
-        If nothing was synchronized since the last evaluation, the center of any rule gets it, or it would have nothing.
+        Otherwise a worker with fewer batches than others would start behind the center, and its next contribution would
+        be ignored. With any rule it also synchronizes if batches were trained but none was followed by a
+        synchronization since the last evaluation: the center would not have changed.
         """
         period = self.period
         if period is None or not worker.advanced.shares:
@@ -133,21 +134,20 @@ class Training:
 
     @property
     def evaluated_as_it_is(self) -> bool:
-        """Whether nothing was trained here since the latest evaluation, so that what it found is to stay."""
+        """Whether this worker has not trained since the latest evaluation, so the model is the evaluated one."""
         period = self.period
         same = period is not None and self._before[0] is period and not self.waits
         return same and self._before[1:] == (period.periods, period.count)  # type: ignore[union-attr]
 
     def begin_round(self, worker: Worker, timeout_s: float) -> None:
-        """Begin at the center, together with those who have made more rounds."""
+        """Copy the center to the parameters if the rule waits, so that all workers begin the next round there."""
         if self.waits and worker.advanced.shares:
             worker.copy_to_local(timeout_s=timeout_s)
 
     def require_same_model(self, worker: Worker, timeout_s: float) -> None:
-        """Raise on all workers if parameters have become different that averaged gradients keep the same.
+        """Raise on all workers if parameters differ that averaged gradients keep equal.
 
-        A collective call, if `all_reduce_grads` was called. It compares the parameters that were passed since the last
-        comparison.
+        A collective call, if `all_reduce_grads` was called. It compares the parameters added by `compare_later`.
         """
         if not self._to_compare:
             return
@@ -167,10 +167,10 @@ _trainings: weakref.WeakKeyDictionary[Worker, Training] = weakref.WeakKeyDiction
 def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | None = None) -> None:
     """End a training on all workers together: the model of each gets the center's parameters and averaged statistics.
 
-    All workers call it after their loop, and then one of them saves the model. If the loop ended with `evaluate`, that
-    is the model which was evaluated; otherwise the center takes in the latest mini-batches before. With averaged
-    gradients the parameters are the same already. Functions that were compiled with `sync_updates` cannot be called any
-    more. `sync_updates` may then be called for the next training, such as the next fold.
+    A collective call after the training loop; afterwards one worker saves the model. If the loop ended with `evaluate`,
+    this is the evaluated model; otherwise each worker first synchronizes its latest mini-batches. With averaged
+    gradients the parameters are equal already. Afterwards functions that were compiled with `sync_updates` cannot be
+    called any more, and `sync_updates` may be called for the next training, such as the next fold.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""The registrations of the adapters' frameworks; importing them imports neither an adapter nor a framework."""
+"""Registrations of the adapters' frameworks; importing this package imports neither an adapter nor a framework."""

@@ -1,8 +1,8 @@
-"""Blocks and Fuel, for the base.
+"""Registration of Blocks and Fuel with the base.
 
-Fuel 0.2.0 needs a repair: `H5PYDataset` keeps its open files in the class, not in the stream, and nothing opens them in
-the process that unpickles a stream in the middle of an epoch (fuel/datasets/hdf5.py, ``_file_handle``): its next batch
-is an ``OSError: no open handle``.
+Fuel 0.2.0 needs a repair: `H5PYDataset` keeps its open files in the class, not in the stream. A process that unpickles
+a stream in the middle of an epoch does not open them (fuel/datasets/hdf5.py, ``_file_handle``), so reading the next
+batch raises ``OSError: no open handle``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BLOCKS", "FRAMEWORK"]
 
-# No package index has it. Fuel and Theano are there already; pip would try to build them anew.
+# Blocks is on no package index. It is installed without dependencies, as pip would try to build Fuel and Theano again.
 BLOCKS = "blocks @ git+https://github.com/mila-iqia/blocks.git"
 
 
@@ -46,7 +46,7 @@ def _open_again(streams: ModuleType) -> None:
 
 
 FRAMEWORK = Framework(
-    # Fuel imports numexpr and blosc2, which have threads below Python, and start new ones in a forked process.
+    # Fuel imports numexpr and blosc2, whose native threads are started again in a forked process.
     preload=("fuel", "blocks", "platoon_plugins.blocks"),
     worth_preloading=("blocks",),
     after_import={"fuel.streams": _open_again},

@@ -1,4 +1,7 @@
-"""Keras, JAX and TensorFlow, for the base; Keras imports a back end, so nothing of it may be imported before a fork."""
+"""Registration of Keras, JAX and TensorFlow with the base.
+
+Keras imports its back end, so it must not be imported before a fork.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["FRAMEWORK"]
 
 _BACKENDS = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow", "theano": "Theano"}
-# Several distributions have the module.
+# The module `tensorflow` comes from any of these distributions.
 _TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
 
 
@@ -36,7 +39,7 @@ def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
 
 
 def _keras(works: set[str]) -> Check:
-    """Import Keras with the back end that it would choose; where that does not work, name those that do."""
+    """Check that Keras can be imported with the back end that it chooses; the remedy names those that work."""
     from platoon_base.frameworks import SETUP, Check, installed, last_line
 
     found = installed("keras", "pip install 'platoon-plugins[keras]', and torch, jax or tensorflow beside it")
@@ -61,7 +64,7 @@ def _keras(works: set[str]) -> Check:
 
 
 def _keep_jax(jax: Any, gpu: WorkerGpu) -> None:
-    # JAX 0.11 computes on device 0 only, if it sees one alone; the others stay visible to the driver, for the center.
+    # JAX 0.11 computes only on device 0 if it sees one device. The driver still sees all, as the center needs.
     if gpu.bring_to_front():
         jax.config.update("jax_cuda_visible_devices", str(gpu.number))
 
@@ -73,17 +76,17 @@ def _keep_tensorflow(tensorflow: Any, gpu: WorkerGpu) -> None:
 
 
 class _Text(str):
-    """A text that has the ``decode`` of bytes."""
+    """A str with the method ``decode`` of bytes."""
 
     def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
         return str(self)
 
 
 def _restore_decode(saving: ModuleType) -> None:
-    """Keras 2 calls ``decode`` on what it reads from the attributes of a file, which to h5py 3 is text, not bytes."""
+    """Make h5py 3 return texts with ``decode``, which Keras 2 calls on the attributes of a file; h5py 2 had bytes."""
     attributes = sys.modules.get("h5py._hl.attrs")
     if attributes is None:
-        return  # Keras runs without h5py, and says so when it has to save
+        return  # Keras runs without h5py, and raises when it has to save
     manager = attributes.AttributeManager
     read = manager.__getitem__
     if read.__module__ == __name__:
@@ -93,7 +96,7 @@ def _restore_decode(saving: ModuleType) -> None:
         value = read(self, name)
         if isinstance(value, str):
             return _Text(value)
-        if getattr(value, "dtype", None) == "O":  # an array of texts of any length
+        if getattr(value, "dtype", None) == "O":  # an array of texts of variable length
             value.flat = [_Text(item) if isinstance(item, str) else item for item in value.flat]
         return value
 

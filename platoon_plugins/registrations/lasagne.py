@@ -1,4 +1,4 @@
-"""Lasagne, for the base."""
+"""Registration of Lasagne with the base."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The differences between the back ends of Keras: one small module each, which has a ``backend()``."""
+"""The differences between the back ends of Keras: one module for each, with a function ``backend``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Backend", "Metrics", "Variable", "current"]
 
 
 def current() -> Backend:
-    """Return what this package knows of the back end that Keras runs on in this process.
+    """Return this package's `Backend` for the back end of Keras in this process.
 
     Raises
     ------
     BackendUnavailableError
-        If it knows nothing of it.
+        If that back end is not supported.
     """
     name = f"{__name__}.{keras.backend.backend()}"
     if importlib.util.find_spec(name) is None:

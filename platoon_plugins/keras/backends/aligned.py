@@ -1,4 +1,4 @@
-"""Arrays that a back end takes over without a copy, and that are used again once it has let go of them."""
+"""Arrays that a back end uses without a copy, and that are reused once it has released them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["AlignedArrays", "writable"]
 
 Array = np.ndarray[Any, Any]
 
-ALIGNMENT_BYTES = 64  # as TensorFlow's allocator has it: other memory is copied
+ALIGNMENT_BYTES = 64  # that of TensorFlow's allocator, which copies memory with another alignment
 
 
 class AlignedArrays:
-    """A pool of arrays on 64-byte boundaries: fresh memory of large arrays costs more than a copy into old memory.
+    """A pool of arrays on 64-byte boundaries: new memory for large arrays takes longer than a copy into reused memory.
 
-    An array is free when nobody else refers to it: neither Python nor a tensor that shares its memory.
+    An array is free when nothing else refers to it: neither Python nor a tensor that shares its memory.
     """
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[Any, ...], list[Array]] = {}
 
     def empty(self, shape: Sequence[int], dtype: Any) -> Array:
-        """Return a C-contiguous array with any content.
+        """Return a C-contiguous array with arbitrary content.
 
         Parameters
         ----------
@@ -48,18 +48,18 @@ def _new(shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
 
 
 def _references(kept: list[Array], i: int) -> int:
-    """Count the references to an array and to the memory that it is a view of, as views of it have."""
+    """Return the number of references to an array and to its base, which views of the array refer to."""
     return sys.getrefcount(kept[i]) + sys.getrefcount(kept[i].base)
 
 
-# What this Python counts where there are none but the list's.
+# The number in this version of Python if only the list refers to the array.
 _FREE = _references([_new((1,), np.dtype(np.float32))], 0)
 
 
 def writable(view: Array) -> Array:
-    """Return an array on the memory of a view that is read-only; it keeps that memory as the view does.
+    """Return a writable array on the memory of a read-only view; it keeps that memory as the view does.
 
-    Call it only where nobody else has seen the value: back ends take it that their values do not change.
+    Call it only if no other code uses the value: back ends assume that their values do not change.
     """
     array: Array = np.asarray(_Writable(view))
     return array
@@ -67,6 +67,6 @@ def writable(view: Array) -> Array:
 
 class _Writable:
     def __init__(self, view: Array) -> None:
-        self._view = view  # it lives as long as an array is made of this
+        self._view = view  # keeps the memory as long as an array is made from this object
         interface = view.__array_interface__
         self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}

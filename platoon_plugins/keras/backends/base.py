@@ -1,4 +1,4 @@
-"""The protocol of a back end of Keras, as the adapter needs it."""
+"""The protocol by which the adapter uses a back end of Keras."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Variable(Protocol):
     dtype: str
 
     def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
-        """Return the value; if ``borrow``, the memory itself where that can be had."""
+        """Return the value; with ``borrow`` its memory itself, where that is possible."""
         ...
 
     def set_value(self, value: Array, borrow: bool = False) -> None:
@@ -36,29 +36,29 @@ class Variable(Protocol):
 
 
 class Metrics(Protocol):
-    """The state behind the values in ``logs``, as arrays that may be added up over workers.
+    """The state of the metrics in ``logs``, as arrays that can be summed over workers.
 
-    Derived classes leave out the hooks at which they have nothing to do.
+    Derived classes override the hooks that they need.
     """
 
     def epoch_begins(self) -> None:
-        """Take in the begin of an epoch, with all metrics just reset.
+        """Record the start of an epoch, at which Keras has reset all metrics.
 
         Raises
         ------
         ConfigurationError
-            If the state of one cannot be added up.
+            If the state of a metric cannot be summed over workers.
         """
         ...
 
     def train_batch(self, logs: Mapping[str, Any]) -> None:
-        """Take in the end of a training batch."""
+        """Record the end of a training batch."""
 
     def test_begins(self) -> None:
-        """Take in the begin of an evaluation."""
+        """Record the start of an evaluation."""
 
     def test_batch(self, logs: Mapping[str, Any]) -> None:
-        """Take in the end of a batch of an evaluation."""
+        """Record the end of a batch of an evaluation."""
 
     def train_state(self) -> list[Array]:
         """Return the state of the training metrics, at the end of an epoch's batches."""
@@ -69,19 +69,19 @@ class Metrics(Protocol):
         ...
 
     def results(self, state: Sequence[Array]) -> dict[str, Any]:
-        """Return what is logged for a state: numbers, and arrays where a metric gives one."""
+        """Return the values to log for a state: numbers, and arrays for metrics whose result is one."""
         ...
 
 
 class Backend(Protocol):
-    """One back end of Keras; derived classes leave out the hooks for which nothing has to be done there.
+    """One back end of Keras; derived classes override the hooks that they need.
 
     Attributes
     ----------
     watches_batches : bool
-        Whether its `Metrics` need to see the end of every batch.
+        Whether its `Metrics` must be called at the end of every batch.
     honors_initial_epoch : bool
-        Whether a callback can make a fit begin at another epoch, by `resume_at`.
+        Whether a callback can change the first epoch of a fit, by `resume_at`.
     """
 
     watches_batches: bool
@@ -96,11 +96,11 @@ class Backend(Protocol):
         return False
 
     def compiled_with(self, model: Any) -> dict[str, Any]:
-        """Return what compile() was given, beside optimizer and loss, that has to be the same on all workers."""
+        """Return the arguments of compile(), except optimizer and loss, that must be the same on all workers."""
         return {}
 
     def weights(self, model: Any) -> list[Variable]:
-        """Return the trainable weights, which follow the synchronization rule."""
+        """Return the trainable weights, which the rule synchronizes."""
         ...
 
     def statistics(self, model: Any) -> list[Variable]:
@@ -108,71 +108,71 @@ class Backend(Protocol):
         ...
 
     def optimizer_state(self, model: Any) -> list[Variable]:
-        """Return the variables of the optimizer, learning rate and counters included."""
+        """Return the variables of the optimizer, including learning rate and counters."""
         ...
 
     def moments(self, model: Any) -> list[Variable]:
-        """Return the state of the built optimizers that has the shape of a weight, gradients being added up left out.
+        """Return the moments of the built optimizers: their float state with the shape of a weight.
 
-        Scalars are left out too: some are counters or learning rates.
+        Accumulated gradients are excluded, and so are scalars, as some are counters or learning rates.
         """
         ...
 
     def vary_noise(self, model: Any, rank: int) -> None:
-        """Let the random layers of this worker's model draw other numbers than those of other ranks."""
+        """Make the random layers of this worker's model draw different numbers than those of other ranks."""
         ...
 
     def seed_early(self, seed: int) -> None:
-        """Seed the generator that shuffles data, where ``fit`` asks it before it calls its first callback."""
+        """Seed the generator that shuffles data, if ``fit`` uses it before it calls its first callback."""
 
     def seed(self, seed: int) -> None:
         """Seed the back end's own generators, which shuffle data and draw noise without a seed."""
 
     def random_state(self) -> Any:
-        """Return where those generators stand."""
+        """Return the states of those generators."""
         return None
 
     def restore_random_state(self, state: Any, common_seed: int) -> None:
-        """Set them one step after a state, or by a seed that all workers share: the next fit draws other numbers."""
+        """Set the generators one step after a state, or by a common seed, so that the next fit draws other numbers."""
 
     def attach(self, model: Any) -> None:
-        """Make sure, within an epoch, that the variables hold the present values and that writes to them count."""
+        """Ensure, within an epoch, that variables have the current values and that changes of them take effect."""
 
     def steps_are_over(self) -> None:
         """Record that a fit has made its last step."""
 
     def initial_epoch(self, model: Any) -> int:
-        """Return the epoch at which a callback wants training to resume, 0 if none does."""
+        """Return the epoch at which a callback makes training resume; 0 if none does."""
         return 0
 
     def resume_at(self, model: Any, epoch: int) -> None:
-        """Let training begin at this epoch."""
+        """Make training start at this epoch."""
 
     def metrics(self, model: Any) -> Metrics:
-        """Return the metrics of a model that is compiled."""
+        """Return the metrics of a compiled model."""
         ...
 
     def silence(self, params: dict[str, Any]) -> None:
-        """Turn the progress bar of a fit off, by the parameters that its callbacks are about to read."""
+        """Turn off the progress bar of a fit, in the parameters that its callbacks get next."""
         ...
 
     def average(self, worker: Any) -> Any:
-        """Make what averages the gradients of an optimizer here: a `GradientAverage`."""
+        """Make the `GradientAverage` of an optimizer."""
         ...
 
     def place_gradients(self, model: Any, average: Any, worker: Any) -> None:
-        """Agree with the other workers where gradients are averaged, if not on the host; a collective call."""
+        """Decide with the other workers whether gradients are averaged on devices or the host; a collective call."""
 
     def apply_of(self, optimizer_class: type, average: Any) -> dict[str, Any]:
-        """Return the attributes of a subclass of an optimizer that averages gradients before anything else."""
+        """Return the attributes of a subclass of an optimizer that averages gradients before any other use."""
         ...
 
     def steps_taken(self, model: Any) -> int:
-        """Return how many steps the optimizer has made."""
+        """Return the number of steps that the optimizer has made."""
         ...
 
     def watch_losses(self, model: Any, average: Any) -> BatchLosses:
-        """Weigh gradients and losses by the number that the loss of each batch is divided by.
+        """Weight gradients and losses by the divisor of each batch's loss.
 
         Parameters
         ----------
@@ -182,7 +182,7 @@ class Backend(Protocol):
         Returns
         -------
         BatchLosses
-            Of the model: its losses that are no means over rows.
+            The losses of the model's batches that are not means over rows.
         """
         ...
 
@@ -195,9 +195,9 @@ class Backend(Protocol):
 
 
 def require_declared(metric: Any, base: type) -> None:
-    """Raise `ConfigurationError` for a metric class of the user's own, unless it says that its state adds up.
+    """Raise `ConfigurationError` for a metric class of the user, unless it declares that its state can be summed.
 
-    One that is derived from a metric of Keras, such as `Mean`, keeps its state as that does.
+    A class derived from a metric of Keras, such as `Mean`, is taken to keep its state as that metric does.
     """
     line = type(metric).__mro__
     first_of_keras = next(cls for cls in line if cls.__module__.partition(".")[0] == "keras")
@@ -211,7 +211,7 @@ def require_declared(metric: Any, base: type) -> None:
 
 
 def not_additive(metric: str, variable: str) -> ConfigurationError:
-    """Make the error about a metric whose state does not begin with zeros."""
+    """Return the error for a metric whose state does not start from zero."""
     return ConfigurationError(
         f"metric {metric!r} keeps {variable!r}, which does not start from zero: it is no sum over samples, so the "
         "states of several workers cannot be added up to that of all the data. Use a metric made of totals and counts, "

@@ -1,4 +1,4 @@
-"""Averages of gradients that are called back from a compiled program, on the host."""
+"""Averages of gradients on the host, by calls from a compiled program."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Array = np.ndarray[Any, Any]
 
 
 class CompiledAverage(GradientAverage):
-    """Averages of a compiled program, out of which an error would come behind pages of traces.
+    """Averages gradients by calls from a compiled program.
 
-    So the error is kept, and raised by `require_sound` and by the next call.
+    An error in such a call would be buried in pages of traces, so it is stored, and raised by `require_sound` and the
+    next call.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -31,10 +32,10 @@ class CompiledAverage(GradientAverage):
         super().attach(policy, like, calls)
 
     def average(self, batch: Batch) -> list[Any]:
-        """Return the averages of gradients in a program that is traced; None for weights that have none.
+        """Return the averages of gradients in a program that is being traced; None for weights without a gradient.
 
-        The same weights have no gradient in every step, and on all workers, or it is an error. The workers average
-        zeros for these: one without a batch does not know which they are.
+        These must be the same weights in every step and on all workers. The workers average zeros for them, since a
+        worker without a batch does not know which they are.
         """
         self.require_attached()
         filled = [
@@ -45,11 +46,11 @@ class CompiledAverage(GradientAverage):
         return [average if used else None for average, used in zip(averages, batch.used)]
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
-        """Return the averages of a batch's tensors, which are zeros where they are not used."""
+        """Return the averages of a batch's tensors, which are zeros for unused weights."""
         raise NotImplementedError
 
     def fill(self, batch: Batch, outs: Sequence[Array]) -> None:
-        """Put the averages of arrays into C-contiguous ones, which may be the same; called by the program."""
+        """Write the averages to ``outs``, C-contiguous arrays that may be those of ``batch``; the program calls it."""
         self.require_sound()
         self.require_attached()
         try:

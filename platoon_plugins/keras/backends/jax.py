@@ -1,5 +1,5 @@
-"""Keras 3 on JAX: within an epoch the weights are in the trainer's state, and gradients leave the compiled step by a
-call: on the CPU in its own memory, on other devices by copies.
+"""Keras 3 on JAX: within an epoch the weights are in the trainer's state, and the compiled step calls this package to
+average its gradients.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ __all__ = ["backend"]
 
 Array = np.ndarray[Any, Any]
 
-# The memory of an array that is given away, in a new one. JAX copies it if a view of NumPy still shows it, and ends
-# all other arrays on it.
+# Moves the memory of a donated array to a new array. JAX copies it if a NumPy view of it exists, and deletes all other
+# arrays on it.
 _taken_over = jax.jit(lambda value: value, donate_argnums=0)
 
 
@@ -44,7 +44,7 @@ class _JaxVariable(KerasVariable):
     Attributes
     ----------
     donated : bool
-        Whether each training step ends the array that is the value, so that nobody else counts on it.
+        Whether each training step deletes the array of the value, so that no other code relies on it.
     """
 
     donated = False
@@ -54,18 +54,18 @@ class _JaxVariable(KerasVariable):
         return all(device.platform == "cpu" for device in self.variable.value.devices())
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
-        """Change the value to a copy, as JAX takes aligned memory of NumPy over."""
+        """Change the value to a copy, as JAX would otherwise share aligned memory with NumPy."""
         self.variable.assign(jnp.array(value, self.dtype, copy=True))
 
     def prefetch(self) -> None:
-        """Start to copy the value from a device; `borrow` waits for it."""
+        """Start a copy of the value from a device; `borrow` waits for it."""
         if not self.on_host():
             self.variable.value.copy_to_host_async()
 
     def borrow(self) -> Array:
-        """Return the memory itself, in a new array that no other code has, if one device holds it.
+        """Return the value's memory itself, if it is on the host and in one piece; no other code refers to it.
 
-        Copies in and out would take 3 ms for 10 MB, more than the rule.
+        Copies in and out would take 3 ms for 10 MB, longer than the rule.
         """
         value = self.variable.value
         if not self.donated or not self.on_host() or len(value.devices()) > 1 or value.dtype.kind != "f":
@@ -77,12 +77,12 @@ class _JaxVariable(KerasVariable):
         return np.asarray(self.variable.value)
 
     def on_device(self) -> Any:
-        """Return the weight, if it is on one CUDA device."""
+        """Return the value, if it is on one CUDA device."""
         return None if on_cuda is None else on_cuda(self.variable.value)
 
     def give_back(self, array: Any) -> None:
-        """Make what `borrow` or `on_device` returned the value."""
-        value = getattr(array, "value", None)  # of a JaxArray
+        """Set the value to the array that `borrow` or `on_device` returned."""
+        value = getattr(array, "value", None)  # a JaxArray has it
         if value is not None:
             if value is not self.variable.value:
                 self.variable.assign(value)
@@ -94,7 +94,7 @@ class _JaxVariable(KerasVariable):
             super().give_back(array)
 
     def flush(self) -> None:
-        """Wait for the copy to a device that `give_back` has started: it reads the memory that `borrow` keeps."""
+        """Wait for the copy to a device that `give_back` has started, as it reads the memory that `borrow` reuses."""
         if self._sent is not None:
             self._sent.block_until_ready()
             self._sent = None
@@ -108,11 +108,11 @@ class _Jax(Keras3):
         self._donated: weakref.WeakSet[_JaxVariable] = weakref.WeakSet()
 
     def weights(self, model: Any) -> list[KerasVariable]:
-        """Return the trainable weights, whose arrays are donated to each compiled step."""
+        """Return the trainable weights; their arrays are donated to each compiled step."""
         return self._donated_of(model, super().weights(model))
 
     def moments(self, model: Any) -> list[KerasVariable]:
-        """Return the moments, whose arrays are donated like those of the weights."""
+        """Return the moments; their arrays are donated like those of the weights."""
         return self._donated_of(model, super().moments(model))
 
     def _donated_of(self, model: Any, variables: list[KerasVariable]) -> list[KerasVariable]:
@@ -123,20 +123,20 @@ class _Jax(Keras3):
         return variables
 
     def steps_are_over(self) -> None:
-        """Record the last step of a fit: no step ends what a callback has kept any more."""
+        """Record the last step of a fit; afterwards callbacks may keep arrays, so `borrow` must copy them."""
         for variable in self._donated:
             variable.donated = False
         self._donated.clear()
 
     def attach(self, model: Any) -> None:
-        """Make sure that the trainer takes the variables' values over before its next step."""
+        """Make the trainer use the values of the variables in its next step."""
         model.jax_state_sync()
 
     def average(self, worker: Any) -> GradientAverage:
         return CallbackAverage(worker) if JaxAverage is None else JaxAverage(worker, self.settle)
 
     def gradient_device(self, model: Any) -> int | None:
-        """Return the number of the CUDA device, as the driver counts, on which all weights that are trained are."""
+        """Return the driver's number of the CUDA device that has all trainable weights; None if there is none."""
         devices = {device for weight in model.trainable_weights for device in weight.value.devices()}
         if JaxAverage is None or len(devices) != 1:
             return None
@@ -144,12 +144,12 @@ class _Jax(Keras3):
         return int(device.local_hardware_id) if device.platform == "gpu" else None
 
     def place_gradients(self, model: Any, average: ModelAverages, worker: Any) -> None:
-        """Average gradients on the devices, if each worker has one of its own and NCCL."""
+        """Average gradients on the devices, if each worker has its own device and NCCL."""
         ordinal = self.gradient_device(model)
         on_devices = worker.gather(ordinal is not None, name="where gradients are averaged")
         were_there = average.lags
         average.place(worker.advanced.device_all_reduce(ordinal) if all(on_devices) else None)
-        if average.lags != were_there and model.train_function is not None:  # which may have been traced otherwise
+        if average.lags != were_there and model.train_function is not None:  # it may be traced for the other place
             model.make_train_function(force=True)
             model.train_function = self._guarded(model, average)
 
@@ -166,14 +166,14 @@ class _Jax(Keras3):
 
     def settle(self) -> None:
         results, self._results = self._results, None
-        # A program that failed tells whoever uses its results; JAX would tell of an effect again and again.
+        # The error of a failed program is raised where its results are used; here it would be raised repeatedly.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             jax.block_until_ready([array for array in jax.tree.leaves(results) if not array.is_deleted()])
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             jax.effects_barrier()
 
     def _guarded(self, model: Any, average: ModelAverages) -> Callable[..., Any]:
-        """Return a model's compiled step, which is refused before it runs where gradients cannot be averaged."""
+        """Return a model's compiled step with a check before it that gradients can be averaged."""
         compiled = model.train_function
 
         @functools.wraps(compiled)
@@ -181,11 +181,11 @@ class _Jax(Keras3):
             try:
                 average.require_attached()
             except ConfigurationError:
-                # The variables are empty while a fit runs: Keras gives them back what it finds here.
+                # During a fit the variables are empty: Keras restores them from here.
                 model._jax_state = dict(zip(_STATE, state))
                 raise
             logs, state = compiled(state, *args)
-            # Any result tells that all are there; the memory of the state is given to the next step.
+            # Prefer the logs, to wait for the step: the state is donated to the next step.
             self._results = logs or state
             average.program_started()
             return logs, state
@@ -194,11 +194,11 @@ class _Jax(Keras3):
         return step
 
 
-# What a step takes and returns, in this order, under the names that Keras's trainer gives it.
+# The arguments and results of a step, in this order, by their names in Keras's trainer.
 _STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
 
 @functools.cache
 def backend() -> _Jax:
-    """Return the back end, the same at each call: it knows what the latest step has given."""
+    """Return the back end, always the same object, as it has the results of the latest step."""
     return _Jax()

@@ -1,4 +1,4 @@
-"""Arrays of JAX in the memory of a CUDA device, as a center there takes them: it changes copies, within a program."""
+"""Arrays of JAX on a CUDA device, for a center on devices, which changes copies of them within a JAX program."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from platoon_plugins.keras.backends import xla_calls
 
 __all__ = ["JaxArray", "on_cuda"]
 
-_POLL_INTERVAL_S = 1.0  # how often who waits for a program's call looks whether the program has failed
+_POLL_INTERVAL_S = 1.0  # between checks, during the wait for a program's call, whether the program has failed
 
 
 class JaxArray(CudaArray):
-    """A jax.Array on a device. As those do not change, this holds another one after each change.
+    """A changeable array on a device. As a jax.Array is immutable, each change replaces ``value``.
 
     Parameters
     ----------
     value : jax.Array
-        On one device.
+        An array on one device.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class JaxArray(CudaArray):
 
     @staticmethod
     def change(arrays: Sequence[JaxArray], queue: Queue) -> None:
-        """Queue work on copies, by a program between those that JAX has been given before and after."""
+        """Queue work on copies of the values, by a program in the order of JAX's other programs."""
         try:
             values = _program.run([array.value for array in arrays], queue)
         except BaseException:
@@ -52,7 +52,7 @@ class JaxArray(CudaArray):
         return np.asarray(self.value, dtype)
 
     def __setitem__(self, key: Any, values: Any) -> None:
-        """Take values over, all at once."""
+        """Set all values at once."""
         if key is not Ellipsis:
             raise TypeError(f"got [{key!r}]: JAX's arrays do not change; set all values, by [...]")
         given = values.value if isinstance(values, JaxArray) else np.broadcast_to(values, self.shape)
@@ -65,21 +65,21 @@ class JaxArray(CudaArray):
         return JaxArray(self.value.reshape(shape))
 
     def copy(self) -> JaxArray:
-        """Return another holder of the same value, which does not change."""
+        """Return another JaxArray with the same immutable value."""
         return JaxArray(self.value)
 
 
 def on_cuda(value: Any) -> JaxArray | None:
-    """Return a jax.Array as an array of a CUDA device; None if it is elsewhere, or NumPy lacks its dtype."""
+    """Return a JaxArray of a jax.Array; None if that is not on one CUDA device, or NumPy lacks its dtype."""
     devices = value.devices()
     there = len(devices) == 1 and next(iter(devices)).platform == "gpu"
     return JaxArray(value) if there and value.dtype.kind == "f" else None
 
 
 class _Program:
-    """Copies arrays, and calls back between the copies and all that uses them; compiled once for arrays of each shape.
+    """A JAX program that copies arrays and then calls a handler; compiled once for arrays of each shape.
 
-    The host does not wait for the device: only for the call, which is made when the program is started.
+    The host does not wait for the device, but only for the call, which is made when the program is started.
     """
 
     def __init__(self) -> None:
@@ -90,14 +90,14 @@ class _Program:
         self._failure: BaseException | None = None
 
     def run(self, values: list[Any], work: Queue) -> list[Any]:
-        """Return copies that ``work`` changes, which gets their addresses and the stream of the program."""
+        """Return copies of values that ``work`` changes; it gets their addresses and the stream of the program."""
         with self._turn:
             self._called.clear()
             self._work, self._failure = work, None
             try:
                 found: list[Any] = self._compiled(values)
                 while not self._called.wait(_POLL_INTERVAL_S):
-                    if found[0].is_ready():  # it has failed, perhaps as one before it did
+                    if found[0].is_ready():  # without a call: the program has failed, or an earlier one
                         jax.block_until_ready(found)
                         raise PlatoonError("JAX has ended a synchronization without making it")
             finally:
@@ -107,7 +107,7 @@ class _Program:
             return found
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
-        """Queue the work that waits for the program; what it raises is kept for the caller."""
+        """Queue the current work; an exception in it is stored for the caller of `run`."""
         try:
             if self._work is not None:
                 self._work([block.address for block in blocks], stream)
@@ -120,6 +120,6 @@ _program = _Program()
 
 
 def _begin_anew() -> None:
-    """Take another program, as this one's call may still be made."""
+    """Replace the program, as the failed one may still make its call."""
     global _program
     _program = _Program()

@@ -1,4 +1,4 @@
-"""Averages of JAX's gradients by calls of JAX itself, which copy them to the host and back."""
+"""Averages of JAX's gradients by JAX's own callbacks, which copy them to the host and back."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Array = np.ndarray[Any, Any]
 
 
 class CallbackAverage(CompiledAverage):
-    """Averages by ordered calls from the program, as all workers must make them in one order."""
+    """Averages gradients by ordered callbacks from the program, as all workers must make them in the same order."""
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
-        """Return the averages of a batch; JAX has a gradient of every weight."""
+        """Return the averages of a batch; JAX has a gradient for every weight."""
         shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in batch.gradients]
         call, weight = (self._sum, 1.0) if batch.weight is None else (self._mean, batch.weight)
         averages: Sequence[Any] = io_callback(call, shapes, list(batch.gradients), weight, ordered=True)
         return averages
 
-    # Methods, which compare equal each time: JAX compiles a call once for each function.
+    # Methods, as bound methods compare equal: JAX compiles a callback once for each function.
 
     def _mean(self, gradients: Sequence[Any], weight: Any) -> list[Array]:
         return self._filled(gradients, weight)

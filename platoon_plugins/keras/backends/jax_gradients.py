@@ -1,4 +1,4 @@
-"""Averaged gradients of JAX on CUDA devices: they stay there, and the host is a batch ahead."""
+"""Averages of JAX's gradients that stay on CUDA devices, while the host is one batch ahead."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ __all__ = ["JaxAverage"]
 Array = np.ndarray[Any, Any]
 
 _WIDE = np.dtype(np.float64)
-_KEPT = 1000  # calls that nobody has looked at, in loops over train_on_batch
+_KEPT = 1000  # unread headers, in loops over train_on_batch
 
 
 class JaxAverage(CallbackAverage):
-    """Averages of JAX. Gradients on a device are added up there, between the kernels of the compiled step.
+    """Averages gradients of JAX. Gradients on a device are summed there, between the kernels of the compiled step.
 
     ::
 
         g := sum_i w_i g_i / sum_i w_i
 
-    in float32, float64 where a gradient has that. Flags and weights of the ranks travel behind the gradients. They are
-    copied to the host beside other work, and those of a batch are looked at when the program of the next one has been
-    started, on all workers at the end of the same batch.
+    in float32, or float64 for gradients of that dtype. The header with flags and weights of the ranks is sent after the
+    gradients, and copied to the host during other work. The host reads the header of a batch once it has started the
+    program of the next batch, so all workers act on it at the end of the same batch.
 
     Parameters
     ----------
     worker : Worker
     settle : callable
-        Waits until the programs that were started have run.
+        Waits until all programs that were started have ended.
     """
 
     def __init__(self, worker: Any, settle: Callable[[], None]) -> None:
@@ -56,7 +56,7 @@ class JaxAverage(CallbackAverage):
         self._settle_programs = settle
         self._sums: Any = None  # DeviceAllReduce
         self._queued = _Queued()
-        self._device_calls: dict[Any, _Call] = {}  # kept, as compiled programs make them
+        self._device_calls: dict[Any, _Call] = {}  # referenced here, as compiled programs only have their numbers
         self._fillers: dict[bool, _Filler] = {}
         self._begin()
 
@@ -66,17 +66,17 @@ class JaxAverage(CallbackAverage):
         self._due = self._visible = self._queued.count
 
     def place(self, sums: Any) -> None:
-        """Prepare for gradients on a device, which a `DeviceAllReduce` combines."""
+        """Prepare for gradients on a device, summed by a `DeviceAllReduce`; None for the host."""
         self._sums = sums
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """Begin a fit.
+        """Start a fit.
 
         Raises
         ------
         ConfigurationError
-            On all workers, if an earlier fit was interrupted after other numbers of calls, so that gradients of it wait
-            on some devices.
+            On all workers, if an earlier fit was interrupted after different numbers of calls, so that its gradients
+            still wait on some devices.
         """
         if self.on_device:
             require_as_many(self.worker, self._queued.count)
@@ -91,11 +91,11 @@ class JaxAverage(CallbackAverage):
 
     @property
     def lags(self) -> bool:
-        """Whether the votes that are seen are those of an earlier batch: they arrive behind the device's work."""
+        """Whether the votes received are those of an earlier batch, as they are queued after the device's work."""
         return self.on_device
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
-        """Return the averages of a batch: on a CUDA device, on the CPU in its memory, or by copies."""
+        """Return the averages of a batch: on a CUDA device, in the memory of a program on the CPU, or by copies."""
         is_sum = batch.weight is None
         weight = 1.0 if is_sum else batch.weight
         if self.on_device:
@@ -108,9 +108,9 @@ class JaxAverage(CallbackAverage):
         return xla_calls.call_in_place(self._fillers[is_sum], batch.gradients, weight)
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int, like: list[Array], counts: bool) -> None:
-        """Queue the sums of flat buffers, the words at the end of the last; called by XLA.
+        """Queue the sums of flat buffers, of which the last ends with the header; XLA calls it.
 
-        Which gradients are in them was known when the program was traced: others may have been expected since.
+        ``like`` is that of the tracing of the program, as `expect` may have been called with others since.
         """
         self.require_sound()
         rank = self.worker.global_rank
@@ -120,7 +120,7 @@ class JaxAverage(CallbackAverage):
             self.require_attached()
             if counts:
                 self._begin_step()
-            self.like = like  # votes stay where they are, as another thread may vote now
+            self.like = like  # without a new header, as another thread may be writing a vote to it
             flag = float(self._mine.flags[rank])
             if flag:
                 self._sums.put(header + 4 * rank, flag, stream)
@@ -142,7 +142,7 @@ class JaxAverage(CallbackAverage):
         self._due += steps * self._per_batch
 
     def program_started(self) -> None:
-        """Record the start of a batch's program: what came with earlier batches can be had beside its work."""
+        """Record the start of a batch's program: the headers of earlier batches can be read while it runs."""
         self._visible = self._due
 
     def _latest(self) -> Array:
@@ -156,7 +156,7 @@ class JaxAverage(CallbackAverage):
         self._settle_programs()
         calls = self._queued.count
         self._take(calls)
-        self._all.flags[:] = 0  # those of an epoch that is over are not to be seen in the first step of the next
+        self._all.flags[:] = 0  # the flags of this epoch must have no effect in the first step of the next
         self._due = self._visible = calls
 
     def require_sound(self) -> None:
@@ -181,7 +181,7 @@ class JaxAverage(CallbackAverage):
         self.require_sound()
 
     def _sums_over_workers(self, batch: Batch, counts: bool, is_sum: bool) -> list[Any]:
-        """Return the averages of weighted gradients, or their sums; ``counts`` if these are those of a step."""
+        """Return the averages of weighted gradients, or their sums; ``counts`` if they belong to a step."""
         gradients, weight = batch.gradients, batch.weight
         size, rank = self.worker.global_size, self.worker.global_rank
         header = jnp.zeros(2 * size + len(gradients), np.float32)
@@ -202,7 +202,7 @@ class JaxAverage(CallbackAverage):
         return averages
 
     def _call_of(self, gradients: Sequence[Any], counts: bool) -> _Call:
-        """Return the one call of all programs that average gradients of these shapes and dtypes."""
+        """Return the `_Call` of all programs that average gradients of these shapes and dtypes."""
         kind = (counts, *((gradient.shape, gradient.dtype) for gradient in gradients))
         if kind not in self._device_calls:
             like = [np.zeros(gradient.shape, gradient.dtype) for gradient in gradients]
@@ -210,7 +210,7 @@ class JaxAverage(CallbackAverage):
         return self._device_calls[kind]
 
     def _take(self, calls: int) -> None:
-        """Let what came with so many calls be seen."""
+        """Read the header of call number ``calls``, and drop those of earlier calls."""
         taken = self._queued.take(calls, self.require_sound)
         if taken is None:
             return
@@ -222,29 +222,29 @@ class JaxAverage(CallbackAverage):
 
 
 class _Filler:
-    """Averages in the memory of a program on the CPU; whether the loss is a sum was known when it was traced."""
+    """Handler that averages gradients in the memory of a program on the CPU, for losses that are sums or not."""
 
     def __init__(self, average: JaxAverage, is_sum: bool) -> None:
         self._average, self._is_sum = average, is_sum
 
     def fill(self, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
-        """Fill ``outs`` with averages; JAX has a gradient of every weight."""
+        """Fill ``outs`` with averages; JAX has a gradient for every weight."""
         self._average.fill(Batch(ins, None if self._is_sum else scalar, [True] * len(ins)), outs)
 
 
 class _Call:
-    """Knows the gradients of a call, and whether it is of a step or of a worker that has no batch left."""
+    """Handler that queues the averages of gradients, either of a step or of a worker without batches."""
 
     def __init__(self, average: JaxAverage, like: list[Array], counts: bool) -> None:
         self._average, self._like, self._counts = average, like, counts
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
-        """Queue the averages of this call's gradients behind what made them."""
+        """Queue the averages after the kernels that compute the gradients."""
         self._average.queue(blocks, stream, self._like, self._counts)
 
 
 class _Queued:
-    """The words of the calls that XLA has made, perhaps in a thread of its own, on their way to the host."""
+    """Queue of the headers of calls, in transit to the host; XLA may make the calls in its own thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -252,7 +252,7 @@ class _Queued:
         self.count = 0
 
     def forget(self) -> None:
-        """Take up no more what came with the calls so far."""
+        """Drop the headers of all calls so far."""
         with self._changed:
             self._on_way.clear()
 
@@ -264,7 +264,7 @@ class _Queued:
             self._changed.notify_all()
 
     def keep(self, calls: int) -> None:
-        """Forget all but the latest calls."""
+        """Drop all headers except those of the latest calls."""
         while True:
             with self._changed:
                 if len(self._on_way) <= calls:
@@ -273,14 +273,14 @@ class _Queued:
             oldest.values()
 
     def fail(self) -> None:
-        """Let who waits look for the reason."""
+        """Wake the thread in `take`, which then raises the error of a call."""
         with self._changed:
             self._changed.notify_all()
 
     def take(self, calls: int, require_sound: Callable[[], None]) -> Array | None:
-        """Wait until so many calls have been made, all in all, and return what came with the last of them.
+        """Wait until ``calls`` calls have been made in total; return the header of the last one.
 
-        None, if all were taken.
+        It is None if that header was taken already.
 
         Raises
         ------
@@ -300,7 +300,7 @@ class _Queued:
                 self._changed.wait(1.0)
             while len(self._on_way) > self.count - calls:
                 found.append(self._on_way.popleft())
-        # Each is asked, as what has not been asked keeps its page of memory.
+        # All are read, as a header keeps its page of memory until it is read.
         values = [fetched.values() for fetched in found]
         return values[-1] if values else None
 

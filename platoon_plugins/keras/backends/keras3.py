@@ -1,4 +1,4 @@
-"""The common part of the back ends of Keras 3."""
+"""The base class of the back ends of Keras 3."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _GLOBAL_GENERATOR = "global_seed_generator"
 
 
 class KerasVariable:
-    """A variable of Keras 3, with the methods of Theano's shared variables too; values are copied out and in."""
+    """A variable of Keras 3, with the methods of Theano's shared variables too; it copies values."""
 
     def __init__(self, variable: Any) -> None:
         self.name: str = variable.path
@@ -39,15 +39,15 @@ class KerasVariable:
         return True
 
     def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
-        """Return the value; the internal type is NumPy's where the value is on the host."""
+        """Return the value; its internal type is NumPy's if the value is on the host."""
         if return_internal_type and not self.on_host():
             return self.variable
         return self.view() if borrow else np.array(self.view())
 
-    # What a center needs, see `platoon_base.parameters.Parameter`.
+    # The methods that a center needs, see `platoon_base.parameters.Parameter`.
 
     def borrow(self) -> Array:
-        """Return the value in memory that is kept: fresh memory would cost more than the copy."""
+        """Return the value in a reused buffer: new memory would take longer than the copy."""
         view = self.view()
         if self._buffer is None:
             self._buffer = np.array(view, order="C")
@@ -56,18 +56,18 @@ class KerasVariable:
         return self._buffer
 
     def give_back(self, array: Any) -> None:
-        """Make what `borrow` or `on_device` returned the value."""
+        """Set the value to the array that `borrow` or `on_device` returned."""
         self.set_value(array)
 
     def memory(self) -> Array | None:
-        """Return None: the value is changed by a copy."""
+        """Return None: the value can only be changed by a copy."""
         return None
 
     def on_device(self) -> Any:
-        """Return None: a center on devices cannot take the value."""
+        """Return None: a center on devices cannot use the value."""
 
     def view(self) -> Array:
-        """Return the value, without a copy where that can be had; it is not to be written to."""
+        """Return the value for reading only, without a copy if possible."""
         value: Array = np.asarray(keras.ops.convert_to_numpy(self.variable))
         return value
 
@@ -77,14 +77,14 @@ class KerasVariable:
 
 
 class Keras3Metrics(Metrics):
-    """All values in ``logs`` come from metric objects, whose variables are the state."""
+    """The metrics of Keras 3, where all values in ``logs`` come from metric objects, whose variables are the state."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._checked = 0
 
     def epoch_begins(self) -> None:
-        """Record the begin of an epoch: sums and counts start from zero."""
+        """Record the start of an epoch: check that the state of all metrics is zero."""
         self._checked = len(self._model.metrics_variables)
         for metric in _each(self._model.metrics):
             require_declared(metric, keras.metrics.Metric)
@@ -94,8 +94,8 @@ class Keras3Metrics(Metrics):
                     raise not_additive(metric.name, variable.name)
 
     def train_state(self) -> list[Array]:
-        """Return the state of the training metrics, which on_test_begin of an evaluation still finds."""
-        if self._checked != len(self._model.metrics_variables):  # TensorFlow makes them in the first step
+        """Return the state of the training metrics, which are not reset before on_test_begin of an evaluation."""
+        if self._checked != len(self._model.metrics_variables):  # TensorFlow creates variables in the first step
             state = self.test_state()
             self._model.reset_metrics()
             self.epoch_begins()
@@ -119,7 +119,7 @@ class Keras3Metrics(Metrics):
 
 
 class Keras3(Backend):
-    """Keras 3; torch, jax and tensorflow add what is theirs."""
+    """Keras 3; derived classes add the differences of torch, JAX and TensorFlow."""
 
     watches_batches = False
     variable: type[KerasVariable] = KerasVariable
@@ -129,7 +129,7 @@ class Keras3(Backend):
             raise ConfigurationError("got a model that is not compiled: call model.compile(...) before fit")
 
     def trains_together(self, model: Any) -> bool:
-        """Return whether a distribution of Keras's own, on JAX, trains on several processes."""
+        """Return whether a keras.distribution, on JAX, trains on several processes."""
         return keras.distribution.distribution() is not None
 
     def compiled_with(self, model: Any) -> dict[str, Any]:
@@ -144,14 +144,14 @@ class Keras3(Backend):
         return [self.variable(v) for v in model.trainable_variables]
 
     def statistics(self, model: Any) -> list[KerasVariable]:
-        """Return the other float state; frozen weights are among it, alike on all workers, and stay so."""
+        """Return the other float state, including frozen weights, which stay equal on all workers."""
         # A GAN on JAX keeps variables of its optimizers among its own.
         of_optimizers = {id(v) for optimizer in optimizers_of(model) for v in optimizer.variables}
         return [self.variable(v) for v in model.non_trainable_variables if _is_float(v) and id(v) not in of_optimizers]
 
     def optimizer_state(self, model: Any) -> list[KerasVariable]:
-        """Return the variables of the optimizer, which may not be built before the first step."""
-        compiled_with = getattr(model, "optimizer", None)  # a model that is not compiled has none
+        """Return the variables of the optimizers; build that of compile(), which Keras may build in the first step."""
+        compiled_with = getattr(model, "optimizer", None)  # before compile() a model may have none
         if compiled_with is not None and not compiled_with.built:
             compiled_with.build(model.trainable_variables)
         return [self.variable(v) for optimizer in optimizers_of(model) for v in optimizer.variables]
@@ -164,7 +164,7 @@ class Keras3(Backend):
         return [self.variable(v) for v in found.values() if tuple(v.shape) in shapes]
 
     def vary_noise(self, model: Any, rank: int) -> None:
-        """Change the seed generators of the random layers, whose states are variables."""
+        """Change the seeds of the random layers, which are variables."""
         for variable in model.non_trainable_variables:
             if variable.path.endswith("seed_generator_state"):
                 state = np.array(keras.ops.convert_to_numpy(variable))
@@ -172,9 +172,9 @@ class Keras3(Backend):
                 variable.assign(state)
 
     def seed(self, seed: int) -> None:
-        """Seed the generator of Keras from which keras.random draws where it is given none.
+        """Seed the global generator of Keras, which keras.random uses by default.
 
-        If that is not there yet, Python's generator will seed it.
+        If it does not exist yet, Python's generator will seed it.
         """
         generator = global_state.get_global_attribute(_GLOBAL_GENERATOR)
         if generator is not None:
@@ -193,7 +193,7 @@ class Keras3(Backend):
             generator.next()
 
     def initial_epoch(self, model: Any) -> int:
-        """Return the epoch that BackupAndRestore has left in the model, or 0."""
+        """Return the epoch that BackupAndRestore has stored in the model, or 0."""
         return getattr(model, "_initial_epoch", None) or 0
 
     def resume_at(self, model: Any, epoch: int) -> None:
@@ -209,9 +209,9 @@ class Keras3(Backend):
         return GradientAverage(worker)
 
     def apply_of(self, optimizer_class: type, average: GradientAverage) -> dict[str, Any]:
-        """Return an ``apply`` that averages gradients before Keras's clips, accumulates and updates."""
+        """Return an ``apply`` that averages gradients before Keras's own clips, accumulates and updates."""
         base: Any = optimizer_class
-        plain_apply = getattr(base.apply, "unchecked", base.apply)  # a copy that averages none would be refused there
+        plain_apply = getattr(base.apply, "unchecked", base.apply)  # without the check of `refuse_unwrapped_copies`
         loss_weight = LossWeight()
 
         def averages_of(grads: Sequence[Any]) -> list[Any]:
@@ -224,16 +224,16 @@ class Keras3(Backend):
             return plain_apply(optimizer, averages_of(grads), trainable_variables)
 
         def stateless_apply(optimizer: Any, variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
-            # The variables are traced values here: none of them may be kept.
+            # Without `expect`: the variables are traced values here, and must not be stored.
             return base.stateless_apply(optimizer, variables, averages_of(grads), trainable_variables)
 
         methods: dict[str, Any] = {"apply": apply, "loss_weight": loss_weight}
-        if base.stateless_apply is not keras.optimizers.Optimizer.stateless_apply:  # which calls apply
-            methods["stateless_apply"] = stateless_apply  # LossScaleOptimizer's does not
+        if base.stateless_apply is not keras.optimizers.Optimizer.stateless_apply:  # the base's calls `apply`
+            methods["stateless_apply"] = stateless_apply  # that of LossScaleOptimizer does not
         return methods
 
     def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
-        """Have ``compute_loss`` weigh the losses: there a step has its loss and what belongs to it."""
+        """Patch ``compute_loss`` to record losses and their divisors."""
         losses = getattr(model, _LOSSES, None)
         if losses is None:
             losses = BatchLosses()
@@ -248,12 +248,12 @@ class Keras3(Backend):
 
     def _watched_loss(self, model: Any, average: ModelAverages | None, losses: BatchLosses) -> Callable[..., Any]:
         plain = getattr(model.compute_loss, "plain", model.compute_loss)
-        loss_weights = loss_weights_of(model)  # a loss may be that of any of the optimizers, or of all
+        loss_weights = loss_weights_of(model)  # the loss may belong to any of the optimizers, or to all
 
         def compute_loss(*args: Any, **options: Any) -> Any:  # a model's own may take other arguments
             with watched() as terms:
                 loss = plain(*args, **options)
-            # All have the rows of the batch: x, which a train_step may leave out, y, y_pred and sample_weight.
+            # The first tensor has the number of rows: x (which a train_step may omit), y, y_pred or sample_weight.
             given = [tensor for tensor in keras.tree.flatten((args, options)) if getattr(tensor, "shape", None)]
             if any(isinstance(tensor, keras.KerasTensor) for tensor in given):
                 return loss  # Keras only asks for shapes
@@ -290,25 +290,25 @@ class Keras3(Backend):
 
 
 class LossWeight:
-    """Keep the divisor of a batch's loss from ``compute_loss`` to ``apply``, which Keras calls apart.
+    """Passes the divisor of a batch's loss from ``compute_loss`` to ``apply``, which Keras calls separately.
 
-    Each optimizer that averages gradients has one. The weight of a loss that is a sum is None, and stays so for all
-    calls of ``apply`` until another loss is computed. It is 1 where no loss was computed.
+    Each optimizer that averages gradients has one. The weight is None for a loss that is a sum, for all calls of
+    ``apply`` until another loss is computed. It is 1 if no loss was computed.
     """
 
     def __init__(self) -> None:
         self._weight: Any = 1.0
 
     def put(self, weight: Any) -> None:
-        """Keep the weight of the loss that was computed."""
+        """Store the weight of the loss that was computed."""
         self._weight = weight
 
     def peek(self) -> Any:
-        """Return the weight of the batch whose gradients come next."""
+        """Return the weight of the next gradients."""
         return self._weight
 
     def take(self) -> Any:
-        """Return the weight of the batch whose gradients have come, and forget it."""
+        """Return the weight of the current gradients, and reset it to 1 unless it is None."""
         weight = self._weight
         if weight is not None:
             self._weight = 1.0
@@ -316,17 +316,17 @@ class LossWeight:
 
 
 def loss_weights_of(model: Any) -> list[LossWeight]:
-    """Return those of all optimizers of a model that average gradients."""
+    """Return the `LossWeight` of each optimizer of a model that averages gradients."""
     found = (getattr(type(optimizer), "loss_weight", None) for optimizer in optimizers_of(model))
     return [loss_weight for loss_weight in found if loss_weight is not None]
 
 
-# The name under which a model keeps the losses of its batches.
+# The attribute of a model with its `BatchLosses`.
 _LOSSES = "_platoon_batch_losses"
 
 
 def _are_same(variables: Sequence[Any], known: Sequence[Any]) -> bool:
-    """Return whether two lists have the same objects, as those of all steps but the first."""
+    """Return whether two lists have the same objects, as in all steps except the first."""
     return len(variables) == len(known) and all(map(operator.is_, variables, known))
 
 
@@ -335,7 +335,7 @@ def _zeros(variable: Any) -> Array:
 
 
 def _each(metrics: Sequence[Any]) -> Iterator[Any]:
-    """Yield metrics, those of compile() one by one."""
+    """Yield metrics, flattening the container for those of compile()."""
     for metric in metrics:
         yield from _each(metric.metrics) if getattr(metric, "metrics", None) else [metric]
 

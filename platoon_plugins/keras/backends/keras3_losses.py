@@ -1,4 +1,4 @@
-"""The number that a loss of Keras 3 was divided by: of rows, of tokens that are not masked, or a sum of weights."""
+"""The divisor of a loss of Keras 3: the number of rows or of tokens that are not masked, or a sum of weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
-from keras.src.backend import get_keras_mask  # no public function tells it, on JAX nothing else does
+from keras.src.backend import get_keras_mask  # no public function returns masks on all back ends
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
@@ -28,7 +28,7 @@ class Term(NamedTuple):
     ----------
     loss : keras.losses.Loss
     values : tensor
-        Before they are reduced to one number.
+        The values before they are reduced to one number.
     mask, sample_weight : tensor or None
     """
 
@@ -39,15 +39,15 @@ class Term(NamedTuple):
 
 
 class BatchWeight(NamedTuple):
-    """How much the mean over a batch counts in the mean over the batches of all workers.
+    """The weight of the mean over a batch in the mean over the batches of all workers.
 
     Attributes
     ----------
     kind : {"rows", "tokens", "sum", "values", "mixed"}
-        Whether the loss is a mean over rows (or as many values of each row), over a number that differs from batch to
-        batch, a sum, all its values, or made of several that differ in this.
+        "rows": a mean over rows, or over the same number of values in each row; "tokens": a mean whose divisor differs
+        from batch to batch; "sum": a sum; "values": not reduced; "mixed": several losses of different kinds.
     weight : tensor or float
-        What it was divided by, of a kind that has it.
+        The divisor; 1 for kinds without one.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class BatchWeight(NamedTuple):
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[Term]]:
-    """Within the ``with`` block, list the losses that this thread computes."""
+    """List the losses that this thread computes within the ``with`` block."""
     _install()
     outer, _watching.terms = _terms(), []
     try:
@@ -66,13 +66,13 @@ def watched() -> Iterator[list[Term]]:
 
 
 def _terms() -> list[Term] | None:
-    """Return the list to which losses of this thread are added, None where they are not watched."""
+    """Return the list to which losses of this thread are added; None outside of `watched`."""
     terms: list[Term] | None = getattr(_watching, "terms", None)
     return terms
 
 
 def _install() -> None:
-    """Let Keras's losses tell what they compute, from now on: threads may fit, and need not put it back in order."""
+    """Patch the losses of Keras to add their values to the list of `watched`; never undone, as threads may share it."""
     plain = keras.losses.Loss.__call__
     if hasattr(plain, "reports_terms"):
         return
@@ -89,7 +89,7 @@ def _install() -> None:
             values[:] = [own_call(*args, **kwargs)]
             return values[0]
 
-        _watching.terms, loss.call = None, keep  # a loss may be made of others, which do not count by themselves
+        _watching.terms, loss.call = None, keep  # not to list the losses inside a loss
         try:
             result = plain(loss, y_true, y_pred, sample_weight)
         finally:
@@ -105,19 +105,19 @@ def _install() -> None:
 
 
 def batch_weight(terms: list[Term], rows: Any, model: Any) -> BatchWeight:
-    """Tell how much a batch counts.
+    """Return the weight of a batch.
 
     Parameters
     ----------
     terms : list of Term
     rows : int or tensor
-        Of the batch.
+        Number of rows of the batch.
     model : keras.Model
-        Whose layers may add losses: of weights, the same on all workers, or means over rows.
+        Its layers may add losses: of weights, equal on all workers, or means over rows.
     """
     kinds = {_kind(term) for term in terms}
     if kinds <= {"rows"}:
-        # Other numbers of values in each row, as of sequences padded batch by batch, count too.
+        # The number of values in a row may differ between batches, as for sequences padded batch by batch.
         single = len(terms) == 1 and _rank(terms[0].values)
         return BatchWeight("rows", _size(terms[0].values) if single else rows)
     of_weights = sum(getattr(v, "regularizer", None) is not None for v in model.trainable_variables)
@@ -131,7 +131,7 @@ def batch_weight(terms: list[Term], rows: Any, model: Any) -> BatchWeight:
 
 
 def require_one_kind(weight: BatchWeight, terms: list[Term], model: Any) -> None:
-    """Raise if gradients of workers cannot be averaged to those of one process; warn if it is not known."""
+    """Raise if averaged gradients would differ from those of a single process; warn if that is not known."""
     if weight.kind == "mixed":
         raise ConfigurationError(
             "got losses that are divided by different numbers (of rows, of tokens that are not masked, of weights, or "
@@ -150,7 +150,7 @@ def require_one_kind(weight: BatchWeight, terms: list[Term], model: Any) -> None
 
 
 def _warn_of_added(model: Any) -> None:
-    """Warn of losses that layers add, unless Keras itself has made means over rows of them."""
+    """Warn of losses that layers add, except those of regularizers: of weights, or means over rows by Keras."""
     known = sum(getattr(v, "regularizer", None) is not None for v in model.trainable_variables)
     layers = getattr(model, "_flatten_layers", lambda: ())()
     known += sum(getattr(layer, "activity_regularizer", None) is not None for layer in layers)
@@ -165,14 +165,14 @@ def _kind(term: Term) -> str:
     if not _rank(term.values):
         return "rows"
     if reduction in (None, "none"):
-        return "values"  # TensorFlow takes the gradient of their sum, and Keras logs their mean
+        return "values"  # TensorFlow computes the gradient of their sum, and Keras logs their mean
     if reduction == "mean_with_sample_weight" and term.sample_weight is not None:
         return "tokens"
     return "rows" if term.mask is None else "tokens"
 
 
 def _divisor(term: Term) -> Any:
-    """Return what Keras divides the sum of a loss's values by, if that is no number of rows."""
+    """Return the divisor of a loss of kind "tokens"."""
     weighted = term.loss.reduction == "mean_with_sample_weight" and term.sample_weight is not None
     weights = keras.ops.cast(term.sample_weight, "float32") if weighted else None
     if term.mask is None:

@@ -1,4 +1,4 @@
-"""Keras 3 on TensorFlow: gradients leave the graph by a NumPy function."""
+"""Keras 3 on TensorFlow: the graph calls Python (``tf.numpy_function``) to average gradients."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def _has_devices() -> bool:
 
 
 def _on_host() -> contextlib.AbstractContextManager[Any]:
-    """Let tensors be made in the memory of the host; to say so takes as long as to make one."""
+    """Place new tensors in the memory of the host; nothing to do without GPUs, as tf.device takes time."""
     device: contextlib.AbstractContextManager[Any] = tf.device("CPU:0") if _has_devices() else contextlib.nullcontext()
     return device
 
 
 class _TensorFlowVariable(KerasVariable):
-    """A ``tf.Variable``, whose methods take four times as long as the operations that they call."""
+    """A ``tf.Variable``, read and changed by raw operations, as its methods take four times as long."""
 
     def __init__(self, variable: Any) -> None:
         super().__init__(variable)
-        self._made = variable.value  # Keras's name for it looks at several scopes each time
-        self._lent = 0  # where the memory is that `borrow` returned last
+        self._made = variable.value  # stored, as this property of Keras checks several scopes at each access
+        self._lent = 0  # address of the memory that `borrow` returned last
         alone = self.on_host() and not isinstance(self._made, tf.distribute.DistributedValues)
         self._has_rows = alone and len(variable.shape) > 0
         self._no_rows: Any = None
@@ -47,9 +47,9 @@ class _TensorFlowVariable(KerasVariable):
         return "GPU" not in self._made.device.upper()
 
     def borrow(self) -> Array:
-        """Return the memory itself, which TensorFlow copies if a tensor that was read has it too.
+        """Return the memory itself; if a tensor shares it, TensorFlow gives the variable a copy first.
 
-        That is what it does before it changes some rows. Here these are none.
+        TensorFlow does so before it updates rows of a variable. Here it updates no rows.
         """
         if not self._has_rows:
             return super().borrow()
@@ -58,13 +58,13 @@ class _TensorFlowVariable(KerasVariable):
                 self._no_rows = tf.zeros((0, *self._made.shape[1:]), self._made.dtype), tf.zeros(0, tf.int32)
         updates, indices = self._no_rows
         tf.raw_ops.ResourceScatterUpdate(resource=self._made.handle, indices=indices, updates=updates)
-        tf.raw_ops.DisableCopyOnRead(resource=self._made.handle)  # else each later read is a copy
+        tf.raw_ops.DisableCopyOnRead(resource=self._made.handle)  # otherwise each later read would copy
         array = writable(self.view())
         self._lent = array.ctypes.data
         return array
 
     def give_back(self, array: Array) -> None:
-        """Make an array the value, unless `borrow` returned it last: it is the value then."""
+        """Set the value to an array, unless it is the memory that `borrow` returned last."""
         if not self._has_rows or array.ctypes.data != self._lent:
             super().give_back(array)
 
@@ -98,7 +98,7 @@ class _TensorFlow(Keras3):
         tf.random.set_seed(seed)
 
     def restore_random_state(self, state: Any, common_seed: int) -> None:
-        """Seed TensorFlow anew: nothing shows the seed that it had."""
+        """Seed TensorFlow by the common seed, as its previous seed cannot be read."""
         super().restore_random_state(state, common_seed)
         tf.random.set_seed(common_seed)
 
@@ -106,7 +106,7 @@ class _TensorFlow(Keras3):
         return TensorFlowAverage(worker)
 
     def call_on_host(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
-        """Call a function of the host in each step, compiled without XLA, which cannot leave its program."""
+        """Call a function of the host in each step, unless XLA compiles it: its programs cannot make such calls."""
         if not model.jit_compile:
             tf.numpy_function(lambda *numbers: call(*map(float, numbers)), list(values), [])
 

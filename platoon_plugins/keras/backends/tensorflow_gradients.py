@@ -1,4 +1,4 @@
-"""Averages of gradients for TensorFlow, of which those of embeddings are rows with their numbers."""
+"""Averages of TensorFlow's gradients; the gradient of an embedding is a list of rows with their row numbers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from platoon_plugins.keras.gradients import Batch
 __all__ = ["TensorFlowAverage"]
 
 Array = np.ndarray[Any, Any]
-_ALIGNMENT_BYTES = 64  # of each array in what is gathered
+_ALIGNMENT_BYTES = 64  # of each array in the gathered buffers
 
 
 class TensorFlowAverage(CompiledAverage):
-    """Averages of TensorFlow, which uses their memory, and releases it.
+    """Averages gradients of TensorFlow, in memory that it uses without a copy and releases later.
 
-    The gradient of an embedding is a list of rows, one for each look-up, in which the same row may come many times
-    (``tf.IndexedSlices``). Keras takes squares, norms and limits of them one by one: Adam adds ``sum_k g_k^2`` to the
-    second moment of a row, and not ``(sum_k g_k)^2``. So they are not added up here either; every worker gets all of
+    The gradient of an embedding is a list of rows, one for each look-up, in which the same row may occur many times
+    (``tf.IndexedSlices``). Keras computes squares, norms and limits of each of them: Adam adds ``sum_k g_k^2`` to the
+    second moment of a row, and not ``(sum_k g_k)^2``. So equal rows are not summed here either; every worker gets all
+    of
 
     ::
 
         w_i g_ik / sum_j w_j        for the look-ups k of all workers i
 
-    which is the list of one process with the rows of all workers, in another order. How many look-ups each worker has
-    goes along with the other gradients; the lists follow in a second collective call.
+    which is the list of a single process with the rows of all workers, in another order. The numbers of look-ups are
+    sent with the other gradients, and the lists in a second collective call.
     """
 
     _lists = True
@@ -44,7 +45,7 @@ class TensorFlowAverage(CompiledAverage):
         self._row_buffers: dict[str, Array] = {}
 
     def average_in_program(self, batch: Batch) -> Sequence[Any]:
-        """Return the averages of a batch, which leaves the graph by a NumPy function."""
+        """Return the averages of a batch, computed by a call of Python from the graph (``tf.numpy_function``)."""
         sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in batch.gradients]
         tensors: list[Any] = []
         for gradient, is_list in zip(batch.gradients, sparse):
@@ -65,14 +66,14 @@ class TensorFlowAverage(CompiledAverage):
         ]
 
     def of_arrays(self, batch: Batch, sparse: Sequence[bool]) -> list[Array]:
-        """Return the averages in memory of their own, and for each list of rows that of all workers.
+        """Return the averages in new or free memory, and for each list of rows the lists of all workers.
 
         Parameters
         ----------
         batch : Batch
-            In place of a list of rows there are two arrays: its values and its row numbers, of dtype int64.
+            A list of rows is passed as two arrays: its values and its row numbers, of dtype int64.
         sparse : sequence of bool
-            Which of the gradients are such lists.
+            Whether each gradient is such a list.
         """
         remaining = (np.asarray(array, order="C") for array in batch.gradients)
         dense, self._mine_of, self._gathered = [], {}, {}
@@ -114,7 +115,7 @@ class TensorFlowAverage(CompiledAverage):
             self.like = known
 
     def _gather(self, counts: Array, is_sum: bool) -> None:
-        """Get the lists of rows of all workers, of which ``counts[i, g]`` belong to the gradient g of worker i."""
+        """Gather the lists of rows of all workers; ``counts[i, g]`` is the length of worker i's list for gradient g."""
         places, size = {}, 0
         for g in self._slices:
             like = self._mine_of[g][0] if g in self._mine_of else self.like[g]
@@ -122,7 +123,7 @@ class TensorFlowAverage(CompiledAverage):
             for part, (shape, dtype) in enumerate([(like.shape[1:], like.dtype), ((), np.dtype(np.int64))]):
                 places[g, part] = _Place(size, shape, dtype)
                 size += -(-longest * places[g, part].row_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        if not size:  # nobody has a batch left
+        if not size:  # no worker has a batch
             return
         mine, everyones = self._memory("mine", size), self._memory("everyones", self.worker.global_size * size)
         total = float(self._all.weights.sum(dtype=np.float64))
@@ -136,27 +137,27 @@ class TensorFlowAverage(CompiledAverage):
             self._gathered[g] = (*self._gathered.get(g, ())[:part], np.concatenate(parts))  # type: ignore[assignment]
 
     def _memory(self, name: str, size: int) -> Array:
-        """Return bytes in memory that is kept: fresh memory costs more than the copy."""
+        """Return bytes of a reused buffer: new memory would take longer than the copy."""
         if name not in self._row_buffers or len(self._row_buffers[name]) < size:
             self._row_buffers[name] = np.empty(size, np.uint8)
         return self._row_buffers[name][:size]
 
 
 class _Place:
-    """Where an array of rows begins in memory."""
+    """The position of an array of rows in memory."""
 
     def __init__(self, start: int, row: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._start, self._row, self._dtype = start, row, dtype
         self.row_bytes = int(np.prod(row, dtype=np.int64)) * dtype.itemsize
 
     def of(self, memory: Array, count: int) -> Array:
-        """Return the first rows of the array."""
+        """Return the first ``count`` rows of the array in memory."""
         part = memory[self._start : self._start + count * self.row_bytes]
         return part.view(self._dtype).reshape(count, *self._row)
 
 
 def _rows(like: Any, values: Any, numbers: Any) -> Any:
-    """Return the gradient of an embedding, of any number of look-ups."""
+    """Return the gradient of an embedding, with any number of look-ups."""
     values = _shaped(values, [None, *like.values.shape[1:]])
     return tf.IndexedSlices(values, tf.cast(_shaped(numbers, [None]), like.indices.dtype), like.dense_shape)
 

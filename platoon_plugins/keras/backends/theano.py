@@ -1,4 +1,4 @@
-"""Keras 2.3.1 on Theano: weights are shared variables, gradients are averaged inside the compiled function."""
+"""Keras 2.3.1 on Theano: weights are shared variables, and the compiled function averages gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 
 
 class _Theano(Backend):
-    """Keras 2 on Theano. None of its callbacks resumes: its loops ask for their first epoch, see `resuming`."""
+    """Keras 2 on Theano. No callback can set the first epoch of a fit: `resuming` patches the training loops."""
 
     watches_batches = True
     honors_initial_epoch = False
@@ -38,15 +38,15 @@ class _Theano(Backend):
         return {name: getattr(model, names.get(name, name), None) for name in (*names, "loss_weights")}
 
     def weights(self, model: Any) -> list[Any]:
-        return list(model._collected_trainable_weights)  # those that the compiled function trains
+        return list(model._collected_trainable_weights)  # the weights that the compiled function trains
 
     def statistics(self, model: Any) -> list[Any]:
-        """Return the other float state; frozen weights are among it, alike on all workers, and stay so."""
+        """Return the other float state, including frozen weights, which stay equal on all workers."""
         trained = {id(weight) for weight in self.weights(model)}
         return [w for w in model.weights if id(w) not in trained and K.dtype(w).startswith("float")]
 
     def optimizer_state(self, model: Any) -> list[Any]:
-        model._make_train_function()  # which makes it, once
+        model._make_train_function()  # creates the state, once
         options = (
             value for value in vars(model.optimizer).values() if isinstance(value, theano.compile.SharedVariable)
         )
@@ -64,13 +64,13 @@ class _Theano(Backend):
 
     def silence(self, params: dict[str, Any]) -> None:
         params["verbose"] = 0
-        keras.callbacks.ProgbarLogger.target = float("inf")  # a silent one reads it, and never sets it
+        keras.callbacks.ProgbarLogger.target = float("inf")  # a silent ProgbarLogger reads it, but never sets it
 
     def average(self, worker: Any) -> GradientAverage:
         return _InGraph(worker)
 
     def apply_of(self, optimizer_class: type, average: _InGraph) -> dict[str, Callable[..., Any]]:
-        """Return a ``get_gradients`` that asks Keras's without clipping, averages, and clips then."""
+        """Return a ``get_gradients`` that calls Keras's own without clipping, averages, and then clips."""
         base: Any = optimizer_class
 
         def get_gradients(optimizer: Any, loss: Any, params: Any) -> list[Any]:
@@ -90,7 +90,7 @@ class _Theano(Backend):
         return {"get_gradients": get_gradients, "get_updates": get_updates}
 
     def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
-        """Have averages weigh the losses, which are sums, or divided by numbers of rows, masked ones too."""
+        """Configure the averages for losses that are sums, or means over all rows, masked ones included."""
         sums = {function.reduction == "sum" for function in model.loss_functions if function is not None}
         if average is not None:
             if len(sums | ({False} if model.losses else set())) > 1:
@@ -114,18 +114,18 @@ class _Theano(Backend):
         K.set_value(model.optimizer.lr, value)
 
 
-# Keras 3 divides those of activity_regularizer by the number of rows.
+# Unlike Keras 3, Keras 2 does not divide the losses of an activity_regularizer by the number of rows.
 _OF_KERAS_2 = "(add_loss)", "(add_loss, activity_regularizer)"
 
 
 def _depends_on_batch(loss: Any) -> bool:
-    """Whether a loss is not one of weights alone, as those of kernel_regularizer are."""
+    """Return whether a loss depends on data, and not only on weights as that of a kernel_regularizer."""
     inputs = theano.gof.graph.inputs([loss]) if hasattr(loss, "owner") else []
     return any(not isinstance(v, (theano.compile.SharedVariable, theano.Constant)) for v in inputs)
 
 
 def _clipped(gradients: list[Any], clipnorm: float = 0.0, clipvalue: float = 0.0) -> list[Any]:
-    """Clip as Keras's optimizers do."""
+    """Return clipped gradients, as Keras's optimizers clip them."""
     if clipnorm > 0:
         norm = K.sqrt(sum(K.sum(K.square(g)) for g in gradients))
         gradients = [keras.optimizers.clip_norm(g, clipnorm, norm) for g in gradients]
@@ -135,7 +135,7 @@ def _clipped(gradients: list[Any], clipnorm: float = 0.0, clipvalue: float = 0.0
 
 
 class _InGraph(GradientAverage):
-    """Averages gradients by one Theano Op; the flags come and go by shared variables."""
+    """Averages gradients by one Theano Op; shared variables contain the flags."""
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
@@ -155,30 +155,30 @@ class _InGraph(GradientAverage):
         self._ready.set_value(np.int8(0))
 
     def add_up(self, sums: bool) -> None:
-        """Add the gradients up, as the loss is a sum, or average them."""
+        """Set whether the loss is a sum, so that gradients are summed and not averaged."""
         self._sums.set_value(np.int8(sums))
 
     def graph_weight(self, loss: Any) -> Any:
-        """Return how much a loss counts: as many rows as its batch has, as Keras 2 divides by nothing else."""
+        """Return the weight of a loss: the number of rows of its batch, its divisor in Keras 2; 1 for a sum."""
         inputs = [v for v in theano.gof.graph.inputs([loss]) if v.owner is None and hasattr(v, "_keras_shape")]
         batches = [v for v in inputs if v.ndim and not isinstance(v, theano.compile.SharedVariable)]
         rows = theano.tensor.cast(batches[0].shape[0], "float32") if batches else theano.tensor.constant(1.0, "float32")
         return theano.tensor.switch(theano.tensor.eq(self._sums, 1), np.float32(1), rows)
 
     def graph(self, gradients: Sequence[Any], weight: Any) -> list[Any]:
-        """Return the averages of gradients, which are those of the weighted loss, as expressions."""
+        """Return expressions for the averages of the gradients of the weighted loss."""
         checked = theano.tensor.opt.Assert(NOT_ATTACHED)(self._header_in, theano.tensor.eq(self._ready, 1))
         size = self.worker.global_size
         header = theano.tensor.set_subtensor(checked[size + self.worker.global_rank], weight)
         *means, header = all_reduce(*gradients, header, op="mean", worker=self.worker)
         self._reduced = header * np.float32(size)
         total = self._reduced[size:].sum()
-        # Theano would divide each weight's update by the denominator, if it could see that there is one.
+        # In a switch, the divisor is hidden from Theano, which would otherwise divide each weight's update by it.
         scale = theano.tensor.switch(theano.tensor.eq(self._sums, 1), np.float32(size), np.float32(size) / total)
         return [mean * theano.tensor.cast(scale, mean.dtype) for mean in means]
 
     def update(self) -> tuple[Any, Any]:
-        """Return the update by which the words of all ranks get out of the function."""
+        """Return the update that stores the header of all ranks in a shared variable."""
         return self._header_out, self._reduced
 
     def count(self, steps: int) -> None:
@@ -186,7 +186,7 @@ class _InGraph(GradientAverage):
         self.steps += steps
 
     def _expect(self, like: Sequence[Array]) -> None:
-        self.like = like  # which of them there are is known when the function is compiled
+        self.like = like  # without a new header: compiling the function fixes which gradients there are
 
     def send(self, flag: float) -> float:
         before = super().send(flag)
@@ -206,14 +206,14 @@ class _InGraph(GradientAverage):
         self._idle()
 
 
-# The name under which a model keeps the losses of its batches.
+# The attribute of a model with its `BatchLosses`.
 _LOSSES = "_platoon_batch_losses"
 
 
 class _Metrics(Metrics):
-    """The loss is a mean over samples that Keras keeps to itself; the other values come from metric objects.
+    """The metrics of Keras 2: the loss, a mean over samples taken from ``logs``, and the metric objects.
 
-    An evaluation resets their state before it calls on_test_begin, so that of training is copied at every batch.
+    An evaluation resets metric objects before it calls on_test_begin, so their training state is copied at each batch.
     """
 
     def __init__(self, model: Any) -> None:
@@ -226,7 +226,7 @@ class _Metrics(Metrics):
         self._test_loss = np.zeros(2)
 
     def epoch_begins(self) -> None:
-        """Record the begin of an epoch: sums and counts start from zero."""
+        """Record the start of an epoch: check that the state of all metrics is zero."""
         for metric in self._metrics:
             require_declared(metric, keras.metrics.Metric)
             for weight in metric.weights:
@@ -260,7 +260,7 @@ class _Metrics(Metrics):
         if self._results is None:
             self._results = K.function([], [metric.result() for metric in self._metrics])
         others = self._results([]) if self._metrics else []
-        self._assign(own)  # an evaluation that begins now has reset them already
+        self._assign(own)  # restores the values that an evaluation has reset already
         loss = total / weight if weight else np.nan
         return dict(zip(self._model.metrics_names, map(float, (loss, *others))))
 

@@ -1,4 +1,4 @@
-"""Keras 3 on torch: weights are changed in place, on the CPU gradients too, as NumPy views of their memory."""
+"""Keras 3 on torch: weights are changed in place, and on the CPU gradients too, by NumPy views of their memory."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class _TorchVariable(KerasVariable):
         return array
 
     def memory(self) -> Array | None:
-        """Return the memory of the weight itself, on the CPU."""
-        view = self.view() if self.on_host() else None  # which would be a copy elsewhere
+        """Return the memory of the weight itself, if it is on the CPU and contiguous."""
+        view = self.view() if self.on_host() else None  # from a device it would be a copy
         return view if view is not None and view.flags.c_contiguous else None
 
     def prefetch(self) -> None:
-        """Start to copy the value from a CUDA device; `borrow` waits for it."""
+        """Start a copy of the value from a CUDA device; `borrow` waits for it."""
         if self.on_host():
             self._copy = None
             return
@@ -50,7 +50,7 @@ class _TorchVariable(KerasVariable):
             self._copy.start(tensor)
 
     def borrow(self) -> Array:
-        """Return the memory of the weight itself, on the CPU; that of a page-locked copy of it from a CUDA device."""
+        """Return the memory of the weight itself on the CPU, or of a page-locked copy from a CUDA device."""
         memory = self.memory()
         if memory is not None:
             return memory
@@ -59,14 +59,14 @@ class _TorchVariable(KerasVariable):
         return super().borrow() if self._copy is None else self._copy.wait()
 
     def on_device(self) -> TorchArray | None:
-        """Return the memory of the weight itself, on a CUDA device."""
+        """Return the memory of the weight itself, if it is on a CUDA device."""
         tensor = self.variable.value
         if self._array is None or not self._array.is_on(tensor):
             self._array = on_cuda(tensor)
         return self._array
 
     def give_back(self, array: Any) -> None:
-        """Make what `borrow` or `on_device` returned the value, unless it is that already."""
+        """Set the value to the array that `borrow` or `on_device` returned, unless they share their memory."""
         if array is self._array:
             return
         if self._copy is not None and array is self._copy.array:
@@ -99,12 +99,12 @@ class _Torch(Keras3):
             require_dense_layers(model)
 
     def trains_together(self, model: Any) -> bool:
-        """Return whether torch.distributed is initialized, by which Keras from 3.16 on trains together."""
+        """Return whether torch.distributed is initialized: Keras from 3.16 on then trains on all its processes."""
         group = torch.distributed
         return hasattr(model, "ddp_model") and group.is_available() and group.is_initialized()
 
     def seed(self, seed: int) -> None:
-        """Seed torch, which shuffles, and draws the masks of Dropout."""
+        """Seed torch, which shuffles data and draws the masks of Dropout."""
         super().seed(seed)
         torch.manual_seed(seed)
 
@@ -124,14 +124,15 @@ class _Torch(Keras3):
         return TorchAverage(worker)
 
     def gradient_device(self, model: Any) -> torch.device | None:
-        """Return the CUDA device on which all weights that are trained are, if there is one."""
+        """Return the CUDA device that has all trainable weights; None if there is none."""
         devices = {weight.value.device for weight in model.trainable_weights}
         return devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
 
     def place_gradients(self, model: Any, average: ModelAverages, worker: Any) -> None:
-        """Average gradients on the devices, if each worker has all of them on one.
+        """Average gradients on the devices, if each worker has all of its gradients on one device.
 
-        From the backward pass on, if it is the one of Keras on each, and its gradients all go to one optimizer.
+        Averages start during the backward pass if all workers use Keras's train_step and one optimizer gets all
+        gradients.
         """
         device = self.gradient_device(model)
         only: Any = average_of(getattr(model, "optimizer", None)) if len(average.members) == 1 else None

@@ -1,4 +1,4 @@
-"""Tensors of torch in the memory of a CUDA device, as a center takes them, there or on the host."""
+"""Tensors of torch on a CUDA device, for a center on devices or on the host."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["HostCopy", "TorchArray", "host_copy", "on_cuda"]
 
 
 class TorchArray(CudaArray):
-    """A tensor. torch orders copies by its current stream, on which the center's kernels are launched too.
+    """A tensor on a device. torch queues copies on its current stream, on which the center launches its kernels too.
 
     Parameters
     ----------
     tensor : torch.Tensor
-        On a CUDA device, of a dtype that NumPy has.
+        A tensor on a CUDA device, of a dtype that NumPy has.
     """
 
     def __init__(self, tensor: Any) -> None:
@@ -29,7 +29,7 @@ class TorchArray(CudaArray):
         self._tensor = tensor
 
     def is_on(self, tensor: Any) -> bool:
-        """Return whether this is the memory of a tensor, in its present form."""
+        """Return whether this array has the memory, shape and dtype of a tensor."""
         mine = self._tensor
         return bool(
             mine.data_ptr() == tensor.data_ptr()
@@ -63,7 +63,7 @@ class TorchArray(CudaArray):
 
 
 def on_cuda(tensor: Any) -> TorchArray | None:
-    """Return a tensor as an array of a CUDA device; None if it is elsewhere, or NumPy lacks its dtype."""
+    """Return a TorchArray of a tensor; None if that is not on a CUDA device, or NumPy lacks its dtype."""
     if tensor.device.type != "cuda" or torch.version.cuda is None or tensor.dtype not in _DTYPES:
         return None
     return TorchArray(tensor.detach())
@@ -73,21 +73,21 @@ _DTYPES = {torch.float16, torch.float32, torch.float64}
 
 
 class HostCopy:
-    """A copy of a tensor in page-locked memory of the host, which is kept, as fresh memory takes longer than the copy.
+    """A copy of a tensor in page-locked memory of the host, reused as new memory would take longer than the copy.
 
-    Copies are queued on torch's current stream, behind the work that made the value and before its next use.
+    Copies are queued on torch's current stream, after the work that computes the value and before its next use.
 
     Parameters
     ----------
     tensor : torch.Tensor
-        On a CUDA device, of a dtype that NumPy has.
+        A tensor on a CUDA device, of a dtype that NumPy has.
 
     Attributes
     ----------
     array : ndarray
         The memory of the copy.
     started : bool
-        Whether a copy is on its way that `wait` has not waited for.
+        Whether a copy was started for which `wait` has not waited.
     """
 
     def __init__(self, tensor: Any) -> None:
@@ -107,16 +107,16 @@ class HostCopy:
         self.started = True
 
     def wait(self) -> np.ndarray[Any, Any]:
-        """Wait for the copy that was started; return its memory."""
+        """Wait for the copy from the device; return its memory."""
         torch.cuda.current_stream(self._device).synchronize()
         self.started = False
         return self.array
 
     def write(self, tensor: Any) -> None:
-        """Queue the copy to the device. The memory may be changed again once a later copy from there has arrived."""
+        """Queue the copy to the device. The memory must not change before `wait` for a later copy has returned."""
         tensor.detach().copy_(self._tensor, non_blocking=True)
 
 
 def host_copy(tensor: Any) -> HostCopy | None:
-    """Return memory for copies of a tensor; None if it is not on a CUDA device, or NumPy lacks its dtype."""
+    """Return a HostCopy for a tensor; None if that is not on a CUDA device, or NumPy lacks its dtype."""
     return None if on_cuda(tensor) is None else HostCopy(tensor)

@@ -1,4 +1,4 @@
-"""Averages of torch's gradients that begin during the backward pass, in buckets, as gradients become ready."""
+"""Averages of torch's gradients that start during the backward pass, bucket by bucket, as gradients become ready."""
 
 from __future__ import annotations
 
@@ -24,27 +24,26 @@ _HOOK = "register_post_accumulate_grad_hook"  # torch 2.1
 
 
 class EarlyAverages:
-    """Begins to average the last layers' gradients while the backward pass is at the layers before them.
+    """Starts to average the gradients of the last layers during the backward pass of the layers before them.
 
-    The first steps of a fit are only watched. Averages begin early once `expect` has told the buckets.
+    The first steps of a fit are only observed. Averages start early once `expect` has been called with the buckets.
 
     Parameters
     ----------
     weights : sequence of tensor
         Leaves, in the order in which the optimizer gets their gradients.
     fill : callable
-        ``fill(number, gradients)`` queues the copy of gradients into a bucket; ``gradients`` has those that there are,
-        by index.
+        ``fill(number, gradients)`` queues the copy of gradients, a dict by index, into a bucket.
     average : callable
-        ``average(number)`` averages a bucket over the workers. It is called from a thread of its own, in the order of
-        the buckets: it may block, and the thread of the backward pass goes on meanwhile.
+        ``average(number)`` averages a bucket over the workers. It is called from a separate thread, in the order of the
+        buckets, so it may block without delaying the backward pass.
     device : torch.device
-        Of the weights.
+        The device of the weights.
 
     Attributes
     ----------
     good : bool
-        Whether the optimizer has got, so far, each gradient as the backward pass left it, accumulated once.
+        Whether the optimizer has so far received each gradient unchanged from the backward pass, accumulated once.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class EarlyAverages:
         self._fill, self._average = fill, average
         self._calls = _InOrder()
         self._in_flight: list[Future[None]] = []
-        # Weights may outlive the fit, one that raised too, and shall not keep this and its buffers.
+        # A weak reference: weights may outlive the fit, even one that raised, and must not keep this and its buffers.
         tell = functools.partial(_on_gradient, weakref.ref(self))
         self._hooks = [
             weight.register_post_accumulate_grad_hook(functools.partial(tell, i)) for i, weight in enumerate(weights)
@@ -71,13 +70,13 @@ class EarlyAverages:
         self._forget()
 
     def _forget(self) -> None:
-        self._found: dict[int, tuple[Tensor, int]] = {}  # gradients, and how often they were changed before
+        self._found: dict[int, tuple[Tensor, int]] = {}  # gradients, and torch's version number of each
         self._missing = [len(members) for members in self._buckets]
         self._again = False
         self._begun = 0
 
     def close(self) -> None:
-        """Watch no more, and begin nothing early."""
+        """Remove the hooks, and start no more averages early."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self.good = [], False
@@ -85,7 +84,7 @@ class EarlyAverages:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Within the ``with`` block, a training step, gradients are those that the optimizer will get."""
+        """Observe a training step, the ``with`` block: its gradients are those for the optimizer."""
         self._forget()
         self._active = True
         try:
@@ -95,25 +94,25 @@ class EarlyAverages:
             raise
         finally:
             self._active = False
-            self._forget()  # whose tensors would live until the next step
+            self._forget()  # otherwise the tensors would be kept until the next step
 
     def expect(self, buckets: Sequence[Sequence[int]]) -> None:
-        """Begin with buckets of these gradients from the next step on; the last bucket never begins early."""
+        """Start averages early from the next step on, in buckets of these gradients, except that of the last bucket."""
         self._buckets = [list(members) for members in buckets]
         self._bucket_of = {i: number for number, members in enumerate(buckets) for i in members}
 
     def take(self, gradients: Sequence[Tensor | None]) -> int:
-        """Return how many buckets have begun in the backward pass of this step.
+        """Return how many averages of buckets have started in the backward pass of this step.
 
         Parameters
         ----------
         gradients : sequence of tensor or None
-            As the optimizer got them.
+            The gradients that the optimizer received.
 
         Raises
         ------
         ConfigurationError
-            If one that has begun is not that of the backward pass.
+            If one of them has changed since its average started.
         """
         begun, self._begun = self._begun, 0
         good = self._active and len(gradients) == self._count and not self._again
@@ -141,7 +140,7 @@ class EarlyAverages:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
     def arrived(self, index: int, weight: Tensor) -> None:
-        """Record that a weight has its gradient; torch calls this, from a thread of its own on a device."""
+        """Record that the gradient of a weight is ready; torch calls it, for devices from another thread."""
         if not self._active:
             return
         if index in self._found:
@@ -151,7 +150,7 @@ class EarlyAverages:
         if not self._missing:
             return
         self._missing[self._bucket_of[index]] -= 1
-        # In one order on all workers, whatever the order in which gradients come.
+        # In the same order on all workers, whatever the order in which gradients become ready.
         while self._begun < len(self._buckets) - 1 and not self._missing[self._begun]:
             self._begin_next({i: self._found[i][0] for i in self._buckets[self._begun]})
 
@@ -180,7 +179,7 @@ class EarlyAverages:
 
 
 class _InOrder:
-    """Makes calls one after the other, in a thread of its own; the process may end while one blocks."""
+    """Makes calls one after the other, in a daemon thread, so that the process can exit while one blocks."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
@@ -188,7 +187,7 @@ class _InOrder:
         weakref.finalize(self, self._calls.put, None)  # ends the thread
 
     def submit(self, call: Callable[[], None]) -> Future[None]:
-        """Have a call made; returns what tells of its end."""
+        """Queue a call; return a future that ends with it."""
         if self._thread is None:
             self._thread = threading.Thread(target=_make_calls, args=(self._calls,), name="averages", daemon=True)
             self._thread.start()
@@ -197,7 +196,7 @@ class _InOrder:
         return future
 
     def close(self) -> None:
-        """End the thread behind the calls that were submitted."""
+        """End the thread after the submitted calls."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._calls.put(None)
@@ -210,7 +209,7 @@ def _make_calls(calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]
             future.set_result(call())
         except BaseException as exc:  # raised again in the thread that waits for it
             future.set_exception(exc)
-        del taken, call, future  # they keep the buffers of a fit that is over
+        del taken, call, future  # during the wait for the next call they would keep the buffers of an ended fit
 
 
 def _on_gradient(early: weakref.ref[EarlyAverages], index: int, weight: Tensor) -> None:
@@ -220,23 +219,23 @@ def _on_gradient(early: weakref.ref[EarlyAverages], index: int, weight: Tensor) 
 
 
 def early_weights(model: Any) -> list[Tensor]:
-    """Return the weights of a model whose averages may begin in the backward pass; none, if they may not.
+    """Return the weights of a model whose averages may start in the backward pass; none if they may not.
 
-    Keras's own train_step makes one backward pass in a step and gives the optimizer all that comes of it. One of the
-    user's own may do anything.
+    Keras's own train_step makes one backward pass per step and passes all of its gradients to the optimizer. A
+    train_step of the user may do anything.
     """
     if getattr(model.train_step, "__func__", None) is not keras.Model.train_step:
         return []
     weights = [weight.value for weight in model.trainable_weights]
-    # A torch module's own may have requires_grad=False, and no gradient, though Keras lists them.
+    # Weights of a torch module may have requires_grad=False, and no gradient, though Keras lists them as trainable.
     can = (weight.is_leaf and weight.requires_grad and hasattr(weight, _HOOK) for weight in weights)
     return weights if all(can) else []
 
 
 def watched_function(model: Any, early: EarlyAverages) -> Callable[..., Any]:
-    """Return a model's train_function within whose steps averages of gradients may begin.
+    """Return a model's train_function in whose backward passes averages of gradients may start.
 
-    Once a callback freezes layers, or lets others train, averages begin behind the backward pass.
+    Once a callback changes which layers are trainable, averages start after the backward pass.
     """
     function = getattr(model.train_function, "plain", model.train_function)
     tensors = [weight.value for weight in model.weights]

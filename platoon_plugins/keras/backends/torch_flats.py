@@ -1,4 +1,4 @@
-"""Gradients of torch in flat buffers on a device, cut into the parts that are averaged in one call each."""
+"""Flat buffers for the gradients of torch on a device, divided into buckets that are averaged in one call each."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Bucket(NamedTuple):
     Attributes
     ----------
     flat : tensor, shape (n,)
-        All of it; the words are at the end of the last bucket.
+        The whole part; in the last bucket it ends with the header.
     gradients : tensor, shape (m,)
         The part with the gradients.
     members : list of int
-        Which these are.
+        The indices of these gradients.
     views : list of tensor
-        Each of them, with its shape.
+        The memory of each gradient, with its shape.
     """
 
     flat: Tensor
@@ -38,7 +38,7 @@ class Bucket(NamedTuple):
     views: list[Tensor]
 
     def fill(self, gradients: Any) -> None:
-        """Copy the gradients in, by index, zeros in the place of None."""
+        """Copy gradients, found by their indices, into the bucket; zeros for None."""
         there = [(view, gradients[i]) for i, view in zip(self.members, self.views) if gradients[i] is not None]
         if there:
             torch._foreach_copy_([view for view, _ in there], [gradient.detach() for _, gradient in there])
@@ -48,44 +48,44 @@ class Bucket(NamedTuple):
                     view.zero_()
 
     def scale(self, factor: Any) -> None:
-        """Multiply the gradients, but not the words, by a number or a tensor of one."""
+        """Multiply the gradients, but not the header, by a number or a tensor of one element."""
         _multiply(self.gradients, factor)
 
 
 class Flats:
-    """Flat buffers on a device, one for each dtype of the gradients, and the words behind those of float32.
+    """Flat buffers on a device, one for each dtype of the gradients, with the header after those of float32.
 
-    The last layers' gradients come first in a buffer, as in a backward pass.
+    The gradients of the last layers come first in a buffer, as in a backward pass.
 
     Parameters
     ----------
     like : sequence of ndarray
-        Zeros in the place of the gradients.
-    words : int
-        Number of words.
+        Zeros with the shapes and dtypes of the gradients.
+    header : int
+        Number of elements of the header, see `GradientHeader`.
     device : torch.device
     bucket_bytes : int or None
-        From how many bytes on a bucket is full. None: each buffer is one.
+        The size at which a bucket is full. None: each buffer is one bucket.
 
     Attributes
     ----------
     like
-        As above.
+        See the parameter.
     buckets : list of Bucket
         The parts of the buffers, in the order of their calls.
     views : list of tensor
-        The parts of the buffers that are the gradients, with their shapes.
-    words : tensor, shape (words,), float32
-        A part of the last bucket.
+        The memory of each gradient in the buffers, with its shape.
+    header : tensor, shape (header,), float32
+        The end of the last bucket.
     template : tensor
-        This rank's words.
+        This rank's header.
     """
 
     def __init__(self, like: Sequence[Array], header: int, device: Any, bucket_bytes: int | None) -> None:
         self.like = like
         self.views: list[Tensor] = [None] * len(like)
         self.buckets: list[Bucket] = []
-        self._buffers = []  # the gradients' part of each
+        self._buffers = []  # of each dtype, without the header
         others = dict.fromkeys(array.dtype.name for array in like if array.dtype.name != "float32")
         for name in [*others, "float32"]:
             indices = [i for i in reversed(range(len(like))) if like[i].dtype.name == name]
@@ -98,11 +98,11 @@ class Flats:
             self._buffers.append(flat[:end])
             self._cut(flat, indices, starts, None if bucket_bytes is None else bucket_bytes // flat.itemsize)
         self.header = self.template = flat[end:]
-        self._timing: list[Any] = []  # events before and behind the latest calls
+        self._timing: list[Any] = []  # events before and after the latest calls
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Let `seconds` tell how long the device takes for what is queued within the ``with`` block."""
+        """Measure, for `seconds`, the time of the device for the work that is queued within the ``with`` block."""
         if not self.header.is_cuda:
             yield
             return
@@ -113,7 +113,7 @@ class Flats:
         self._timing = [begin, end]
 
     def seconds(self) -> float:
-        """Return how long it took the last time, 0 on the host and where nothing was timed."""
+        """Return the latest time that `timed` has measured; 0 on the host, or if it has measured none."""
         if not self._timing:
             return 0.0
         begin, end = self._timing
@@ -121,7 +121,7 @@ class Flats:
         return float(begin.elapsed_time(end)) / 1e3
 
     def _cut(self, flat: Tensor, indices: list[int], starts: list[int], full: int | None) -> None:
-        """Cut a buffer into buckets, behind gradients with which one is full; what is left is the last one's."""
+        """Divide a buffer into buckets, each ending with the gradient that makes it full; the last has the rest."""
         bounds = [0]
         for k in range(1, len(indices)):
             if full is not None and starts[k] - starts[bounds[-1]] >= full:
@@ -133,15 +133,15 @@ class Flats:
             self.buckets.append(Bucket(whole, part, members, [self.views[i] for i in members]))
 
     def scale(self, factor: Any) -> None:
-        """Multiply all gradients, but not the words, by a number or a tensor of one."""
+        """Multiply all gradients, but not the header, by a number or a tensor of one element."""
         for buffer in self._buffers:
             _multiply(buffer, factor)
 
 
 def _multiply(part: Tensor, factor: Any) -> None:
-    """Multiply by a number or a tensor of one."""
+    """Multiply in place by a number or a tensor of one element."""
     if not part.numel() or (not torch.is_tensor(factor) and factor == 1):
         return
-    # Where nothing but masked tokens were left, 0 in float16: not times infinity.
+    # A factor that overflows float16 would turn zeros, the gradients if everything is masked, into NaN.
     most = torch.finfo(part.dtype).max
     part.mul_(factor.clamp(max=most) if torch.is_tensor(factor) else min(factor, most))

@@ -1,4 +1,4 @@
-"""Averaged gradients of torch on CUDA devices: they stay there, and the host is a step ahead."""
+"""Averages of torch's gradients that stay on CUDA devices, while the host is one step ahead."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 Tensor = Any
 
-LAG = 1  # a step sees what came with the gradients of the step before it: the host may be ahead of the device
-# Of gradients in one call, where calls begin in the backward pass: DistributedDataParallel's, or what the devices take
-# this long for, 280 MB where NVLink connects them. A call more took 0.4 to 0.7 ms (H100, two workers on it).
+LAG = 1  # steps after which the header of a step is read, so that the host can be ahead of the device
+# Size of a bucket, if calls start in the backward pass: that of DistributedDataParallel, or more if the devices average
+# more in BUCKET_S (280 MB over NVLink). Each further call took 0.4 to 0.7 ms (two workers on one H100).
 BUCKET_BYTES, BUCKET_S = 25 << 20, 1e-3
-_WATCHED = 2  # calls of a fit that show whether others may begin early; the first one connects the devices
+_WATCHED = 2  # calls of a fit before the decision whether averages start early; the first call connects the devices
 _WITH_SPARSE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 class TorchAverage(GradientAverage):
-    """Averages of torch: on the host in the memory of the gradients, on a device in flat buffers there.
+    """Averages gradients of torch: on the host in the memory of the gradients, on a device in flat buffers.
 
     ::
 
         g := u mean_i(w_i g_i / u) / mean_i(w_i)        u is the largest weight of an earlier step
 
-    which is queued on torch's current stream, with one buffer for each dtype. From the fourth call of a fit on, parts
-    of the buffers may begin during the backward pass, on another stream: see `watch_backward`. Flags and weights of
-    the ranks travel behind the gradients. They are copied to the host beside other work, and looked at `LAG` steps
-    later, on all workers in the same step.
+    On a device this is queued on torch's current stream, with one buffer for each dtype. From the fourth call of a fit
+    on, averages of parts of the buffers may start during the backward pass, on another stream: see `watch_backward`.
+    The header with flags and weights of the ranks is sent after the gradients, copied to the host during other work,
+    and read `LAG` steps later, on all workers in the same step.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -57,12 +57,12 @@ class TorchAverage(GradientAverage):
         self._device: torch.device | None = None
         self._early: EarlyAverages | None = None
         self._early_weight: Callable[[], Any] = lambda: 1.0
-        self._bucket_bytes: int | None = None  # where averages begin in the backward pass
+        self._bucket_bytes: int | None = None  # None unless averages start in the backward pass
         self._flats: Flats | None = None
         self._sent: Array = np.empty(0, np.float32)
         self._on_way: deque[_Arriving] = deque()
         self._idle: list[_Arriving] = []
-        self._exchanges = 0  # of this fit
+        self._exchanges = 0  # averages of all buckets in this fit
         self._calls_made = 0
 
     def place(self, device: torch.device | None) -> None:
@@ -71,19 +71,19 @@ class TorchAverage(GradientAverage):
         self._flats = None
 
     def watch_backward(self, weights: Sequence[Tensor], weight_of_batch: Callable[[], Any]) -> EarlyAverages | None:
-        """Let averages begin in the backward pass if that is worth it, on all workers or none, until the end of a fit.
+        """Start averages in the backward pass if that is faster, on all workers or none, until the end of the fit.
 
         Parameters
         ----------
         weights : sequence of tensor
-            Whose gradients come in this order; on the device of `place`.
+            The weights in the order of their gradients, on the device of `place`.
         weight_of_batch : callable
-            Returns, in a backward pass, what the loss was divided by; see `Batch`.
+            Returns, in a backward pass, the divisor of the loss; see `Batch`.
 
         Returns
         -------
         EarlyAverages or None
-            If they may begin: each training step has to be within its `EarlyAverages.step`.
+            If not None, each training step must be within its `EarlyAverages.step`.
         """
         self.watch_none()
         if self._device is not None and sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
@@ -92,7 +92,7 @@ class TorchAverage(GradientAverage):
         return self._early
 
     def watch_none(self) -> None:
-        """Let averages begin behind the backward pass."""
+        """Start averages after the backward pass."""
         if self._early is not None:
             self._early.close()
         self._early = None
@@ -100,12 +100,12 @@ class TorchAverage(GradientAverage):
             self._bucket_bytes = self._flats = None
 
     def _agree_on_buckets(self) -> None:
-        """Decide with all workers, in the same call of a fit, whether averages begin in the backward pass."""
+        """Decide with all workers, in the same call of a fit, whether averages start in the backward pass."""
         if self._early is None or self._exchanges != _WATCHED:
             return
         flats = self._flats_of_like()
         answers = self.worker.gather([self._early.good, flats.seconds()], name="averages in the backward pass")
-        seconds = min(took for _, took in answers)  # of the worker that came last, and waited for nobody
+        seconds = min(took for _, took in answers)  # that of the worker that called last, which does not include a wait
         size = sum(bucket.flat.nbytes for bucket in flats.buckets)
         full = max(BUCKET_BYTES, int(size * BUCKET_S / seconds) if seconds else 0)
         if not all(good for good, _ in answers) or size <= full:
@@ -119,13 +119,13 @@ class TorchAverage(GradientAverage):
         self.watch_none()
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """Begin a fit.
+        """Start a fit.
 
         Raises
         ------
         ConfigurationError
-            On all workers, if an earlier fit was interrupted after other numbers of calls, so that gradients of it wait
-            on some devices.
+            On all workers, if an earlier fit was interrupted after different numbers of calls, so that its gradients
+            still wait on some devices.
         """
         self._on_way.clear()
         super().attach(policy, like, calls)
@@ -139,9 +139,10 @@ class TorchAverage(GradientAverage):
         return self._device is not None
 
     def average(self, batch: Batch) -> list[Tensor | None]:
-        """Average a batch's gradients, tensors; each step may leave out other weights.
+        """Return the averages of a batch's gradients, tensors; each step may omit other weights.
 
-        On a device they are parts of buffers that the next call overwrites. On the host they are the gradients.
+        On a device the results are parts of buffers, which the next call overwrites; on the host they are the gradient
+        tensors themselves.
         """
         for gradient in batch.gradients:
             if gradient is not None and gradient.layout is not torch.strided:
@@ -187,7 +188,7 @@ class TorchAverage(GradientAverage):
         self._calls_made += 1
 
     def _average_early(self, number: int) -> None:
-        """Average a bucket that is filled; on a thread beside the backward pass."""
+        """Average a filled bucket; called in another thread during the backward pass."""
         self._average_bucket(self._flats_of_like().buckets[number])
 
     def _average_bucket(self, bucket: Bucket) -> None:
@@ -197,10 +198,10 @@ class TorchAverage(GradientAverage):
     def settle(self) -> None:
         while self._on_way:
             self._take_oldest()
-        self._all.flags[:] = 0  # those of an epoch that is over are not to be seen in the first step of the next
+        self._all.flags[:] = 0  # the flags of this epoch must have no effect in the first step of the next
 
     def is_last_call(self) -> bool:
-        """Return whether all workers have ended, after a call without gradients for which it waits."""
+        """Make a call without gradients and wait for it; return whether all workers have ended their epochs."""
         if not self.on_device:
             return super().is_last_call()
         self._call_without_gradients()
@@ -219,7 +220,7 @@ class TorchAverage(GradientAverage):
             self._exchange(flats)
 
     def _put_header(self, flats: Flats, weight: Any, used: Any) -> None:
-        """Put this rank's numbers behind the gradients."""
+        """Write this rank's header after the gradients."""
         rank, on_device = self.worker.global_rank, torch.is_tensor(weight)
         self._mine.used[:] = used
         self._mine.weights[rank] = 1.0 if on_device else weight
@@ -231,7 +232,7 @@ class TorchAverage(GradientAverage):
             flats.header[self.worker.global_size + rank] = weight
 
     def _exchange(self, flats: Flats, begun: int = 0) -> _Arriving:
-        """Average the buckets that have not begun, and let what came with the gradients of an earlier step be seen."""
+        """Average the buckets that were not started early, and read the header of an earlier step."""
         while len(self._on_way) >= LAG:
             self._take_oldest()
         if not begun:
@@ -250,7 +251,7 @@ class TorchAverage(GradientAverage):
         arriving = self._on_way.popleft()
         header = arriving.header()
         self._idle.append(arriving)
-        ranks = slice(0, 2 * self.worker.global_size)  # which gradients are used may be about others by now
+        ranks = slice(0, 2 * self.worker.global_size)  # without `used`, which may describe other gradients
         self._all.array[ranks] = header.array[ranks]
         self._usual_weight = self._all.usual_weight(self._usual_weight)
 
@@ -264,7 +265,7 @@ class TorchAverage(GradientAverage):
 
 
 class _Arriving:
-    """The header of one call on its way from the device to the host, beside other work.
+    """The header of one call, copied from the device to the host during other work.
 
     Parameters
     ----------
@@ -279,7 +280,7 @@ class _Arriving:
         self._header: GradientHeader | None = None
 
     def fetch(self, header: Tensor) -> None:
-        """Begin to copy them; memory and event of an earlier copy are used again."""
+        """Start to copy a header; the memory and event of an earlier copy are reused."""
         on_cuda = header.device.type == "cuda"
         if self._host.shape != header.shape:
             self._host = torch.empty(header.shape, dtype=header.dtype, pin_memory=on_cuda)
@@ -290,7 +291,7 @@ class _Arriving:
         self._header = None
 
     def header(self) -> GradientHeader:
-        """Wait until they are there."""
+        """Wait for the copy, and return the header."""
         if self._header is None:
             if self._event is not None:
                 self._event.synchronize()
@@ -301,7 +302,7 @@ class _Arriving:
 
 
 def _bounded(weight: Any) -> Any:
-    """Return the weight of a batch as it counts: a number, or a float32 tensor on the device."""
+    """Return the weight of a batch, at least MIN_WEIGHT, as a number or a float32 tensor on the device; 1 for None."""
     if weight is None:
         return 1.0
     if torch.is_tensor(weight):
@@ -310,7 +311,7 @@ def _bounded(weight: Any) -> Any:
 
 
 def _written(gradient: Any, array: Array | None, device: Any) -> Any:
-    """Return an average as a tensor, the gradient's own where there is one."""
+    """Return an average as a tensor: the gradient itself if there is one."""
     if array is None:
         return None
     if gradient is None:
@@ -340,7 +341,7 @@ _DENSE = "it cannot be averaged; make the layer's gradient dense, such as by spa
 
 
 def require_dense_layers(model: Any) -> None:
-    """Raise `ConfigurationError` if a torch module of the model says that the gradient of its weight is sparse."""
+    """Raise `ConfigurationError` if a torch module of the model has ``sparse=True``, so its gradient is sparse."""
     trained = [weight.value for weight in model.trainable_variables]
     for layer in model._flatten_layers():
         if not isinstance(layer, keras.layers.TorchModuleWrapper):

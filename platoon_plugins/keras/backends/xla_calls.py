@@ -1,12 +1,12 @@
-"""Calls of Python out of XLA's compiled programs: on the CPU in the memory of the program itself, on CUDA devices
-between the kernels that are queued.
+"""Calls of Python from XLA's compiled programs: on the CPU with the memory of the program itself, on CUDA devices to
+queue work between its kernels.
 
-``jax.experimental.io_callback`` copies each argument and each result. XLA's foreign function interface hands out
-addresses instead. Its C structures are read here by ctypes, so that nothing has to be compiled against jaxlib.
+``jax.experimental.io_callback`` copies each argument and each result. XLA's foreign function interface passes addresses
+instead. Its C structures are read here by ctypes, so that nothing has to be compiled against jaxlib.
 
 References
 ----------
-``xla/ffi/api/c_api.h``, version 0.1 and later: structures only grow at their ends, and tell their sizes.
+``xla/ffi/api/c_api.h``, version 0.1 and later: structures only grow at their ends, and contain their sizes.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 _TARGET, _STREAM_TARGET = "platoon_call_in_place", "platoon_call_on_stream"
 _EXECUTE, _METADATA, _INTERNAL = 3, 1, 13
-_VERSION = (0, 1)  # of the interface: all that is used here was in it
-# Of XLA_FFI_DataType.
+_VERSION = (0, 1)  # of the interface; it has everything that is used here
+# Values of XLA_FFI_DataType.
 _DTYPES = {10: np.float16, 11: np.float32, 12: np.float64}
 
 _Pointer = ctypes.c_void_p
@@ -121,18 +121,18 @@ class _Frame(ctypes.Structure):
 
 
 class Filler(Protocol):
-    """Fills the results of a call; it has to outlive the program that makes the call."""
+    """Handler that fills the results of a call; it must outlive the program that makes the call."""
 
     def fill(self, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
-        """Fill ``outs``, which may be the very memory of ``ins``; neither is valid after the call.
+        """Fill ``outs``, which may share the memory of ``ins``; neither is valid after the call.
 
-        An exception ends the program, with the same text.
+        An exception ends the program with an error of the same text.
         """
         ...
 
 
 class Block(NamedTuple):
-    """Memory of a compiled program, valid for the kernels that are queued while the call lasts.
+    """Memory of a compiled program, valid for kernels that are queued during the call.
 
     Attributes
     ----------
@@ -148,17 +148,17 @@ class Block(NamedTuple):
 
 
 class Queuer(Protocol):
-    """Queues work between the kernels of a program; it has to outlive the program that makes the call."""
+    """Handler that queues work between the kernels of a program; it must outlive the program that makes the call."""
 
     def queue(self, blocks: Sequence[Block], stream: int) -> None:
-        """Queue what changes ``blocks``, on a stream of CUDA; 0 where the program runs on the CPU.
+        """Queue work that changes ``blocks`` on a CUDA stream, which is 0 for a program on the CPU.
 
-        An exception ends the program, with the same text.
+        An exception ends the program with an error of the same text.
         """
         ...
 
 
-# By the numbers that stand in the programs.
+# The handlers of calls, by their numbers in the programs.
 _fillers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 # The trace that made the latest call, and a result of that call.
@@ -166,7 +166,7 @@ _latest: tuple[Any, Any] = (None, None)
 
 
 def call_in_place(filler: Filler, arrays: Sequence[Any], scalar: Any) -> list[Any]:
-    """Return what ``filler.fill`` makes of arrays in a program that runs on the CPU, without a copy.
+    """Return the results of ``filler.fill`` for arrays, in a program on the CPU, without a copy.
 
     The calls of one program are made in the order in which they were traced.
 
@@ -174,20 +174,20 @@ def call_in_place(filler: Filler, arrays: Sequence[Any], scalar: Any) -> list[An
     ----------
     filler : Filler
     arrays : sequence of array
-        Of float16, float32 or float64, traced or not.
+        Arrays of float16, float32 or float64, traced or not.
     scalar : float, traced or not
 
     Returns
     -------
     list of array
-        Of the same shapes and dtypes.
+        With the shapes and dtypes of ``arrays``.
     """
     *outs, _ = _call(_TARGET, filler, [*arrays, jnp.asarray(scalar, np.float32)])
     return outs
 
 
 def call_on_stream(queuer: Queuer, arrays: Sequence[Any]) -> list[Any]:
-    """Return what the work that ``queuer.queue`` queues makes of arrays, in a program on a CUDA device.
+    """Return the results of the work that ``queuer.queue`` queues for arrays, in a program on a CUDA device.
 
     The calls of one program are made in the order in which they were traced.
 
@@ -195,21 +195,21 @@ def call_on_stream(queuer: Queuer, arrays: Sequence[Any]) -> list[Any]:
     ----------
     queuer : Queuer
     arrays : sequence of array
-        Of float16, float32 or float64, traced or not; one at least.
+        At least one array, of float16, float32 or float64, traced or not.
 
     Returns
     -------
     list of array
-        Of the same shapes and dtypes.
+        With the shapes and dtypes of ``arrays``.
     """
     return _call(_STREAM_TARGET, queuer, arrays)
 
 
 def _call(target: str, handler: Any, ins: Sequence[Any]) -> list[Any]:
-    """Make a call whose results are in the memory of the arrays, behind the earlier calls of the same program.
+    """Add a call to a program, after its earlier calls, with results in the memory of the arguments.
 
-    JAX is not told that it has an effect: it would start programs with effects by a path that takes several times as
-    long. No call is left out, as its results are used, or made twice, as no two look alike.
+    The call is not declared to have a side effect, as JAX takes several times as long to start programs with effects.
+    XLA still does not remove a call, as its results are used, or merge two calls, as their numbers differ.
     """
     global _latest
     number = next(_numbers)
@@ -220,7 +220,7 @@ def _call(target: str, handler: Any, ins: Sequence[Any]) -> list[Any]:
         input_output_aliases={i: i for i in range(len(ins))},
     )
     trace = next((array._trace for array in ins if isinstance(array, jax.core.Tracer)), None)
-    # XLA may run calls at the same time unless one needs a result of the other.
+    # XLA may run two calls at the same time unless one depends on a result of the other.
     earlier, token = _latest
     after = [token] if trace is not None and trace is earlier else []
     outs = list(call(*ins, *after, filler=np.int64(number)))
@@ -259,7 +259,7 @@ def _handler_of(frame: Any) -> Any:
 
 
 def _answer(make_call: Callable[[Any], None], pointer: Any) -> int | None:
-    """Answer XLA, which calls this from threads of its own."""
+    """Handle a call of XLA, from one of its threads; return an error of XLA, or None."""
     frame = pointer.contents
     try:
         if frame.extension and frame.extension.contents.type == _METADATA:
@@ -294,7 +294,7 @@ def _size(buffer: Any) -> int:
 
 
 _TARGETS = [(_TARGET, "cpu", _in_place), (_STREAM_TARGET, "cpu", _on_cpu), (_STREAM_TARGET, "CUDA", _on_cuda)]
-# Kept, as XLA has nothing but their addresses.
+# Referenced here, as XLA has only their addresses.
 _HANDLERS = [
     ctypes.CFUNCTYPE(_Pointer, ctypes.POINTER(_Frame))(functools.partial(_answer, make_call))
     for _, _, make_call in _TARGETS
