@@ -138,7 +138,7 @@ def built_in(workers: int) -> list[Method]:
     gain = getattr(rule.resolved(workers), "gain", None)
     texts = [(text, every) for every in dict.fromkeys([period, 4, 30])]
     texts += [] if gain is None else [(f"{named}(gain={gain * factor:.2g})", period) for factor in (0.5, 1.5)]
-    texts += [("EASGD()", 10), ("EASGD()", 4), ("EASGD(moments=True)", 2), ("DiLoCo()", 20)]
+    texts += [("EASGD()", 10), ("EASGD()", 4), ("DiLoCo()", 20)]
     return [Method(1), *(Method(workers, *each) for each in dict.fromkeys(texts))]
 
 

@@ -453,7 +453,7 @@ def test_a_copy_is_made_all_the_same_where_nobody_finishes_the_round(open_center
     monkeypatch.setattr(host, "PATIENCE_S", 0.05)
     values, _ = reader.snapshot()
     assert {float(v) for array in values for v in np.unique(array)} == {0.0, 4.0}
-    assert "this copy mixes them" in caplog.text
+    assert "this copy mixes two rounds" in caplog.text
 
 
 def dying(method, after):
