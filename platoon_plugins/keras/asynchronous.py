@@ -18,7 +18,7 @@ from platoon_base.schedule import EveryN
 from platoon_base.worker import LossWatch
 from platoon_plugins.keras.backends.base import Backend, Variable
 from platoon_plugins.keras.mode import Mode
-from platoon_plugins.keras.weight_averages import begin_averages, end_averages, keeps_averages, require_built
+from platoon_plugins.keras.optimizer_state import begin_averages, end_averages, keeps_averages, require_built
 
 __all__ = ["Asynchronous", "abandon_center"]
 

@@ -20,6 +20,7 @@ from platoon_plugins.keras.lost_rows import LostRows
 from platoon_plugins.keras.marks import unmark
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_state import first_values
+from platoon_plugins.keras.optimizer_state import continue_steps
 from platoon_plugins.keras.optimizers import optimizers_of, with_inner, wrap_again
 from platoon_plugins.keras.requirements import require_distributable, require_new, require_no_other_average
 from platoon_plugins.keras.reshuffling import Reshuffling
@@ -29,7 +30,6 @@ from platoon_plugins.keras.statistics import Statistics
 from platoon_plugins.keras.stopping import Stopping
 from platoon_plugins.keras.synchronous import Synchronous
 from platoon_plugins.keras.torch_loaders import set_sampler_epoch
-from platoon_plugins.keras.weight_averages import continue_steps
 
 __all__ = ["Settings", "Training", "report_epoch_begin", "report_logs"]
 

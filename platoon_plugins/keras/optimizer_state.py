@@ -33,7 +33,7 @@ def continue_steps(model: Any, steps: int) -> None:
 
 def keeps_averages(model: Any) -> bool:
     """Return whether the optimizer of a model keeps averages of weights, which a fit leaves in the model."""
-    return bool(_averaging([model.optimizer]))
+    return bool(_averaging([getattr(model, "optimizer", None)]))
 
 
 def begin_averages(model: Any) -> None:
@@ -45,7 +45,7 @@ def begin_averages(model: Any) -> None:
 
 def end_averages(model: Any) -> None:
     """Put the averages into the model, as Keras does at the end of a fit."""
-    for optimizer in _averaging([model.optimizer]):
+    for optimizer in _averaging([getattr(model, "optimizer", None)]):
         _copy(optimizer._model_variables_moving_average, optimizer._trainable_variables)
 
 
