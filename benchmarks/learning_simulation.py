@@ -1,7 +1,7 @@
 """What combining the steps of N workers is worth by equations alone: many settings and seeds at once, in one process.
 
     python benchmarks/learning_simulation.py [--workers 2 4 8] [--seeds 1 2 3 4 5] [--passes 20]
-        [--table rules|easgd|scaled|moments] [--slow] [--quick]
+        [--table rules|easgd|scaled|moments|averaged] [--slow] [--quick]
 
 It needs torch, Fashion-MNIST (`make data`) and for the whole table a GPU; on a CPU take --quick. Nothing of this
 package runs: no process, no shared memory. Numbers are steps per worker and say nothing about seconds.
@@ -149,10 +149,10 @@ class Models:
         for own, shared in zip(self.moments, self.shared_moments):
             if self.first.moments == "mean":
                 own[models, who] = own[models, who].mean(1, keepdim=True).expand_as(own[models, who])
-            elif self.first.moments == "pull":
-                e = 0.9 / self.first.workers * (own[models, who] - shared[models])
-                own[models, who] -= e
-                shared[models] += e
+            elif self.first.moments in ("pull", "same"):
+                e, alpha = own[models, who] - shared[models], 0.9 / self.first.workers
+                own[models, who] -= (alpha if self.first.moments == "pull" else p.pull) * e
+                shared[models] += alpha * e
             elif self.first.moments == "adopt":
                 shared[models] += (own[models, who] - shared[models]) / self.first.workers
                 own[models, who] = shared[models]

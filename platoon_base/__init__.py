@@ -7,13 +7,14 @@ from platoon_base.system.lazy import lazy_names
 if TYPE_CHECKING:
     from platoon_base.cli.notebook import notebook_launcher
     from platoon_base.job.joining import connect
-    from platoon_base.rules import ASGD, EAMSGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, Rule, SlowMo
+    from platoon_base.rules import ASGD, EAMSGD, EASGD, AveragedEASGD, CenterMomentum, DiLoCo, LocalSGD, Rule, SlowMo
     from platoon_base.worker.handle import Worker
 
 __all__ = [
     "ASGD",
     "EAMSGD",
     "EASGD",
+    "AveragedEASGD",
     "CenterMomentum",
     "DiLoCo",
     "LocalSGD",
@@ -34,7 +35,8 @@ __getattr__ = lazy_names(
         "connect": "platoon_base.job.joining",
         "notebook_launcher": "platoon_base.cli.notebook",
         **dict.fromkeys(
-            ("ASGD", "EAMSGD", "EASGD", "CenterMomentum", "DiLoCo", "LocalSGD", "Rule", "SlowMo"), "platoon_base.rules"
+            ("ASGD", "EAMSGD", "EASGD", "AveragedEASGD", "CenterMomentum", "DiLoCo", "LocalSGD", "Rule", "SlowMo"),
+            "platoon_base.rules",
         ),
         "Worker": "platoon_base.worker.handle",
     },

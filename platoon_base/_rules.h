@@ -79,6 +79,102 @@ static int64_t asgd_double(const int64_t *row, const double *scalars)
     return 0;
 }
 
+MANY_ARRAYS static int averaged_easgd_piece_float(
+    float *restrict x_at, float *restrict c_at, float *restrict x_old_at, float *restrict a_at, int64_t n, float more, float pull, float alpha, float weight)
+{
+    BITS_float refused = 0;
+    for (int64_t i = 0; i < n; i++) {
+        float x = x_at[i], c = c_at[i], x_old = x_old_at[i], a = a_at[i];
+        float x_1 = x + (more * (x - x_old));
+        float e_1 = x_1 - c;
+        float x_2 = x_1 - (pull * e_1);
+        float c_1 = c + (alpha * e_1);
+        float a_1 = a + (weight * (c_1 - a));
+        float x_old_1 = x_2;
+        BITS_float keep = -(BITS_float)(finite_float(c_1) & finite_float(a_1));
+        refused |= ~keep;
+        x_at[i] = select_float(keep, x_2, x);
+        c_at[i] = select_float(keep, c_1, c);
+        x_old_at[i] = select_float(keep, x_old_1, x_old);
+        a_at[i] = select_float(keep, a_1, a);
+    }
+    return refused != 0;
+}
+
+static int64_t averaged_easgd_float(const int64_t *row, const double *scalars)
+{
+    float *x_at = (float *)(intptr_t)row[0];
+    float *c_at = (float *)(intptr_t)row[1];
+    float *x_old_at = (float *)(intptr_t)row[2];
+    float *a_at = (float *)(intptr_t)row[3];
+    float more = (float)scalars[0];
+    float pull = (float)scalars[1];
+    float alpha = (float)scalars[2];
+    float weight = (float)scalars[3];
+    int64_t n = row[4];
+    (void)scalars;
+    if (!averaged_easgd_piece_float(x_at, c_at, x_old_at, a_at, n, more, pull, alpha, weight))
+        return -1;
+    for (int64_t i = 0; i < n; i++) {
+        float x = x_at[i], c = c_at[i], x_old = x_old_at[i], a = a_at[i];
+        float x_1 = x + (more * (x - x_old));
+        float e_1 = x_1 - c;
+        float c_1 = c + (alpha * e_1);
+        float a_1 = a + (weight * (c_1 - a));
+        if (!(finite_float(c_1) & finite_float(a_1)))
+            return i;
+    }
+    return 0;
+}
+
+MANY_ARRAYS static int averaged_easgd_piece_double(
+    double *restrict x_at, double *restrict c_at, double *restrict x_old_at, double *restrict a_at, int64_t n, double more, double pull, double alpha, double weight)
+{
+    BITS_double refused = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double x = x_at[i], c = c_at[i], x_old = x_old_at[i], a = a_at[i];
+        double x_1 = x + (more * (x - x_old));
+        double e_1 = x_1 - c;
+        double x_2 = x_1 - (pull * e_1);
+        double c_1 = c + (alpha * e_1);
+        double a_1 = a + (weight * (c_1 - a));
+        double x_old_1 = x_2;
+        BITS_double keep = -(BITS_double)(finite_double(c_1) & finite_double(a_1));
+        refused |= ~keep;
+        x_at[i] = select_double(keep, x_2, x);
+        c_at[i] = select_double(keep, c_1, c);
+        x_old_at[i] = select_double(keep, x_old_1, x_old);
+        a_at[i] = select_double(keep, a_1, a);
+    }
+    return refused != 0;
+}
+
+static int64_t averaged_easgd_double(const int64_t *row, const double *scalars)
+{
+    double *x_at = (double *)(intptr_t)row[0];
+    double *c_at = (double *)(intptr_t)row[1];
+    double *x_old_at = (double *)(intptr_t)row[2];
+    double *a_at = (double *)(intptr_t)row[3];
+    double more = (double)scalars[0];
+    double pull = (double)scalars[1];
+    double alpha = (double)scalars[2];
+    double weight = (double)scalars[3];
+    int64_t n = row[4];
+    (void)scalars;
+    if (!averaged_easgd_piece_double(x_at, c_at, x_old_at, a_at, n, more, pull, alpha, weight))
+        return -1;
+    for (int64_t i = 0; i < n; i++) {
+        double x = x_at[i], c = c_at[i], x_old = x_old_at[i], a = a_at[i];
+        double x_1 = x + (more * (x - x_old));
+        double e_1 = x_1 - c;
+        double c_1 = c + (alpha * e_1);
+        double a_1 = a + (weight * (c_1 - a));
+        if (!(finite_double(c_1) & finite_double(a_1)))
+            return i;
+    }
+    return 0;
+}
+
 MANY_ARRAYS static int center_momentum_piece_float(
     float *restrict x_at, float *restrict c_at, float *restrict s_x_at, float *restrict m_at, float *restrict s_at, int64_t n, float alpha, float b, float gain)
 {
@@ -451,6 +547,8 @@ static int64_t outer_nesterov_double(const int64_t *row, const double *scalars)
 
 ENTRY(asgd, float, 4, "Kn:asgd_float32")
 ENTRY(asgd, double, 4, "Kn:asgd_float64")
+ENTRY(averaged_easgd, float, 5, "Kndddd:averaged_easgd_float32")
+ENTRY(averaged_easgd, double, 5, "Kndddd:averaged_easgd_float64")
 ENTRY(center_momentum, float, 6, "Knddd:center_momentum_float32")
 ENTRY(center_momentum, double, 6, "Knddd:center_momentum_float64")
 ENTRY(easgd, float, 3, "Knd:easgd_float32")
@@ -465,6 +563,8 @@ ENTRY(outer_nesterov, double, 4, "Kndddd:outer_nesterov_float64")
 #define RULE_METHODS \
     {"asgd_float32", py_asgd_float, METH_VARARGS, "asgd_float32(table_address, pieces)"}, \
     {"asgd_float64", py_asgd_double, METH_VARARGS, "asgd_float64(table_address, pieces)"}, \
+    {"averaged_easgd_float32", py_averaged_easgd_float, METH_VARARGS, "averaged_easgd_float32(table_address, pieces, more, pull, alpha, weight)"}, \
+    {"averaged_easgd_float64", py_averaged_easgd_double, METH_VARARGS, "averaged_easgd_float64(table_address, pieces, more, pull, alpha, weight)"}, \
     {"center_momentum_float32", py_center_momentum_float, METH_VARARGS, "center_momentum_float32(table_address, pieces, alpha, b, gain)"}, \
     {"center_momentum_float64", py_center_momentum_double, METH_VARARGS, "center_momentum_float64(table_address, pieces, alpha, b, gain)"}, \
     {"easgd_float32", py_easgd_float, METH_VARARGS, "easgd_float32(table_address, pieces, alpha)"}, \

@@ -69,13 +69,16 @@ class Layout:
     Parameters
     ----------
     specs : tuple of ParameterSpec
+    trained : int, optional
+        How many of them are trained; moments follow. By default all are.
     """
 
     specs: tuple[ParameterSpec, ...]
+    trained: int | None = None
 
     @classmethod
-    def of(cls, arrays: Iterable[Any], names: Sequence[str] | None = None) -> Layout:
-        """Describe arrays, or anything with ``shape`` and ``dtype``, in the order given.
+    def of(cls, arrays: Iterable[Any], names: Sequence[str] | None = None, moments: int = 0) -> Layout:
+        """Describe arrays, or anything with ``shape`` and ``dtype``, in the order given; the last ones are moments.
 
         Raises
         ------
@@ -94,7 +97,7 @@ class Layout:
             raise ConfigurationError(
                 "got no parameters: there is nothing to synchronize; pass the list of the model's parameters"
             )
-        return cls(specs)
+        return cls(specs, len(specs) - moments)
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -109,6 +112,11 @@ class Layout:
     def nbytes(self) -> int:
         """Size of the flat buffer in bytes, a multiple of 64."""
         return self.offsets[-1] + -(-self.specs[-1].nbytes // ALIGNMENT) * ALIGNMENT
+
+    @property
+    def num_trained(self) -> int:
+        """How many of the parameters are trained; moments follow."""
+        return len(self.specs) if self.trained is None else self.trained
 
     @cached_property
     def fingerprint(self) -> bytes:

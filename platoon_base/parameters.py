@@ -195,6 +195,8 @@ class Parameters:
     ----------
     parameters : iterable of ndarray, torch.Tensor, GpuArray, Theano shared variable or `Parameter`
         Each of a float dtype.
+    moments : int
+        How many of the last ones are moments of the others.
 
     Raises
     ------
@@ -202,7 +204,7 @@ class Parameters:
         If there are none, one is something else, one is no float, or one is given twice.
     """
 
-    def __init__(self, parameters: Iterable[Any]) -> None:
+    def __init__(self, parameters: Iterable[Any], moments: int = 0) -> None:
         single = isinstance(parameters, np.ndarray) or is_tensor(parameters) or is_device_array(parameters)
         if single or hasattr(parameters, "get_value"):
             raise ConfigurationError("got one parameter: pass a list, even of one")
@@ -219,7 +221,7 @@ class Parameters:
                     "byte order can be averaged; leave counters and seeds out"
                 )
         self._require_apart()
-        self.layout = Layout.of(arrays, [p.name for p in self._parameters])
+        self.layout = Layout.of(arrays, [p.name for p in self._parameters], moments)
         if not any(array.size for array in arrays):
             raise ConfigurationError("all parameters are empty: there is nothing to synchronize")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from platoon_base import EASGD, CenterMomentum, DiLoCo, LocalSGD, SlowMo
-from platoon_base.rules import default_period, default_rule, shares_moments, waits
+from platoon_base.rules import AveragedEASGD, default_period, default_rule, shares_moments, waits
 
 ALONE, DEFAULTS, AVERAGED = "alone", "defaults", "averaged"
 SCALINGS: dict[str, tuple[str, Callable[[int], float]]] = {
@@ -107,6 +107,9 @@ METHODS = {
     PLAIN_AVERAGE: Method(ALONE, averages=True),
     "easgd-2-moments-average": Method(lambda: EASGD(moments=True), 2, "sqrt-1.5", averages=True),
     "averaged-sqrt-average": Method(AVERAGED, scaling="sqrt", averages=True),
+    "averaged-easgd": Method(AveragedEASGD, 1),
+    "averaged-easgd-035": Method(lambda: AveragedEASGD(pull=0.35), 1),
+    "averaged-easgd-2": Method(AveragedEASGD, 2),
     "averaged": Method(AVERAGED),
     "averaged-sqrt": Method(AVERAGED, scaling="sqrt"),
     "averaged-linear": Method(AVERAGED, scaling="linear"),

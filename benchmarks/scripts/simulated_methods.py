@@ -21,6 +21,15 @@ def easgd(at: Any, p: Any) -> None:
     at.x, at.c = at.x - d, at.c + d
 
 
+def averaged_easgd(at: Any, p: Any) -> None:
+    """x := x + (factor - 1) (x - x_old); e := x - c; x := x - pull e; c := c + alpha e; x_old := x: EASGD whose workers
+    are pulled harder than their center, and whose steps count more (this project's)."""
+    x = at.x + (p.factor - 1) * (at.x - at.x_old)
+    e = x - at.c
+    at.x, at.c = x - p.pull * e, at.c + p.alpha * e
+    at.x_old = at.x
+
+
 def center_momentum(at: Any, p: Any) -> None:
     """x := x + (s - s_x); d := alpha (x - c); m := b m + (1 - b) d with b = mu^(1/N); j := gain m; x := x - d + j;
     c := c + d + j; s := s + j; s_x := s (this project's; springs as in EASGD)."""
@@ -121,6 +130,7 @@ METHODS = {
     "CenterMomentum": Method(center_momentum, center=("m", "s"), own=("s_x",)),
     "CenterMomentum, not moved along": Method(center_momentum_left_behind, center=("m",)),
     "EASGD": Method(easgd),
+    "AveragedEASGD": Method(averaged_easgd, own=("x_old",)),
     "DiLoCo": Method(diloco, waits=True, center=("m",)),
     "parts of whole deltas": Method(asgd, own=("x_old",)),
     "rates by staleness": Method(by_staleness, center=("arrivals",), own=("x_old", "seen")),
@@ -148,10 +158,10 @@ class Setting(NamedTuple):
         First steps in which workers that wait average their gradients, and others synchronize after each.
     random, slow : bool
         Arrivals at random phases; worker 0 at half the speed.
-    moments : {"own", "mean", "pull", "adopt"}
+    moments : {"own", "mean", "pull", "same", "adopt"}
         What happens with the optimizers' moments M_i at an exchange: nothing; M_i := their mean (workers that wait:
-        DES-LOC, 2505.22549); M_i := M_i - e and M := M + e with e = alpha (M_i - M), as EASGD's springs; or
-        M := M + (M_i - M) / N and M_i := M.
+        DES-LOC, 2505.22549); M_i := M_i - e and M := M + e with e = alpha (M_i - M), as EASGD's springs; the same
+        with M_i := M_i - pull (M_i - M); or M := M + (M_i - M) / N and M_i := M.
     """
 
     method: str
@@ -263,4 +273,31 @@ def shared_moments_settings(n: int) -> list[Setting]:
     ]
 
 
-TABLES = {"rules": settings, "easgd": easgd_settings, "scaled": scaled_settings, "moments": shared_moments_settings}
+def averaged_easgd_settings(n: int) -> list[Setting]:
+    """Return pulls, periods and factors of AveragedEASGD; steps become longer by the factor, not by the rate."""
+    found = [
+        Setting(
+            "AveragedEASGD",
+            n,
+            {"alpha": 0.9 / n, "pull": pull, "factor": round(times * n**0.5, 2)},
+            period=period,
+            moments=moments,
+        )
+        for moments in ("pull", "same")
+        for period in (1, 2, 4)
+        for pull in (0.35, 0.5, 0.65)
+        for times in (1.5, 2, 2.5)
+        if moments == "pull" or pull == 0.5
+    ]
+    usual = Setting("AveragedEASGD", n, {"alpha": 0.9 / n, "pull": 0.5, "factor": round(2 * n**0.5, 2)}, 1)
+    usual = usual._replace(moments="pull")
+    return [*found, usual._replace(slow=True), usual._replace(random=True), usual._replace(random=True, period=2)]
+
+
+TABLES = {
+    "rules": settings,
+    "easgd": easgd_settings,
+    "scaled": scaled_settings,
+    "moments": shared_moments_settings,
+    "averaged": averaged_easgd_settings,
+}

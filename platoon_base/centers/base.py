@@ -64,8 +64,13 @@ class Center(Protocol):
         """
         ...
 
-    def read(self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False) -> None:
-        """Copy the center into ``out``; with ``begin`` reset the rule's local states to it, atomically."""
+    def read(
+        self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
+    ) -> None:
+        """Copy the center into ``out``; with ``begin`` reset the rule's local states to it, atomically.
+
+        With ``averaged`` parameters get the average of the center, if the rule has one.
+        """
         ...
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:

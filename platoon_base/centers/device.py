@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from platoon_base.devices.cuda import HostMemory
 from platoon_base.devices.runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout
-from platoon_base.rules.center import Rule, form_of, local_sources
+from platoon_base.rules.center import Rule, average_of, form_of, local_sources, rule_of_moments
 from platoon_base.shm.segments import Name, Segment
 
 __all__ = ["MIRROR_EVERY_S", "DeviceCenter", "DeviceCenters"]
@@ -83,7 +83,11 @@ class DeviceCenter:
         self._partitions = Partitions(directory, self._driver, rank, gone, incarnation, self.finish)
         self._form: Any = form_of(rule)
         self._operations = operations(rule)
-        self._kernels: dict[tuple[str, Any, int], Kernel] = {}
+        self._average = average_of(rule)
+        of_moments = rule_of_moments(rule)
+        self._trained = len(layout) if of_moments is rule else layout.num_trained
+        self._operations_of_moments = operations(of_moments)
+        self._kernels: dict[tuple[str, Any, int, bool], Kernel] = {}
         self._sources = local_sources(rule)
         states_bytes = self._tiling.state_bytes * len(self._sources)
         self._states = runtime.zeros(max(states_bytes, 1), "uint8")
@@ -99,31 +103,48 @@ class DeviceCenter:
         """Apply the rule once between ``arrays``, changed in place, and the center."""
         self._partitions.open_all(timeout_s)
         refused = self._take_refused()
-        atomic = f"{rule.kernel}_atomic"
-        kernel = atomic if not locked and atomic in self._operations else str(rule.kernel)
-        self._launch(kernel, arrays, rule.kernel_args())
+        self._launch(self._call(rule, locked), arrays, self._call(rule_of_moments(rule), locked, moments=True))
         self._publish_mirror_stamps()
         if time.monotonic() >= self._next_mirror or self._directory.wanted != self._mirror[0]:
             self.mirror()
         return refused
 
-    def read(self, out: Sequence[DeviceArray], locked: bool, timeout_s: float, begin: bool = False) -> None:
+    def _call(self, rule: Rule, locked: bool, moments: bool = False) -> _Call:
+        """Return the kernel of a rule, with its scalars."""
+        atomic = f"{rule.kernel}_atomic"
+        known = self._operations_of_moments if moments else self._operations
+        return _Call(atomic if not locked and atomic in known else str(rule.kernel), rule.kernel_args())
+
+    def read(
+        self,
+        out: Sequence[DeviceArray],
+        locked: bool,
+        timeout_s: float,
+        begin: bool = False,
+        averaged: bool = False,
+    ) -> None:
         """Copy the center into ``out``; with ``begin`` start the rule's states on this worker, at the same moment."""
+        average = self._average if averaged else None
         if self._directory.complete:
             self._partitions.open_all(timeout_s)
-            self._launch("take_over" if begin else "pull", out)
+            kernel = "take_over" if begin else "pull"
+            self._launch(_Call(kernel if average is None else f"{kernel}_average"), out, _Call(kernel))
             return
         self._directory.read_buffer(0, out)  # valid, since no worker has synchronized yet
+        if average is not None:
+            self._directory.read_buffer(1 + average, out[: self._trained])
         if begin:
             self._start_from_mirror()
 
     def write(self, values: Sequence[DeviceArray], locked: bool, timeout_s: float) -> None:
         """Put ``values`` in place of the center's, and start the rule's states on this worker, at the same moment."""
         self._partitions.open_all(timeout_s)
-        self._launch("overwrite", values)
+        self._launch(_Call("overwrite"), values)
 
     def fill(self, values: Sequence[DeviceArray], states: Sequence[Sequence[np.ndarray[Any, Any]]]) -> None:
         """Give a new center its first values: partitions are made out of the mirror."""
+        if self._average is not None:
+            self._directory.write_buffer(1 + self._average, values)
         for buffer, arrays in enumerate([values, *states]):
             self._directory.write_buffer(buffer, arrays)
         self.make_partition()
@@ -185,13 +206,15 @@ class DeviceCenter:
 
     # The kernels.
 
-    def _launch(self, kernel: str, arrays: Sequence[DeviceArray], scalars: Sequence[float] = ()) -> None:
+    def _launch(self, call: _Call, arrays: Sequence[DeviceArray], of_moments: _Call | None = None) -> None:
+        """Launch a kernel on the parameters, and that of the moments, by default the same, on these."""
         if not self._launches or self._planned != self._partitions.version:
             self._launches, self._planned = self._plan(), self._partitions.version
         for launch in self._launches:
             taken = [arrays[p] for p in launch.parameters]
-            compiled = self._kernel(kernel, launch)
-            self._runtime.change(taken, functools.partial(self._queue, compiled, launch, taken, scalars))
+            made = of_moments if launch.moments and of_moments is not None else call
+            compiled = self._kernel(made.kernel, launch)
+            self._runtime.change(taken, functools.partial(self._queue, compiled, launch, taken, made.scalars))
 
     def _queue(
         self,
@@ -221,9 +244,9 @@ class DeviceCenter:
         kernel.launch(arguments, taken, stream, blocks, _THREADS)
 
     def _kernel(self, name: str, launch: _Launch) -> Kernel:
-        key = name, launch.dtype, len(launch.parameters)
+        key = name, launch.dtype, len(launch.parameters), launch.moments
         if key not in self._kernels:
-            operation = self._operations[name]
+            operation = (self._operations_of_moments if launch.moments else self._operations)[name]
             source = functools.partial(kernel_source, name, self._form, operation, launch.dtype, lock_ns=LOCK_NS)
             types = kernel_types(operation, launch.dtype)
             self._kernels[key] = self._runtime.compile(name, source, types, len(launch.parameters))
@@ -232,23 +255,23 @@ class DeviceCenter:
     def _plan(self) -> list[_Launch]:
         """Group the parameters by dtype into launches, with the current addresses of their tiles."""
         specs, most = self._layout.specs, self._runtime.most_parameters
-        by_dtype: dict[str, list[int]] = {}
+        by_dtype: dict[tuple[str, bool], list[int]] = {}
         for index, spec in enumerate(specs):
             if spec.size:
-                by_dtype.setdefault(spec.dtype, []).append(index)
+                by_dtype.setdefault((spec.dtype, index >= self._trained), []).append(index)
         chunks = [
-            (dtype, parameters[i : i + most])
-            for dtype, parameters in by_dtype.items()
+            (dtype, moments, parameters[i : i + most])
+            for (dtype, moments), parameters in by_dtype.items()
             for i in range(0, len(parameters), most)
         ]
-        return [self._plan_one(np.dtype(dtype), parameters) for dtype, parameters in chunks]
+        return [self._plan_one(np.dtype(dtype), moments, parameters) for dtype, moments, parameters in chunks]
 
-    def _plan_one(self, dtype: Any, parameters: list[int]) -> _Launch:
+    def _plan_one(self, dtype: Any, moments: bool, parameters: list[int]) -> _Launch:
         states_at = [self._states.address + self._tiling.state_bytes * i for i in range(len(self._sources))]
         rows = tile_table(self._tiling, parameters, self._partitions.addresses, states_at)
         first = len(rows) * (self._rank % max(self._directory.workers, 1)) // max(self._directory.workers, 1)
         table = self._runtime.zeros(len(parameters), "uint64")
-        return _Launch(parameters, dtype, self._runtime.buffer(rows), len(rows), first, table)
+        return _Launch(parameters, dtype, moments, self._runtime.buffer(rows), len(rows), first, table)
 
     def _take_refused(self) -> NonFiniteElement | None:
         """Return the first element refused since the last call, if the device has reported one."""
@@ -262,6 +285,13 @@ class DeviceCenter:
         return NonFiniteElement(*split_element_code(word))
 
 
+class _Call(NamedTuple):
+    """A kernel, by its name, with its scalars."""
+
+    kernel: str
+    scalars: Sequence[float] = ()
+
+
 class _Launch:
     """The arguments of the kernels for one group of parameters, kept from launch to launch."""
 
@@ -269,6 +299,7 @@ class _Launch:
         self,
         parameters: list[int],
         dtype: Any,
+        moments: bool,
         tiles: DeviceBuffer,
         count: int,
         first: int,
@@ -276,6 +307,7 @@ class _Launch:
     ) -> None:
         self.parameters = parameters
         self.dtype = dtype
+        self.moments = moments
         self.tiles = tiles
         self.count = count
         self.first = first

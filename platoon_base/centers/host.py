@@ -30,7 +30,7 @@ from platoon_base.centers.stripe_locks import StripeLocks
 from platoon_base.centers.stripes import Stripe, copy_all, cut
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
-from platoon_base.rules.center import Rule, end_momentum, local_sources, momenta
+from platoon_base.rules.center import Rule, average_of, end_momentum, local_sources, momenta, rule_of_moments
 from platoon_base.rules.outer import OuterRule, waits
 from platoon_base.shm.segments import Name, Segment
 
@@ -105,9 +105,13 @@ class HostCenter:
         self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(shape.states)]
         self._local_sources = sources = [] if rule is None else local_sources(rule)
         self._momenta = [] if rule is None else [self.states[i] for i in momenta(rule)]
+        self._average = None if rule is None else average_of(rule)
         self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in sources]
+        splits = rule is not None and rule_of_moments(rule) is not rule
+        trained = layout.num_trained if splits else len(layout)
         self._stripes = [
-            Stripe(i, p, center, self.states, self._local_states, self._holders[i]) for i, p in enumerate(pieces)
+            Stripe(i, p, center, self.states, self._local_states, self._holders[i], trained)
+            for i, p in enumerate(pieces)
         ]
         self._locks = StripeLocks(segment, self._stripes, rank, gone)
         behind = first + step * (1 + shape.states)
@@ -134,7 +138,7 @@ class HostCenter:
             pieces = [flat[p.parameter][p.start : p.stop] for p in stripe.pieces]
             if self._shift is not None:
                 self._shift.follow(stripe, pieces)
-            refused = stripe.plan.run(rule, pieces)
+            refused = stripe.apply(rule, pieces)
             if self._rounds is not None:
                 self._rounds.note_changed(stripe.index)
             if refused is not None:
@@ -193,15 +197,19 @@ class HostCenter:
             raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
         return min(refusals, default=None)
 
-    def read(self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False) -> None:
+    def read(
+        self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
+    ) -> None:
         """Copy the center into ``out``; stripes that are held longer than `PATIENCE_S` are read as they are."""
+        source = self._averaged() if averaged else self.values
 
         def copy(stripe: Stripe) -> None:
             if self._rounds is not None:
                 self._rounds.note_read(stripe.index)
-            copy_all(cut(out, stripe.pieces), stripe.center)
+            values = cut(source, stripe.pieces)
+            copy_all(cut(out, stripe.pieces), values)
             if begin:
-                self._start(stripe)
+                self._start(stripe, values)
 
         left = self._visit(copy, locked, min(timeout_s, PATIENCE_S), self._left_out)
         if left and timeout_s <= PATIENCE_S:
@@ -210,6 +218,13 @@ class HostCenter:
             copy(stripe)
         if begin and self._rounds is not None:
             self._rounds.begin()
+
+    def _averaged(self) -> list[Array]:
+        """Return the average of the parameters' center and the moments' center; the center if there is no average."""
+        if self._average is None:
+            return self.values
+        trained = self._layout.num_trained
+        return [*self.states[self._average][:trained], *self.values[trained:]]
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
         """Put ``values`` in place of the center's; on several hosts it returns once all of them have the values."""
@@ -261,10 +276,12 @@ class HostCenter:
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
         """Give a new center its first values, and start the rule's states on this worker; before others attach."""
-        for state, given in zip(self.states, states):
-            copy_all(state, given)
         for stripe in self._stripes:
             self._put(stripe, cut(values, stripe.pieces))
+        for state, given in zip(self.states, states):  # last: an average becomes what is put
+            copy_all(state, given)
+        for stripe in self._stripes:
+            self._start(stripe)
 
     def _put(self, stripe: Stripe, values: Sequence[Array]) -> None:
         """Write values into a stripe, and reset this worker's states to them."""
@@ -272,14 +289,17 @@ class HostCenter:
             self._rounds.write(stripe.index, values)
         else:
             copy_all(stripe.center, values)
+        if self._average is not None:
+            copy_all(cut(self.states[self._average], stripe.pieces), values)
         self._start(stripe)
 
-    def _start(self, stripe: Stripe) -> None:
-        """Reset this worker's states to the values of a stripe."""
+    def _start(self, stripe: Stripe, values: Sequence[Array] | None = None) -> None:
+        """Reset this worker's states to the values that it has of a stripe: by default the center's."""
         if self._shift is not None:
             self._shift.begin(stripe)
         for state, source in zip(self._local_states, self._local_sources):
-            start = stripe.center if source is None else cut(self.states[source], stripe.pieces)
+            own = stripe.center if values is None else values
+            start = own if source is None else cut(self.states[source], stripe.pieces)
             copy_all(cut(state, stripe.pieces), start)
 
     def move(self, by: Sequence[Array], written: int, timeout_s: float = PATIENCE_S) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 
 from platoon_base.centers.host_kernels import Plan
 from platoon_base.layout import Piece
+from platoon_base.rules.center import Rule, rule_of_moments
 
 __all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "Stripe", "copy_all", "cut", "wait_until"]
 
@@ -19,7 +20,19 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 2e-3  # between two attempts at a lock
 
 
 class Stripe:
-    """One stripe: its pieces of the center, and the `Plan` that updates them."""
+    """One stripe: its pieces of the center, and the `Plan` that updates them.
+
+    Parameters
+    ----------
+    index : int
+    pieces : tuple of Piece
+    center, states, local_states : list
+        Of the whole center.
+    holder : structured scalar
+        The stripe's record.
+    trained : int
+        How many parameters have the rule; those that follow are moments, which have that of `rule_of_moments`.
+    """
 
     def __init__(
         self,
@@ -29,16 +42,30 @@ class Stripe:
         states: list[list[Array]],
         local_states: list[list[Array]],
         holder: Any,
+        trained: int,
     ) -> None:
         self.index = index
         self.holder = holder
         self.pieces = pieces
         self.center = cut(center, pieces)
-        self.plan = Plan(
-            self.center,
-            [cut(state, pieces) for state in local_states],
-            [cut(state, pieces) for state in states],
+        self._trained = sum(piece.parameter < trained for piece in pieces)
+        of_rule, of_moments = pieces[: self._trained], self.center[self._trained :]
+        self._plan = Plan(
+            self.center[: self._trained],
+            [cut(state, of_rule) for state in local_states],
+            [cut(state, of_rule) for state in states],
         )
+        self._moments_plan = Plan(of_moments) if of_moments else None
+
+    def apply(self, rule: Rule, arrays: Sequence[Array]) -> tuple[int, int] | None:
+        """Apply a rule once between pieces of the parameters and of the center; see `Plan.run`."""
+        refused = self._plan.run(rule, arrays[: self._trained]) if self._trained else None
+        if self._moments_plan is None:
+            return refused
+        of_moments = self._moments_plan.run(rule_of_moments(rule), arrays[self._trained :])
+        if refused is None and of_moments is not None:
+            return self._trained + of_moments[0], of_moments[1]
+        return refused
 
 
 def copy_all(targets: Sequence[Array], sources: Sequence[Any]) -> None:

@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 
 from platoon_base.rules.asgd import ASGD
+from platoon_base.rules.averaged_easgd import AveragedEASGD
 from platoon_base.rules.center import Adopt, CenterState, LocalState, Rule, require_rule, settings_of, shares_moments
 from platoon_base.rules.center_momentum import CenterMomentum
 from platoon_base.rules.defaults import at_period, default_period, default_rule, parse_rule
@@ -26,6 +27,7 @@ __all__ = [
     "EAMSGD",
     "EASGD",
     "Adopt",
+    "AveragedEASGD",
     "CenterMomentum",
     "CenterState",
     "DiLoCo",

@@ -20,9 +20,9 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules.forms import COMPILED, Form
 
 __all__ = [
-    "Adopt", "Array", "CenterState", "LocalState", "Rule", "State", "center_states", "end_momentum", "form_of",
-    "local_sources", "local_states", "member", "momenta", "names_of", "require_flag", "require_rule", "require_states",
-    "settings_of", "shares_moments",
+    "Adopt", "Array", "CenterState", "LocalState", "Rule", "State", "average_of", "center_states", "end_momentum",
+    "form_of", "local_sources", "local_states", "member", "momenta", "names_of", "require_flag", "require_rule",
+    "require_states", "rule_of_moments", "settings_of", "shares_moments",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -55,10 +55,14 @@ class CenterState(NamedTuple):
     kept : bool
         Whether it stays where a worker overwrites the center. By default it is momentum, and becomes 0 wherever the
         center is given another value; see `end_momentum`.
+    average : bool
+        Whether it is an average of the center, started with its values, and set to what a worker overwrites the center
+        with. It is what is validated, saved, and left in the model. A rule has one at most.
     """
 
     name: str
     kept: bool = False
+    average: bool = False
 
 
 class Rule:
@@ -129,6 +133,14 @@ class Rule:
         """Return the rule with those defaults filled in that go by its period in mini-batches; most rules have none."""
         return self
 
+    def at_count(self, count: int) -> Rule:
+        """Return the rule for the synchronization of this number, from 1 on, of a worker; most rules do not count."""
+        return self
+
+    def of_moments(self) -> Rule:
+        """Return the rule for the moments that are shared beside the parameters: this one, or one without states."""
+        return self
+
     def kernel_args(self) -> tuple[float, ...]:
         """Return the scalars of the form."""
         return ()
@@ -152,6 +164,7 @@ class Adopt:
 
         m := 0 where c != x       (momentum: a center state that no local state follows)
         c := x
+        a := x                    (if the rule has an average of the center)
         x_old := x                (if the rule remembers the center)
 
     The center is for checkpoints and for workers that join late. When one has joined, the rule takes over. Local states
@@ -171,18 +184,26 @@ class Adopt:
     def __init__(self, rule: Rule) -> None:
         self.local_state, self.center_state = local_states(rule), center_states(rule)
         self._remembering = [source is None for source in local_sources(rule)]
-        self._momenta = momenta(rule)
-        self.kernel = "adopt_remembering" if any(self._remembering) else "adopt"
+        self._momenta, self._average = momenta(rule), average_of(rule)
+        self._moments = rule_of_moments(rule)
+        self._given = rule
+        copies = any(self._remembering) or self._average is not None
+        self.kernel = "adopt_remembering" if copies else "adopt"
 
     @property
     def sets(self) -> tuple[int, int]:
-        """The local states that remember the center, and the momenta, as sets of bits: bit j is state j of all."""
-        remembering = sum(1 << j for j, remembers in enumerate(self._remembering) if remembers)
-        return remembering, sum(1 << len(self.local_state) + i for i in self._momenta)
+        """The states that become x, and the momenta, as sets of bits: bit j is state j, of the local and the center's."""
+        copies = sum(1 << j for j, remembers in enumerate(self._remembering) if remembers)
+        copies += 0 if self._average is None else 1 << len(self.local_state) + self._average
+        return copies, sum(1 << len(self.local_state) + i for i in self._momenta)
 
     def resolved(self, size: int) -> Adopt:
         """Return the rule itself: it has no parameter."""
         return self
+
+    def of_moments(self) -> Adopt:
+        """Return what stands in for the rule of the moments."""
+        return self if self._moments is self._given else Adopt(self._moments)
 
     def kernel_args(self) -> tuple[float, ...]:
         """Return ``()``."""
@@ -192,6 +213,8 @@ class Adopt:
         """Apply the equations above in place."""
         end_momentum([center_state[i] for i in self._momenta], center, local)
         center[...] = local
+        if self._average is not None:
+            center_state[self._average][...] = local
         for array, remembers in zip(local_state, self._remembering):
             if remembers:
                 array[...] = local
@@ -239,7 +262,17 @@ def local_sources(rule: Any) -> list[int | None]:
 
 def momenta(rule: Any) -> list[int]:
     """Return the indices of the center states that end where a worker overwrites the center."""
-    return [i for i, state in enumerate(center_states(rule)) if not state.kept]
+    return [i for i, state in enumerate(center_states(rule)) if not (state.kept or state.average)]
+
+
+def average_of(rule: Any) -> int | None:
+    """Return the index of the center state that is the average of the center; None if the rule has none."""
+    return next((i for i, state in enumerate(center_states(rule)) if state.average), None)
+
+
+def rule_of_moments(rule: Any) -> Any:
+    """Return the rule by which moments are shared beside the parameters."""
+    return member(rule, "of_moments")()
 
 
 def form_of(rule: Any) -> Form | None:

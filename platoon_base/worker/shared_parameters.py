@@ -20,7 +20,7 @@ from platoon_base.devices.checks import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign
-from platoon_base.rules.center import Adopt, Rule, form_of, require_rule, settings_of, shares_moments
+from platoon_base.rules.center import Adopt, Rule, form_of, member, require_rule, settings_of, shares_moments
 from platoon_base.rules.outer import step_form_of, waits
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
@@ -75,6 +75,12 @@ class SharedParameters:
         self._unchanged_watch = UnchangedWatch(names, self._rank)
         self._watch = DivergenceWatch(self._rank)
         self._unlink: Callable[[], None] | None = None
+        self._count = 0  # of synchronizations, for rules that count them
+
+    def continue_count(self) -> None:
+        """Count on from where the job is: this worker has resumed a checkpoint, or joined late."""
+        late = self._connection.identity.late
+        self._count = int(self._connection.job_state.table["steps"].max()) if late else self._progress.steps
 
     def open_center(self, centers: CenterFactory, timeout_s: float) -> None:
         """Create the center, from the checkpoint if there is one, or attach to it, as the controller decides."""
@@ -114,10 +120,10 @@ class SharedParameters:
         self.parameters.give_back(arrays)
         return checkpoint.states
 
-    def _take_over(self, center: Center, timeout_s: float) -> None:
+    def _take_over(self, center: Center, timeout_s: float, averaged: bool = False) -> None:
         with self._call_lock.take("copy_to_local", timeout_s) as left_s:
             arrays = self._borrow_as_shared()
-            center.read(arrays, True, left_s, begin=True)
+            center.read(arrays, True, left_s, begin=True, averaged=averaged)
             self.parameters.give_back(arrays)
 
     def sync(self, synchronous: bool, part: float, timeout_s: float) -> None:
@@ -145,6 +151,7 @@ class SharedParameters:
         began = time.perf_counter()
         taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
         alone = self._alone()
+        self._count += 1
         rule: Any = self._adopting if alone else self._rule_for(self._connection.job_state.num_live)
         rounds: Any = center
         if not alone:
@@ -210,18 +217,18 @@ class SharedParameters:
             self._progress.count_sync(began, True)
 
     def _rule_for(self, num_live: int) -> Any:
-        """Return the rule with the defaults for this number of workers."""
+        """Return the rule with the defaults for this number of workers, and for this synchronization."""
         num_live = max(_MIN_WORKERS, num_live)
         if num_live != self._workers:
             self._workers, self._rule = num_live, self._given.resolved(num_live)
-        return self._rule
+        return member(self._rule, "at_count")(self._count)
 
     def copy_to_local(self, timeout_s: float) -> None:
-        """Parameters := center; with a single worker, center := parameters."""
+        """Parameters := center, or its average; with a single worker, center := parameters."""
         if self._alone():
             self.sync(True, 1.0, timeout_s)
         elif self.center is not None:
-            self._take_over(self.center, timeout_s)
+            self._take_over(self.center, timeout_s, averaged=True)
             self._progress.count_copy()
 
     def copy_to_global(self, timeout_s: float) -> None:
@@ -243,7 +250,7 @@ class SharedParameters:
 
     @contextlib.contextmanager
     def center_values(self, timeout_s: float) -> Iterator[None]:
-        """Give the parameters the center's values within the ``with`` block, and their own afterwards."""
+        """Give the parameters the center's values, or its average, within the ``with`` block; and then their own."""
         if self.center is None or self._alone():
             yield
             return
@@ -252,7 +259,7 @@ class SharedParameters:
         try:
             with self._call_lock.take("center_params", timeout_s) as left_s:
                 arrays = self._borrow()
-                self.center.read(arrays, True, left_s)
+                self.center.read(arrays, True, left_s, averaged=True)
                 self.parameters.give_back(arrays)
             del arrays  # a back end copies memory that is still referenced
             self._progress.count_copy()
@@ -371,8 +378,9 @@ def share(
     on_nonfinite: str,
     timeout_s: float,
     moments: Iterable[Any] = (),
+    first: bool = False,
 ) -> SharedParameters:
-    """Check the parameters and share them; see `Worker.init_shared_params`."""
+    """Check the parameters and share them, the first of this process or not; see `Worker.init_shared_params`."""
     require_rule(rule)
     if (step_form_of(rule) if waits(rule) else form_of(rule)) is None:
         log.info(
@@ -383,10 +391,12 @@ def share(
         )
     params = list(params) if isinstance(params, Iterator) else params
     states = _checked_moments(rule, moments, connection.identity.rank)
-    parameters = Parameters([*params, *states] if states else params)
-    watched = len(parameters.layout.specs) - len(states)
+    parameters = Parameters([*params, *states] if states else params, len(states))
+    watched = parameters.layout.num_trained
     warn_if_not_on_device(connection.identity.device, params)
     shared = SharedParameters(connection, parameters, rule, on_nonfinite, watched)
+    if first:
+        shared.continue_count()
     require_finite(parameters.layout, parameters.borrow())
     if connection.centers is not None:
         shared.open_center(connection.centers(parameters, rule), timeout_s)

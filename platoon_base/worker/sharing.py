@@ -49,7 +49,7 @@ class Sharing:
                 "before it is called again"
             )
         rule = default_rule() if rule is None else rule
-        self.current = share(self._connection, params, rule, on_nonfinite, timeout_s, moments)
+        self.current = share(self._connection, params, rule, on_nonfinite, timeout_s, moments, self._starts == 0)
         self._starts += 1
         self.number = self._starts
 

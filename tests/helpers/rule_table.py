@@ -60,6 +60,12 @@ TABLE = [
         {"x": 8, "c": 2, "s_x": 1, "m": 4, "s": 3},
         {"x": 14, "c": 14, "s_x": 11, "m": 4, "s": 11},
     ),
+    # x goes on to 6; e = 6; c = 1.5; a goes on by a quarter of 1.5 - 1
+    Entry(
+        rules.AveragedEASGD(alpha=0.25, pull=0.5, scale=1.0, k=1.0, warmup=0).resolved(4),
+        {"x": 4, "c": 0, "x_old": 2, "a": 1},
+        {"x": 3, "c": 1.5, "x_old": 3, "a": 1.125},
+    ),
     Entry(rules.LocalSGD(), {"d": 4, "c": 1}, {"c": 5}),
     # c goes on by half of 4 + 2 / 2, with the old m
     Entry(rules.SlowMo(0.5, 0.5), {"d": 4, "c": 1, "m": 2}, {"c": 3.5, "m": 5}),

@@ -49,7 +49,7 @@ def test_the_variable_is_a_rule_as_a_script_writes_it(monkeypatch, text, rule):
         ("__import__('os').abort()", "write a rule"),
         ("(" * 5000, "write a rule"),
         ("\0", "write a rule"),
-        ("SGD", "there is no rule SGD; choose one of ASGD, CenterMomentum, "),
+        ("SGD", "there is no rule SGD; choose one of ASGD, AveragedEASGD, "),
         ("Adopt(rule=None)", "there is no rule Adopt"),
         ("parse_rule(text='ASGD')", "there is no rule parse_rule"),
         ("EASGD(beta=0.5)", "EASGD has no argument beta; it has alpha, moments"),

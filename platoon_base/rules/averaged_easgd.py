@@ -1,0 +1,129 @@
+"""Elastic averaging for an unchanged script: steps scaled with the number of workers, and an average of the center."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules.center import CenterState, LocalState, Rule
+from platoon_base.rules.easgd import EASGD
+from platoon_base.rules.forms import Form
+
+__all__ = ["AveragedEASGD"]
+
+
+@dataclass(frozen=True)
+class AveragedEASGD(Rule):
+    """Elastic averaging of parameters and moments, with scaled steps and an average of the center.
+
+    ::
+
+        x := x + (s - 1) (x - x_old)            the worker's steps since it was here, scaled
+        e := x - c
+        x := x - pull e
+        c := c + alpha e
+        a := a + w (c - a)                      with w = min(1, (k + 1) / (N (n + k)))
+        x_old := x
+
+    Here n is the number of the worker's synchronizations, and ``s = 1 + (scale sqrt(N) - 1) min(1, n / warmup)``. The
+    moments of the optimizer are shared too, as by `EASGD` with the same alpha. Where the center is validated, saved or
+    left in the model, it is its average a.
+
+    Steps are scaled in the synchronization, so the script keeps one worker's learning rate, and its schedule. With the
+    period of 1 that is the same as a rate of ``scale sqrt(N)`` times as much, for SGD, momentum and Adam. At longer
+    periods gradients are taken nearer to each other than the steps are, which is worse. N follows the workers that
+    live: one that is left alone trains as the plain script does.
+
+    Parameters
+    ----------
+    alpha : float in (0, 1], optional
+        How far the center goes to the worker; ``0.9 / N`` by default.
+    pull : float in (0, 1]
+        How far the worker goes to the center.
+    scale : float, greater than 0
+        Steps become ``scale sqrt(N)`` times as long; ``1 / sqrt(N)`` leaves them as they are.
+    k : float, at least 0
+        The average goes back over the last ``1 / (k + 1)`` of the synchronizations.
+    warmup : int, at least 0
+        Synchronizations of a worker until its steps have their full length.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is outside its range.
+
+    References
+    ----------
+    Zhang, Choromanska, LeCun: Deep learning with Elastic Averaging SGD, NIPS 2015, equations 5 and 6, with two
+    strengths. Shamir, Zhang: Stochastic gradient descent for non-smooth optimization, 2012, arXiv 1212.1824, for the
+    average. Iacob et al.: DES-LOC, 2025, arXiv 2505.22549, for the moments. Goyal et al., arXiv 1706.02677, for the
+    warm-up. That steps are scaled in the synchronization is this project's.
+    """
+
+    alpha: float | None = None
+    pull: float = 0.5
+    scale: float = 2.0
+    k: float = 16.0
+    warmup: int = 50
+
+    moments = True  # no argument: it has no annotation
+    period: ClassVar[int] = 1
+    kernel: ClassVar[str | None] = "averaged_easgd"
+    local_state: ClassVar[tuple[LocalState | str, ...]] = (LocalState("x_old"),)
+    center_state: ClassVar[tuple[CenterState | str, ...]] = (CenterState("a", average=True),)
+    form: ClassVar[Form | None] = Form(
+        """
+        x := x + more * (x - x_old)
+        e := x - c
+        x := x - pull * e
+        c := c + alpha * e
+        a := a + weight * (c - a)
+        x_old := x
+        """,
+        scalars=("more", "pull", "alpha", "weight"),
+    )
+
+    # The workers that synchronize, and the number of this worker's synchronization; `resolved` and `at_count` say.
+    workers: int = field(default=0, repr=False)
+    count: int = field(default=1, repr=False)
+
+    def __post_init__(self) -> None:
+        EASGD(self.alpha)
+        _require("pull", self.pull, 0 < _number(self.pull) <= 1, "in (0, 1]", "0.5")
+        _require("scale", self.scale, 0 < _number(self.scale) < np.inf, "greater than 0", "2")
+        _require("k", self.k, 0 <= _number(self.k) < np.inf, "at least 0", "16")
+        whole = isinstance(self.warmup, int) and not isinstance(self.warmup, bool) and self.warmup >= 0
+        _require("warmup", self.warmup, whole, "a whole number, at least 0", "50")
+
+    def resolved(self, size: int) -> AveragedEASGD:
+        """Fill in alpha and the scale of the steps for ``size`` workers."""
+        return replace(self, alpha=0.9 / size if self.alpha is None else self.alpha, workers=size)
+
+    def at_count(self, count: int) -> AveragedEASGD:
+        """Fill in the part of the warm-up, and the weight of the average, for a worker's synchronization."""
+        return replace(self, count=count)
+
+    def of_moments(self) -> EASGD:
+        """Return ``EASGD(alpha)``."""
+        return EASGD(self.alpha)
+
+    def kernel_args(self) -> tuple[float, ...]:
+        """Return s - 1, pull, alpha and w."""
+        if self.alpha is None or not self.workers:
+            raise ConfigurationError("alpha is not known yet: it depends on N; call resolved(N) first")
+        part = min(1.0, self.count / self.warmup) if self.warmup else 1.0
+        more = (float(self.scale) * self.workers**0.5 - 1) * part
+        weight = min(1.0, (self.k + 1) / (self.workers * (self.count + self.k)))
+        return more, float(self.pull), float(self.alpha), weight
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float, np.number)) else np.nan
+
+
+def _require(name: str, value: object, within: bool, what: str, advice: str) -> None:
+    if not within:
+        raise ConfigurationError(f"got {name}={value!r}: it must be {what}; leave it out, or try {advice}")
