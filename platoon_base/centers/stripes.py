@@ -50,16 +50,13 @@ class Stripe:
         self.center = cut(center, pieces)
         self._trained = sum(piece.parameter < trained for piece in pieces)
         of_rule, of_moments = pieces[: self._trained], self.center[self._trained :]
-        self._plan = Plan(
-            self.center[: self._trained],
-            [cut(state, of_rule) for state in local_states],
-            [cut(state, of_rule) for state in states],
-        )
+        own, shared = ([cut(state, of_rule) for state in each] for each in (local_states, states))
+        self._plan = Plan(self.center[: self._trained], own, shared) if of_rule else None
         self._moments_plan = Plan(of_moments) if of_moments else None
 
     def apply(self, rule: Rule, arrays: Sequence[Array]) -> tuple[int, int] | None:
         """Apply a rule once between pieces of the parameters and of the center; see `Plan.run`."""
-        refused = self._plan.run(rule, arrays[: self._trained]) if self._trained else None
+        refused = None if self._plan is None else self._plan.run(rule, arrays[: self._trained])
         if self._moments_plan is None:
             return refused
         of_moments = self._moments_plan.run(rule_of_moments(rule), arrays[self._trained :])

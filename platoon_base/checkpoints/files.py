@@ -444,7 +444,6 @@ def require_alike(about: About, layout: Layout, rule: Rule) -> None:
 
     The meaning of a center's values depends on the rule, so a rule resumes only from its own checkpoints.
     """
-    layout.require_same(about.layout, "the checkpoint's")
     name, states = type(rule).__name__, len(rule.center_state)
     if (name, states) != (about.rule, about.states):
         raise ConfigurationError(
@@ -453,6 +452,7 @@ def require_alike(about: About, layout: Layout, rule: Rule) -> None:
             'weights alone: read the arrays "center/0", "center/1" ... with numpy.load, and put them into the '
             "parameters before they are shared"
         )
+    layout.require_same(about.layout, "the checkpoint's")
     settings = settings_of(rule)
     if settings and about.settings and settings != about.settings:
         log.warning("the checkpoint is of the rule %s, from here on it is %s", about.settings, settings)

@@ -43,8 +43,8 @@ class AveragedEASGD(Rule):
         How far the center goes to the worker; ``0.9 / N`` by default.
     pull : float in (0, 1]
         How far the worker goes to the center.
-    scale : float, greater than 0
-        Steps become ``scale sqrt(N)`` times as long; ``1 / sqrt(N)`` leaves them as they are.
+    scale : float, greater than 0, or None
+        Steps become ``scale sqrt(N)`` times as long; with None they stay as they are.
     k : float, at least 0
         The average goes back over the last ``1 / (k + 1)`` of the synchronizations.
     warmup : int, at least 0
@@ -65,7 +65,7 @@ class AveragedEASGD(Rule):
 
     alpha: float | None = None
     pull: float = 0.5
-    scale: float = 2.0
+    scale: float | None = 2.0
     k: float = 16.0
     warmup: int = 50
 
@@ -93,7 +93,7 @@ class AveragedEASGD(Rule):
     def __post_init__(self) -> None:
         EASGD(self.alpha)
         _require("pull", self.pull, 0 < _number(self.pull) <= 1, "in (0, 1]", "0.5")
-        _require("scale", self.scale, 0 < _number(self.scale) < np.inf, "greater than 0", "2")
+        _require("scale", self.scale, self.scale is None or 0 < _number(self.scale) < np.inf, "greater than 0", "None")
         _require("k", self.k, 0 <= _number(self.k) < np.inf, "at least 0", "16")
         whole = isinstance(self.warmup, int) and not isinstance(self.warmup, bool) and self.warmup >= 0
         _require("warmup", self.warmup, whole, "a whole number, at least 0", "50")
@@ -110,12 +110,25 @@ class AveragedEASGD(Rule):
         """Return ``EASGD(alpha)``."""
         return EASGD(self.alpha)
 
+    @property
+    def _factor(self) -> float:
+        """How many times as long steps become, after the warm-up."""
+        return 1.0 if self.scale is None else float(self.scale) * self.workers**0.5
+
+    def notice(self) -> str:
+        """Say by how much steps are scaled."""
+        if self.scale is None or not self.workers:
+            return ""
+        return (
+            f"with {self.workers} workers steps are {self._factor:.3g} times as long as your learning rate makes them; "
+            "AveragedEASGD(scale=None) leaves them as they are"
+        )
+
     def kernel_args(self) -> tuple[float, ...]:
         """Return s - 1, pull, alpha and w."""
         if self.alpha is None or not self.workers:
             raise ConfigurationError("alpha is not known yet: it depends on N; call resolved(N) first")
-        part = min(1.0, self.count / self.warmup) if self.warmup else 1.0
-        more = (float(self.scale) * self.workers**0.5 - 1) * part
+        more = (self._factor - 1) * (min(1.0, self.count / self.warmup) if self.warmup else 1.0)
         weight = min(1.0, (self.k + 1) / (self.workers * (self.count + self.k)))
         return more, float(self.pull), float(self.alpha), weight
 

@@ -137,6 +137,10 @@ class Rule:
         """Return the rule for the synchronization of this number, from 1 on, of a worker; most rules do not count."""
         return self
 
+    def notice(self) -> str:
+        """Return what users should be told when a training begins; empty for most rules."""
+        return ""
+
     def of_moments(self) -> Rule:
         """Return the rule for the moments that are shared beside the parameters: this one, or one without states."""
         return self

@@ -8,6 +8,7 @@ import os
 from dataclasses import fields, is_dataclass
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.rules.averaged_easgd import AveragedEASGD
 from platoon_base.rules.center import Rule, member
 from platoon_base.rules.center_momentum import CenterMomentum
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
@@ -17,11 +18,19 @@ __all__ = ["DEFAULT_PERIOD", "at_period", "default_period", "default_rule", "par
 DEFAULT_PERIOD = Rule.period  # batches from one synchronization to the next, of rules that name no period of their own
 
 
-def default_rule() -> Rule:
-    """Return the rule that holds where the script names none: ``CenterMomentum()``, or that of ``PLATOON_RULE``.
+def default_rule(period: int | None = None, several_hosts: bool = False) -> Rule:
+    """Return the rule that holds where the script names none.
 
-    The variable has a rule as a script would write it, such as ``EASGD(alpha=0.2)``. All workers of a job need the same
-    one.
+    It is ``AveragedEASGD()`` where an adapter synchronizes at every batch on one host, and ``CenterMomentum()`` in
+    loops of the user's own, at longer periods and on several hosts. The environment variable ``PLATOON_RULE`` has
+    another one, as a script would write it, such as ``EASGD(alpha=0.2)``. All workers of a job need the same one.
+
+    Parameters
+    ----------
+    period : int, optional
+        Batches from one synchronization to the next; None if that is not known.
+    several_hosts : bool
+        Whether the job runs on several hosts.
 
     Raises
     ------
@@ -29,10 +38,12 @@ def default_rule() -> Rule:
         If the variable's text is no rule.
     """
     text = os.environ.get(RULE)
-    return CenterMomentum() if text is None else parse_rule(text, RULE)
+    if text is not None:
+        return parse_rule(text, RULE)
+    return AveragedEASGD() if period == AveragedEASGD.period and not several_hosts else CenterMomentum()
 
 
-def default_period(rule: Rule | str | None = "auto") -> int:
+def default_period(rule: Rule | str | None = "auto", several_hosts: bool = False) -> int:
     """Return the batches from one synchronization to the next where the script does not say.
 
     The environment variable ``PLATOON_EVERY_N_BATCHES`` has the number; else it is the rule's ``period``, or 10.
@@ -41,6 +52,8 @@ def default_period(rule: Rule | str | None = "auto") -> int:
     ----------
     rule : Rule, None or "auto"
         The adapter's argument; "auto" is the default rule.
+    several_hosts : bool
+        Whether the job runs on several hosts.
 
     Raises
     ------
@@ -49,7 +62,7 @@ def default_period(rule: Rule | str | None = "auto") -> int:
     """
     text = os.environ.get(EVERY_N_BATCHES)
     if text is None:
-        chosen = default_rule() if rule == "auto" else rule
+        chosen = default_rule(AveragedEASGD.period, several_hosts) if rule == "auto" else rule
         return DEFAULT_PERIOD if chosen is None else int(member(chosen, "period"))
     if not text.strip().isdecimal() or int(text) < 1:
         raise ConfigurationError(

@@ -214,6 +214,12 @@ class Advanced:
     # Progress.
 
     @property
+    def several_hosts(self) -> bool:
+        """Whether the job runs on several hosts."""
+        identity = self._connection.identity
+        return identity.local_size < identity.size
+
+    @property
     def launched(self) -> bool:
         """Whether this process belongs to a job of `platoon launch`; False under plain ``python``."""
         return self._connection.centers is not None

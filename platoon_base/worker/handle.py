@@ -77,7 +77,7 @@ class Worker:
         params: Iterable[Any],
         rule: Rule | None = None,
         *,
-        moments: Iterable[Any] = (),
+        moments: Iterable[Any] | None = None,
         on_nonfinite: str = "raise",
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
@@ -94,9 +94,10 @@ class Worker:
         params : list of ndarray, torch.Tensor, Theano shared variable or GpuArray
             Of float dtypes; the same number, order, names, shapes and dtypes on every worker.
         rule : Rule, optional
-            Such as ``EASGD(alpha=0.5)``. The default is `platoon_base.rules.default_rule`.
-        moments : list, as params
-            State of the optimizer, shared by a rule such as ``EASGD(moments=True)`` behind the parameters.
+            Such as ``EASGD(alpha=0.5)``. The default is `platoon_base.rules.default_rule`, ``CenterMomentum()``.
+        moments : list, as params, optional
+            State of the optimizer, shared behind the parameters by a rule such as ``EASGD(moments=True)`` or
+            `AveragedEASGD`.
         on_nonfinite : {"raise", "skip", "restore"}
             What to do when a NaN or an infinity of this worker was kept out of the center: raise `NonFiniteError`,
             warn, or warn and copy the center to the parameters.

@@ -82,6 +82,12 @@ class SharedParameters:
         late = self._connection.identity.late
         self._count = int(self._connection.job_state.table["steps"].max()) if late else self._progress.steps
 
+    def give_notice(self) -> None:
+        """Log what users should know of the rule, on the first worker."""
+        notice = member(self._rule, "notice")()
+        if notice and not self._rank and not self._alone():
+            log.info("%s", notice)
+
     def open_center(self, centers: CenterFactory, timeout_s: float) -> None:
         """Create the center, from the checkpoint if there is one, or attach to it, as the controller decides."""
         layout, rule = self.parameters.layout, self._rule
@@ -353,18 +359,18 @@ def _require_hosts_can_share(center: Any, rule: Any) -> None:
         )
 
 
-def _checked_moments(rule: Rule, moments: Iterable[Any], rank: int) -> list[Any]:
+def _checked_moments(rule: Rule, moments: Iterable[Any] | None, rank: int) -> list[Any]:
     """Return the moments as a list; raise, or warn once, if they do not go with the rule."""
-    found = list(moments)
+    found = [] if moments is None else list(moments)
     if found and not shares_moments(rule):
         raise ConfigurationError(
             f"got moments and {rule!r}, which does not only average, and might carry second moments below 0: use "
             "EASGD(moments=True) or LocalSGD(moments=True), or leave moments out"
         )
-    if shares_moments(rule) and not found:
+    if shares_moments(rule) and moments is None:
         log.warning(
-            "rank %d: the rule %r is to share the moments of the optimizer, and there are none: the optimizer has no "
-            "such state, or a loop of your own must pass it, init_shared_params(params, rule, moments=[...])",
+            "rank %d: the rule %r is to share the moments of the optimizer, and was given none: a loop of your own "
+            "passes them, init_shared_params(params, rule, moments=[...]), with [] for an optimizer that has none",
             rank,
             rule,
         )
@@ -377,7 +383,7 @@ def share(
     rule: Rule,
     on_nonfinite: str,
     timeout_s: float,
-    moments: Iterable[Any] = (),
+    moments: Iterable[Any] | None = None,
     first: bool = False,
 ) -> SharedParameters:
     """Check the parameters and share them, the first of this process or not; see `Worker.init_shared_params`."""
@@ -397,6 +403,7 @@ def share(
     shared = SharedParameters(connection, parameters, rule, on_nonfinite, watched)
     if first:
         shared.continue_count()
+    shared.give_notice()
     require_finite(parameters.layout, parameters.borrow())
     if connection.centers is not None:
         shared.open_center(connection.centers(parameters, rule), timeout_s)

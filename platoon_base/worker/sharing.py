@@ -39,7 +39,7 @@ class Sharing:
         rule: Rule | None,
         on_nonfinite: str,
         timeout_s: float,
-        moments: Iterable[Any] = (),
+        moments: Iterable[Any] | None = None,
     ) -> None:
         """Share parameters; see `Worker.init_shared_params`."""
         self._connection.require_open()

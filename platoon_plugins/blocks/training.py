@@ -148,7 +148,8 @@ class Training:
                 "got neither a rule nor averaged gradients: each worker would train a model of its own; pass a rule, "
                 "as in ParameterSync(EASGD()), or use the step rule AllReduceGradients(...)"
             )
-        chosen = default_rule() if rule == "auto" else rule
+        period = self.settings.period
+        chosen = default_rule(period, self.worker.advanced.several_hosts) if rule == "auto" else rule
         return chosen if self.settings.period is None else at_period(chosen, self.settings.period)
 
     # The start.

@@ -10,17 +10,21 @@ import numpy as np
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.optimizers import optimizers_of, with_inner
 
-__all__ = ["begin_averages", "continue_steps", "end_averages", "keeps_averages", "require_built"]
+__all__ = ["begin_averages", "continue_steps", "end_averages", "keeps_averages", "require_built", "unbuilt"]
 
 
 def require_built(model: Any) -> None:
     """Raise if an optimizer of a model has no moments yet, which could not be shared."""
-    for optimizer in optimizers_of(model):
-        if not getattr(optimizer, "built", True):
-            raise ConfigurationError(
-                f"got a model whose optimizer {type(optimizer).__name__} is not built, and a rule that is to share its "
-                "moments: call optimizer.build(variables), with those that it trains, before fit"
-            )
+    for optimizer in unbuilt(model):
+        raise ConfigurationError(
+            f"got a model whose optimizer {type(optimizer).__name__} is not built, and a rule that is to share its "
+            "moments: call optimizer.build(variables), with those that it trains, before fit"
+        )
+
+
+def unbuilt(model: Any) -> list[Any]:
+    """Return the optimizers of a model that have no moments yet."""
+    return [optimizer for optimizer in optimizers_of(model) if not getattr(optimizer, "built", True)]
 
 
 def continue_steps(model: Any, steps: int) -> None:

@@ -10,7 +10,7 @@ import keras
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import Rule, default_period, require_rule
+from platoon_base.rules import Rule, require_rule
 from platoon_base.schedule import EveryN, require_policy
 from platoon_base.sharding import shard_seed
 from platoon_base.worker import require_on_nonfinite
@@ -82,9 +82,10 @@ def distribute(
         Your callbacks.
     rule : Rule, None or "auto"
         A rule such as `CenterMomentum`, `EASGD`, `DiLoCo`; None with a DistributedOptimizer. "auto" is None for such an
-        optimizer, and `platoon_base.rules.default_rule`, ``CenterMomentum()``, for a plain one. "auto" is refused for a
-        plain optimizer that has made steps without a rule, as in a loaded model, since it may have been a
-        DistributedOptimizer before.
+        optimizer, and `platoon_base.rules.default_rule` for a plain one: ``AveragedEASGD()``, and ``CenterMomentum()``
+        for longer periods, ``steps_per_execution`` above 1, optimizers that are not built before ``fit`` and several
+        hosts. "auto" is refused for a plain optimizer that has made steps without a rule, as in a loaded model, since
+        it may have been a DistributedOptimizer before.
     every_n_batches : int, optional
         Batches from one synchronization to the next. The default is that of the rule, see
         `platoon_base.rules.default_period`.
@@ -120,8 +121,8 @@ def distribute(
     callbacks = _checked(callbacks)
     if rule is not None and rule != "auto":
         require_rule(rule)
-    every_n_batches = default_period(rule) if every_n_batches is None else every_n_batches
-    EveryN(every_n_batches)
+    if every_n_batches is not None:
+        EveryN(every_n_batches)
     require_policy(policy)
     if not isinstance(leader_only, tuple) or not all(isinstance(writer, type) for writer in leader_only):
         raise ConfigurationError(

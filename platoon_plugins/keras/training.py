@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from platoon_base import Worker
 from platoon_base.devices import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import Rule, at_period, default_rule, shares_moments
+from platoon_base.rules import Rule, at_period, default_period, default_rule, shares_moments
 from platoon_base.worker import start_training
 from platoon_plugins.keras import seeds, trained
 from platoon_plugins.keras.asynchronous import Asynchronous, abandon_center
@@ -20,7 +20,7 @@ from platoon_plugins.keras.lost_rows import LostRows
 from platoon_plugins.keras.marks import unmark
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_state import first_values
-from platoon_plugins.keras.optimizer_state import continue_steps
+from platoon_plugins.keras.optimizer_state import continue_steps, unbuilt
 from platoon_plugins.keras.optimizers import optimizers_of, with_inner, wrap_again
 from platoon_plugins.keras.requirements import require_distributable, require_new, require_no_other_average
 from platoon_plugins.keras.reshuffling import Reshuffling
@@ -40,13 +40,14 @@ class Settings(NamedTuple):
     Attributes
     ----------
     rule : Rule, None or "auto"
-    every_n_batches : int
+    every_n_batches : int or None
+        None for the default of the rule.
     policy : {"any", "all", "leader"}
     on_nonfinite : {"raise", "skip", "restore"}
     """
 
     rule: Rule | str | None
-    every_n_batches: int
+    every_n_batches: int | None
     policy: str
     on_nonfinite: str
 
@@ -119,10 +120,20 @@ class Training:
             require_new(backend.steps_taken(self._model))
         backend.optimizer_state(self._model)  # builds the optimizer, and those inside it
         require_distributable(self._model, backend)  # again, now that the optimizers are built
-        chosen: Any = default_rule() if rule == "auto" else rule
+        chosen, period = self._resolved(rule)
         require_no_other_average(self._model, shares_moments(chosen))
-        period = self._settings.every_n_batches
         return Asynchronous(worker, backend, at_period(chosen, period), period, policy)
+
+    def _resolved(self, rule: Any) -> tuple[Rule, int]:
+        """Return the rule and the period, resolving defaults."""
+        several_hosts, period = self._worker.advanced.several_hosts, self._settings.every_n_batches
+        steps = getattr(self._model, "steps_per_execution", None) or 1
+        if rule != "auto":
+            return rule, default_period(rule) if period is None else period
+        if period is None and steps == 1 and not unbuilt(self._model):
+            period = default_period("auto", several_hosts)
+        chosen = default_rule(period if steps == 1 else None, several_hosts)
+        return chosen, default_period(chosen) if period is None else period
 
     def require_no_swap_at_epochs(self) -> None:
         """Raise if there is a rule: it would take the averages that SwapEMAWeights puts into the model for weights."""

@@ -33,8 +33,8 @@ def sync_updates(
     """Wrap updates so that every N-th call of the compiled function also synchronizes with the other workers.
 
     Call it after the initial values are in place (weights loaded): it copies the first worker's values to all others.
-    Each worker keeps its own optimizer state (velocities, moments, step counts), unless the rule shares the moments, as
-    ``EASGD(moments=True)`` does. Each worker also has its own running statistics, until `evaluate` and
+    The rule also shares the moments of the optimizer (velocities, Adam's moments) if it says so, as the default does;
+    other state of the optimizer is each worker's own. Each worker also has its own running statistics, until `evaluate` and
     `finish_training` average them. Random streams in the graph, such as those of dropout, differ between workers.
 
     Only one training may be in progress: end it by `finish_training` before the next. In a launched job with a single
@@ -49,7 +49,8 @@ def sync_updates(
     rule : Rule, None or "auto"
         A rule such as `CenterMomentum`, `EASGD`, `DiLoCo`. Pass None with `all_reduce_grads`, which needs no
         synchronization: the updates are not changed. "auto" is None if `all_reduce_grads` has averaged the gradients of
-        ``params``, and `platoon_base.rules.default_rule`, ``CenterMomentum()``, otherwise.
+        ``params``, and `platoon_base.rules.default_rule` otherwise: ``AveragedEASGD()``, and ``CenterMomentum()`` for
+        longer periods and several hosts.
     every_n_batches : int, at least 1, optional
         Number of batches, or calls of the compiled function, from one synchronization to the next. The default is that
         of the rule, see `platoon_base.rules.default_period`.
@@ -81,7 +82,9 @@ def sync_updates(
     >>> updates = lasagne.updates.adam(loss, params)                                # doctest: +SKIP
     >>> updates = sync_updates(updates, params)                                     # doctest: +SKIP
     """
-    period = EveryN(default_period(rule) if every_n_batches is None else every_n_batches)
+    worker = connect() if worker is None else worker
+    default = default_period(rule, worker.advanced.several_hosts)
+    period = EveryN(default if every_n_batches is None else every_n_batches)
     if not isinstance(updates, Mapping):
         raise ConfigurationError(
             f"got {type(updates).__name__} as updates: pass what a function of lasagne.updates returned"
@@ -93,8 +96,7 @@ def sync_updates(
             f"no update for {', '.join(missing)}: only parameters that are trained can be synchronized; "
             "leave the others out of params"
         )
-    worker = connect() if worker is None else worker
-    rule = _resolved(rule, params, Training.of(worker), on_nonfinite)
+    rule = _resolved(rule, period.n, params, worker, on_nonfinite)
     training = Training.of(worker) if rule is None else _begin(worker)
     used = shared_variables(updates.values())
     warn_of_unscaled_schedule(updates, params, worker)
@@ -116,14 +118,17 @@ def sync_updates(
     return wrapped
 
 
-def _resolved(rule: Rule | str | None, params: Sequence[Any], training: Training, on_nonfinite: str) -> Rule | None:
+def _resolved(
+    rule: Rule | str | None, period: int, params: Sequence[Any], worker: Worker, on_nonfinite: str
+) -> Rule | None:
     """Return the rule, resolving "auto"; raise if it is None and not all gradients are averaged."""
     if rule not in (None, "auto"):
         require_rule(rule)
         return rule  # type: ignore[return-value]
-    others = [str(param) for param in params if param not in training.averaged]
+    averaged = Training.of(worker).averaged
+    others = [str(param) for param in params if param not in averaged]
     if rule == "auto" and len(others) == len(params):
-        return default_rule()
+        return default_rule(period, worker.advanced.several_hosts)
     if others:
         raise ConfigurationError(
             f"got rule={rule!r}, and the gradients of {', '.join(others)} are not averaged: pass a rule, such as "

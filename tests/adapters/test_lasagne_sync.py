@@ -208,18 +208,34 @@ def test_what_is_no_rule_is_refused(solo_worker, rule):
         sync_updates({p: p for p in params}, params, rule, worker=solo_worker)
 
 
-def test_the_rule_is_center_momentum_if_none_is_named(job_worker):
-    """By hand: of one step of 1 away from the center alpha = 0.9 / 2 is taken back, as there may be two workers.
+def test_the_rule_is_averaged_easgd_if_none_is_named(job_worker):
+    """By hand: there may be two workers, so steps become 2 sqrt(2) times as long, by the 50th synchronization.
 
-    The mean pull is (1 - sqrt(mu)) alpha then, and moves worker and center 1.35 sqrt(2) times as far; at a period of 1
-    mu is the tenth root of 0.9.
+    Of a step of 1, so scaled, pull = 0.5 is taken back in the first.
     """
     params = make_params()
     start = [p.get_value() for p in params]
-    updates = sync_updates({p: p + 1 for p in params}, params, every_n_batches=1, worker=job_worker)
+    updates = sync_updates({p: p + 1 for p in params}, params, worker=job_worker)
     theano.function([], updates=updates)()
     for value, first in zip(params, start):
-        expected = first + 0.55 + 1.35 * 2**0.5 * (1 - 0.9**0.05) * 0.45
+        expected = first + 0.5 * (1 + (2 * 2**0.5 - 1) / 50)
+        np.testing.assert_allclose(value.get_value(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_rule_is_center_momentum_if_none_is_named_and_the_period_is_longer(job_worker):
+    """By hand: of one step of 1 away from the center alpha = 0.9 / 2 is taken back, as there may be two workers.
+
+    The mean pull is (1 - sqrt(mu)) alpha then, and moves worker and center 1.35 sqrt(2) times as far; at a period of 2
+    mu is the fifth root of 0.9.
+    """
+    params = make_params()
+    start = [p.get_value() for p in params]
+    updates = sync_updates({p: p + 0.5 for p in params}, params, every_n_batches=2, worker=job_worker)
+    step = theano.function([], updates=updates)
+    step()
+    step()
+    for value, first in zip(params, start):
+        expected = first + 0.55 + 1.35 * 2**0.5 * (1 - 0.9**0.1) * 0.45
         np.testing.assert_allclose(value.get_value(), expected, rtol=1e-5, atol=1e-6)
 
 

@@ -36,6 +36,17 @@ def test_keras_averages_of_weights_are_shared_with_the_moments(run_keras):
 
 
 @pytest.mark.keras
+def test_keras_leaves_the_average_that_was_validated(run_keras):
+    """By the default rule; the log says by how much steps are scaled, on the first worker."""
+    outcome = run_keras(
+        script_path("rounds_in_adapters_keras_the_average_is_validated_and_left"),
+        workers=2,
+    ).require_success()
+    said = "with 2 workers steps are 2.83 times as long"
+    assert [said in log for log in outcome.logs] == [True, False]
+
+
+@pytest.mark.keras
 def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras):
     """5 and 7 batches at a period of 3, and short rounds at the ends of epochs; all begin each epoch at the center."""
     outcome = run_keras(

@@ -1,0 +1,113 @@
+"""`AveragedEASGD`: its scaled steps and its average, against plain training and plain means."""
+
+import numpy as np
+import pytest
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules import AveragedEASGD, default_period, default_rule
+
+pytestmark = pytest.mark.base
+
+
+def gradient(x):
+    return np.array([1.0, 3.0]) * x - np.array([0.5, 1.0])
+
+
+def run(rule, optimizer, rate, steps):
+    """Let one worker train; its center goes on with it, and hardly pulls."""
+    x, c, old, a, state = (np.array([2.0, -1.0]) for _ in range(4)), None, None, None, {}
+    x, c, old, a = x
+    path = []
+    for step in range(1, steps + 1):
+        x = optimizer(x, gradient(x), rate, step, state)
+        if rule is not None:
+            rule.at_count(step).sync(x, c, (old,), (a,))
+        path.append(x.copy())
+    return path
+
+
+def sgd(x, g, rate, step, state):
+    return x - rate * g
+
+
+def momentum(x, g, rate, step, state):
+    state["v"] = 0.9 * state.get("v", 0) - rate * g
+    return x + state["v"]
+
+
+def adam(x, g, rate, step, state):
+    m = state["m"] = 0.9 * state.get("m", 0) + 0.1 * g
+    v = state["v"] = 0.999 * state.get("v", 0) + 0.001 * g * g
+    return x - rate * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + 1e-7)
+
+
+@pytest.mark.parametrize("optimizer", [sgd, momentum, adam])
+def test_scaled_steps_are_those_of_a_larger_learning_rate(optimizer):
+    alone = AveragedEASGD(alpha=1.0, pull=1e-12, scale=1.5, warmup=0).resolved(4)
+    for found, expected in zip(run(alone, optimizer, 0.01, 50), run(None, optimizer, 0.03, 50)):
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", [sgd, momentum, adam])
+def test_without_a_scale_steps_are_those_of_the_script(optimizer):
+    alone = AveragedEASGD(alpha=1.0, pull=1e-12, scale=None).resolved(4)
+    for found, expected in zip(run(alone, optimizer, 0.01, 50), run(None, optimizer, 0.01, 50)):
+        np.testing.assert_allclose(found, expected, rtol=1e-9)
+
+
+def test_the_warm_up_is_a_ramp():
+    rule = AveragedEASGD(scale=1.5, warmup=10).resolved(4)
+    assert [rule.at_count(n).kernel_args()[0] for n in (1, 5, 10, 11, 1000)] == [0.2, 1.0, 2.0, 2.0, 2.0]
+    assert AveragedEASGD(scale=1.5, warmup=0).resolved(4).at_count(1).kernel_args()[0] == 2.0
+
+
+def test_with_k_of_0_the_average_is_the_mean_of_all_centers():
+    rule = AveragedEASGD(alpha=1.0, pull=1.0, scale=None, k=0).resolved(1)
+    a, c, old = np.zeros(1), np.zeros(1), np.zeros(1)
+    values = np.random.default_rng(1).standard_normal(20)
+    for count, value in enumerate(values, start=1):
+        rule.at_count(count).sync(np.array([value]), c, (old,), (a,))
+    np.testing.assert_allclose(a, [values.mean()])
+
+
+def test_the_average_goes_back_over_a_part_of_the_synchronizations():
+    """With k = 16 half of the weight lies on the last twenty-fourth or so, however many there were."""
+    rule, weights = AveragedEASGD().resolved(4), np.zeros(8000)
+    for exchange in range(8000):
+        w = rule.at_count(exchange // 4 + 1).kernel_args()[3]
+        weights *= 1 - w
+        weights[exchange] += w
+    assert abs(weights.sum() - 1) < 1e-6
+    assert 0.94 < np.searchsorted(np.cumsum(weights), 0.5) / 8000 < 0.97
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"alpha": 0},
+        {"pull": 0},
+        {"pull": 1.1},
+        {"scale": 0},
+        {"scale": "x"},
+        {"k": -1},
+        {"warmup": -1},
+        {"warmup": 1.5},
+    ],
+    ids=str,
+)
+def test_values_outside_their_ranges_are_refused(wrong):
+    with pytest.raises(ConfigurationError, match=f"got {next(iter(wrong))}="):
+        AveragedEASGD(**wrong)
+
+
+def test_it_is_the_default_of_adapters_at_every_batch_of_one_host(monkeypatch):
+    for name in ("PLATOON_RULE", "PLATOON_EVERY_N_BATCHES"):
+        monkeypatch.delenv(name, raising=False)
+    assert default_period() == 1
+    assert default_period(several_hosts=True) == 10
+    assert repr(default_rule(1)).startswith("AveragedEASGD(")
+    for other in (default_rule(), default_rule(2), default_rule(1, several_hosts=True)):
+        assert repr(other).startswith("CenterMomentum(")
+    monkeypatch.setenv("PLATOON_RULE", "EASGD(alpha=0.2)")
+    assert default_period() == 4
+    assert repr(default_rule(1)) == "EASGD(alpha=0.2)"
