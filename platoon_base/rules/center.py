@@ -196,7 +196,7 @@ class Adopt:
 
     @property
     def sets(self) -> tuple[int, int]:
-        """The states that become x, and the momenta, as sets of bits: bit j is state j, of the local and the center's."""
+        """The states that become x, and the momenta, as sets of bits: bit j is state j, the local ones first."""
         copies = sum(1 << j for j, remembers in enumerate(self._remembering) if remembers)
         copies += 0 if self._average is None else 1 << len(self.local_state) + self._average
         return copies, sum(1 << len(self.local_state) + i for i in self._momenta)

@@ -34,8 +34,8 @@ def sync_updates(
 
     Call it after the initial values are in place (weights loaded): it copies the first worker's values to all others.
     The rule also shares the moments of the optimizer (velocities, Adam's moments) if it says so, as the default does;
-    other state of the optimizer is each worker's own. Each worker also has its own running statistics, until `evaluate` and
-    `finish_training` average them. Random streams in the graph, such as those of dropout, differ between workers.
+    other state of the optimizer is each worker's own. Each worker also has its own running statistics, until `evaluate`
+    and `finish_training` average them. Random streams in the graph, such as those of dropout, differ between workers.
 
     Only one training may be in progress: end it by `finish_training` before the next. In a launched job with a single
     worker the rule changes no parameters until another worker joins.
