@@ -127,10 +127,47 @@ def test_the_rules_are_their_equations_bit_by_bit(run_on_cuda, rule, dtype):
                 worker.barrier()
         own = [variable.get_value() for variable in variables]
         with worker.center_params():
-            for variable, c in zip(variables, replay.center):
+            for variable, c in zip(variables, replay.validated):
                 assert np.allclose(variable.get_value(), c, rtol=1e-6), "center"
         for variable, value in zip(variables, own):
             assert np.array_equal(variable.get_value(), value), "own"
+        worker.barrier()
+        """
+    ).require_success()
+
+
+def test_moments_have_a_rule_of_their_own(run_on_cuda):
+    """Parameters by `AveragedEASGD`, moments by `EASGD` with the same alpha; validated is the average of the one."""
+    run_on_cuda(
+        """
+        starts = draw(0, ((3, 5), (100_003,), (256, 300)))
+        variables, moments = ([on_device(a) for a in starts] for _ in range(2))
+        worker.init_shared_params(variables, rules.AveragedEASGD(warmup=3), moments=moments)
+        require_on_device()
+        worker.barrier()
+        replays = Replay(rules.AveragedEASGD(warmup=3), starts), Replay(EASGD(), starts)
+        for step in range(5):
+            for turn in range(size):
+                for which, (replay, of_replay) in enumerate(zip(replays, (variables, moments))):
+                    progress = draw(100 * step + 10 * which + turn, [a.shape for a in starts])
+                    replay.sync(turn, progress)
+                    if turn == rank:
+                        advance(of_replay, progress)
+                if turn == rank:
+                    worker.sync_params()
+                    for replay, of_replay in zip(replays, (variables, moments)):
+                        for variable, x in zip(of_replay, replay.locals[turn]):
+                            assert np.array_equal(variable.get_value(), x), (step, turn)
+                worker.barrier()
+        with worker.center_params():
+            for replay, of_replay in zip(replays, (variables, moments)):
+                for variable, c in zip(of_replay, replay.validated):
+                    assert np.allclose(variable.get_value(), c, rtol=1e-6)
+        worker.barrier()
+        worker.copy_to_local()
+        for replay, of_replay in zip(replays, (variables, moments)):
+            for variable, c in zip(of_replay, replay.validated):
+                assert np.allclose(variable.get_value(), c, rtol=1e-6)
         worker.barrier()
         """
     ).require_success()

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from platoon_base.rules.center import local_sources
+from platoon_base.rules.center import average_of, local_sources
 
 __all__ = ["Replay", "draw"]
 
@@ -24,6 +24,8 @@ class Replay:
 
     Attributes
     ----------
+    counts : list of int
+        How often each worker has synchronized.
     center, states : list of ndarray, list of list of ndarray
     locals, own : list of list of ndarray, list of list of list of ndarray
         Of each worker: its values, and its own states.
@@ -32,10 +34,17 @@ class Replay:
     def __init__(self, rule, starts, size):
         self.rule, self.size = rule, size
         self.center = [a.copy() for a in starts]
-        self.states = [[np.zeros_like(a) for a in starts] for _ in rule.center_state]
+        self.average, self.counts = average_of(rule), [0] * size
+        begin = [np.copy if i == self.average else np.zeros_like for i in range(len(rule.center_state))]
+        self.states = [[make(a) for a in starts] for make in begin]
         self.locals, self.own = [None] * size, [None] * size
         for turn in range(size):
             self.take_over(turn)
+
+    @property
+    def validated(self):
+        """The center, or its average if the rule has one."""
+        return self.center if self.average is None else self.states[self.average]
 
     def take_over(self, turn):
         """A worker goes on with the center's values."""
@@ -45,7 +54,9 @@ class Replay:
 
     def overwrite(self, turn, values):
         """A worker puts values into the center; momentum, which no worker follows, ends where they are others."""
-        followed = local_sources(self.rule)
+        followed = [*local_sources(self.rule), self.average]
+        if self.average is not None:
+            self.states[self.average] = [value.copy() for value in values]
         for i, state in enumerate(self.states):
             for m, c, value in zip(state, self.center, values):
                 if i not in followed:
@@ -55,7 +66,9 @@ class Replay:
 
     def sync(self, turn, progress, among=None):
         """A worker makes some progress, and synchronizes."""
+        self.counts[turn] += 1
         rule = self.rule.resolved(max(2, among or self.size))  # as many as rules reckon with at least
+        rule = rule.at_count(self.counts[turn])
         for i, add in enumerate(progress):
             x = self.locals[turn][i]
             x += add

@@ -87,13 +87,13 @@ x_and_y = {"validation_data": (x, y)} if rank else {}
 refused("one evaluates", model=dense(), callbacks=distribute(), **x_and_y)
 if not KERAS_2:
     ema = dense(optimizer=keras.optimizers.SGD(0.1, use_ema=True))
-    refused("average", model=ema, callbacks=distribute())
+    refused("average", model=ema, callbacks=distribute(rule=EASGD()))
     optimizers = keras.optimizers
     scaled = dense(optimizer=optimizers.LossScaleOptimizer(optimizers.SGD(0.1, use_ema=True)))
-    refused("average inside", model=scaled, callbacks=distribute())
+    refused("average inside", model=scaled, callbacks=distribute(rule=EASGD()))
     inner = {"hidden": optimizers.SGD(0.1, use_ema=True), "out": optimizers.SGD(0.1)}
     several = dense(optimizer=optimizers.MultiOptimizer(lambda v: inner[v.path.split("/")[-2]]))
-    refused("average of several", model=several, callbacks=distribute())
+    refused("average of several", model=several, callbacks=distribute(rule=EASGD()))
     refused("schedule free", model=dense(optimizer=optimizers.ScheduleFreeAdamW()), callbacks=distribute())
 
 # What a fit of all workers has left.
