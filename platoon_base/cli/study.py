@@ -12,6 +12,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule, default_period, default_rule, parse_rule, settings_of
 
 __all__ = [
+    "Drop",
     "Method",
     "Outcome",
     "Point",
@@ -20,9 +21,12 @@ __all__ = [
     "built_in",
     "choose",
     "common_end",
+    "few",
     "guess",
+    "number",
     "outcomes",
     "read_method",
+    "value_at",
 ]
 
 _HIGHER = re.compile(r"acc|auc|precision|recall|f1|score|bleu|r2|psnr", re.IGNORECASE)
@@ -83,6 +87,24 @@ class Point(NamedTuple):
     value: float
 
 
+class Drop(NamedTuple):
+    """Why a method is not run further.
+
+    Attributes
+    ----------
+    point : Point
+        Where it was compared: its steps, seconds and value.
+    better : dict of str to float
+        The methods that had better values at that moment, by name.
+    keep : int
+        How many methods go on from there.
+    """
+
+    point: Point
+    better: Mapping[str, float]
+    keep: int
+
+
 class Trial(NamedTuple):
     """A run of one method.
 
@@ -96,6 +118,8 @@ class Trial(NamedTuple):
         The rule in use, as reported by the workers; empty if they shared no parameters.
     steps, syncs : float
         Steps and synchronizations per worker, at the latest report.
+    dropped : Drop or None
+        Why the method was dropped in or after this run.
     """
 
     method: Method
@@ -105,6 +129,7 @@ class Trial(NamedTuple):
     rule: str = ""
     steps: float = 0.0
     syncs: float = 0.0
+    dropped: Drop | None = None
 
 
 class Outcome(NamedTuple):
@@ -120,6 +145,8 @@ class Outcome(NamedTuple):
         Median steps (or seconds, if the budget is in seconds) after which it was as good as plain training at its end;
         infinity if most runs never were.
     failed : list of str
+    dropped : Drop or None
+        Why the method was dropped; then its values are those it had at that moment.
     """
 
     method: Method
@@ -129,10 +156,18 @@ class Outcome(NamedTuple):
     seconds: float
     reached: float
     failed: list[str]
+    dropped: Drop | None = None
+
+
+def few(workers: int) -> list[Method]:
+    """Return the methods to try by default: plain training, the default rule by two periods, and DiLoCo."""
+    rule, period = default_rule(), default_period()
+    texts = [(_text_of(rule), period), (_text_of(rule), 4), ("DiLoCo()", 20)]
+    return [Method(1), *(Method(workers, *each) for each in dict.fromkeys(texts))]
 
 
 def built_in(workers: int) -> list[Method]:
-    """Return the methods to try by default; plain training and the default rule come first."""
+    """Return all methods to try on request; plain training and the default rule come first."""
     rule, period = default_rule(), default_period()
     text, named = _text_of(rule), type(rule).__name__
     gain = getattr(rule.resolved(workers), "gain", None)
@@ -205,7 +240,8 @@ def common_end(trials: Sequence[Trial], watched: Watched, budget: float, by: str
 
     Otherwise a run whose last report is earlier would be compared after less training.
     """
-    curves = [points for trial in trials if not trial.failed and (points := trial.curves.get(watched.name, []))]
+    going = [trial for trial in trials if not trial.failed and trial.dropped is None]
+    curves = [points for trial in going if (points := trial.curves.get(watched.name, []))]
     last = min((float(getattr(points[-1], by)) for points in curves), default=budget)
     first = max((float(getattr(points[0], by)) for points in curves), default=budget)
     return max(min(budget, last), min(budget, first))
@@ -228,18 +264,26 @@ def outcomes(trials: Sequence[Trial], watched: Watched, budget: float, by: str) 
     found = []
     for method in methods:
         own = [trial for trial in trials if trial.method == method]
-        values = [_number(end.value, watched) for end in ends[method]]
+        values = [number(end.value, watched) for end in ends[method]]
         reached = [_reach(trial.curves.get(watched.name, []), goal, watched, by) for trial in own if not trial.failed]
         steps, seconds = (_median(getattr(end, axis) for end in ends[method]) for axis in ("steps", "seconds"))
         failed = [trial.failed for trial in own if trial.failed]
         reach = _median(reached) if reached else math.inf
-        found.append(Outcome(method, values, _median(values), steps, seconds, reach, failed))
+        drop = next((trial.dropped for trial in own if trial.dropped is not None), None)
+        found.append(Outcome(method, values, _median(values), steps, seconds, reach, failed, drop))
     return found
 
 
 def _ends(trials: Sequence[Trial], method: Method, watched: Watched, budget: float, by: str) -> list[Point]:
-    points = (trial.curves.get(watched.name, []) for trial in trials if trial.method == method and not trial.failed)
-    return [end for each in points if (end := value_at(each, budget, by)) is not None]
+    own = [trial for trial in trials if trial.method == method and not trial.failed]
+    ends = [_end(trial, watched, budget, by) for trial in own]
+    return [end for end in ends if end is not None]
+
+
+def _end(trial: Trial, watched: Watched, budget: float, by: str) -> Point | None:
+    if trial.dropped is not None:
+        return trial.dropped.point
+    return value_at(trial.curves.get(watched.name, []), budget, by)
 
 
 def value_at(points: Sequence[Point], at: float, by: str) -> Point | None:
@@ -271,7 +315,8 @@ def _reach(points: Sequence[Point], goal: float, watched: Watched, by: str) -> f
     return math.inf
 
 
-def _number(value: float, watched: Watched) -> float:
+def number(value: float, watched: Watched) -> float:
+    """Return a value to compare: NaN counts as the worst infinity."""
     return watched.sign * math.inf if math.isnan(value) else value
 
 
@@ -283,7 +328,8 @@ def _median(values: Iterable[float]) -> float:
 def choose(found: Sequence[Outcome], default: Method, watched: Watched) -> tuple[Outcome | None, str]:
     """Choose a method; return its outcome, or None if all failed, and the reason.
 
-    The defaults are kept unless the worst run of the best method is better than their best run.
+    The defaults are kept unless the worst run of the best method is better than their best run. Methods that were
+    dropped are left out.
 
     Parameters
     ----------
@@ -293,7 +339,7 @@ def choose(found: Sequence[Outcome], default: Method, watched: Watched) -> tuple
     watched : Watched
     """
     sign = watched.sign
-    able = [each for each in found if each.values and not each.failed]
+    able = [each for each in found if each.values and not each.failed and each.dropped is None]
     if not able:
         return None, "no method has come to an end"
     best = min(able, key=lambda each: sign * each.value)
