@@ -136,7 +136,8 @@ class RunJudge:
 def drop_text(drop: Drop, watched: Watched) -> str:
     """Return when a method was dropped and why."""
     others = ", ".join(f"{name} ({value:.4g})" for name, value in drop.better.items())
+    best = "the best goes" if drop.keep == 1 else f"the best {drop.keep} go"
     return (
         f"dropped after {drop.point.steps:.0f} steps, {drop.point.seconds:.1f} s, with {watched.name} "
-        f"{drop.point.value:.4g}. Better by then, where {drop.keep} could go on: {others}"
+        f"{drop.point.value:.4g}. Only {best} on from there; better were: {others}"
     )
