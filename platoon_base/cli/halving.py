@@ -13,6 +13,8 @@ __all__ = ["DROPPED", "Halving", "RunJudge", "Rung", "drop_text"]
 DROPPED = "dropped:"  # the reason to stop of a job begins so
 _SHARES = ((1 / 3, 2), (2 / 3, 4))  # after this share of the budget one method of so many goes on
 
+_LEAST = 2  # the seeds decide between the last two
+
 
 class Rung(NamedTuple):
     """A moment at which methods are compared.
@@ -51,7 +53,7 @@ class Halving:
 
     def __init__(self, methods: Sequence[Method], default: Method, budget: float, by: str) -> None:
         candidates = sum(not method.plain for method in methods)
-        self.rungs = [Rung(budget * share, math.ceil(candidates / divisor)) for share, divisor in _SHARES]
+        self.rungs = [Rung(budget * share, max(_LEAST, math.ceil(candidates / divisor))) for share, divisor in _SHARES]
         self._default = default
         self._by = by
         self._curves: dict[Method, Sequence[Point]] = {}
@@ -136,8 +138,7 @@ class RunJudge:
 def drop_text(drop: Drop, watched: Watched) -> str:
     """Return when a method was dropped and why."""
     others = ", ".join(f"{name} ({value:.4g})" for name, value in drop.better.items())
-    best = "the best goes" if drop.keep == 1 else f"the best {drop.keep} go"
     return (
         f"dropped after {drop.point.steps:.0f} steps, {drop.point.seconds:.1f} s, with {watched.name} "
-        f"{drop.point.value:.4g}. Only {best} on from there; better were: {others}"
+        f"{drop.point.value:.4g}. Only the best {drop.keep} go on from there; better were: {others}"
     )

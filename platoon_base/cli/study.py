@@ -32,6 +32,7 @@ __all__ = [
 _HIGHER = re.compile(r"acc|auc|precision|recall|f1|score|bleu|r2|psnr", re.IGNORECASE)
 _VALIDATION = re.compile(r"val|test|dev", re.IGNORECASE)
 _LOSS = re.compile(r"loss|cost|error|nll|perplexity|mse|mae", re.IGNORECASE)
+_FEW = (("AveragedEASGD()", 1), ("DiLoCo()", 20), ("CenterMomentum()", 10))  # at one worker's learning rate
 _METHOD = re.compile(r"(?P<rule>.*?)\s*(?:\bevery\s+(?P<period>\d+))?", re.DOTALL)
 
 
@@ -160,10 +161,9 @@ class Outcome(NamedTuple):
 
 
 def few(workers: int) -> list[Method]:
-    """Return the methods to try by default: plain training, the default rule by two periods, and DiLoCo."""
-    rule, period = default_rule(), default_period()
-    texts = [(_text_of(rule), period), (_text_of(rule), 4), ("DiLoCo()", 20)]
-    return [Method(1), *(Method(workers, *each) for each in dict.fromkeys(texts))]
+    """Return the methods to try by default: plain training, the default rule, and two that differ most from it."""
+    texts = [(_text_of(default_rule()), default_period()), *_FEW]
+    return [Method(1), *(Method(workers, *each) for each in list(dict.fromkeys(texts))[:3])]
 
 
 def built_in(workers: int) -> list[Method]:
@@ -173,7 +173,7 @@ def built_in(workers: int) -> list[Method]:
     gain = getattr(rule.resolved(workers), "gain", None)
     texts = [(text, every) for every in dict.fromkeys([period, 4, 30])]
     texts += [] if gain is None else [(f"{named}(gain={gain * factor:.2g})", period) for factor in (0.5, 1.5)]
-    texts += [("EASGD()", 10), ("EASGD()", 4), ("DiLoCo()", 20)]
+    texts += [*_FEW, ("EASGD()", 10), ("EASGD()", 4)]
     return [Method(1), *(Method(workers, *each) for each in dict.fromkeys(texts))]
 
 

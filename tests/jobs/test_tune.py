@@ -62,7 +62,7 @@ def test_the_built_in_methods_run_within_minutes_of_training_too(platoon, write_
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "tune.json").read_text())
     assert found["budget"] == {"seconds": 3.0}
-    assert len(found["methods"]) == 9
+    assert len(found["methods"]) == 10
     assert all(each["seconds"] <= 3.0 for each in found["methods"])
 
 

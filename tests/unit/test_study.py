@@ -12,6 +12,7 @@ from platoon_base.cli.study import (
     built_in,
     choose,
     common_end,
+    few,
     guess,
     outcomes,
     read_method,
@@ -172,3 +173,11 @@ def test_the_built_in_methods_differ_and_name_rules(workers):
     assert plain == Method(1)
     assert others[0] == Method(workers, "CenterMomentum()", 10)
     assert len({(parse_rule(each.rule).resolved(workers), each.period) for each in others}) == len(others)
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_the_few_methods_are_three_of_the_built_in_ones(workers):
+    plain, *others = few(workers)
+    assert (plain, others[0]) == tuple(built_in(workers)[:2])
+    assert len(others) == 3
+    assert set(others) <= set(built_in(workers))

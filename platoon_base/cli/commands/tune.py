@@ -51,9 +51,7 @@ __all__ = ["command"]
     metavar="METHOD",
     help='A method to try instead of the built-in ones: a rule, a period or both, such as "EASGD(alpha=0.2) every 4".',
 )
-@click.option(
-    "--all", "every", is_flag=True, help="Try all built-in methods, eight with several workers, in place of three."
-)
+@click.option("--all", "every", is_flag=True, help="Try all built-in methods, nine, in place of three.")
 @click.option("--no-halving", is_flag=True, help="Run all methods to the end; drop none that is worse on the way.")
 @click.option(
     "--also",
@@ -110,7 +108,7 @@ def command(
     connect().report({"val_loss": loss}).
 
     On the way the worse methods are dropped: after a third of the budget half of them go on, after two thirds a
-    quarter. Plain training and the defaults always come to the end. --no-halving drops none.
+    quarter, at least two. Plain training and the defaults always come to the end. --no-halving drops none.
 
     The script runs many times in this folder, and writes its files each time. It must begin anew each time.
     """
