@@ -9,7 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import Rule, default_period, default_rule, parse_rule, settings_of
+from platoon_base.rules import CenterMomentum, Rule, default_period, default_rule, parse_rule, settings_of
 
 __all__ = [
     "Drop",
@@ -32,7 +32,6 @@ __all__ = [
 _HIGHER = re.compile(r"acc|auc|precision|recall|f1|score|bleu|r2|psnr", re.IGNORECASE)
 _VALIDATION = re.compile(r"val|test|dev", re.IGNORECASE)
 _LOSS = re.compile(r"loss|cost|error|nll|perplexity|mse|mae", re.IGNORECASE)
-_FEW = (("AveragedEASGD()", 1), ("DiLoCo()", 20), ("CenterMomentum()", 10))  # at one worker's learning rate
 _METHOD = re.compile(r"(?P<rule>.*?)\s*(?:\bevery\s+(?P<period>\d+))?", re.DOTALL)
 
 
@@ -161,19 +160,18 @@ class Outcome(NamedTuple):
 
 
 def few(workers: int) -> list[Method]:
-    """Return the methods to try by default: plain training, the default rule, and two that differ most from it."""
-    texts = [(_text_of(default_rule()), default_period()), *_FEW]
-    return [Method(1), *(Method(workers, *each) for each in list(dict.fromkeys(texts))[:3])]
+    """Return the methods to try by default: plain training, the adapters' default, and two that differ most from it."""
+    return [Method(1), *built_in(workers)[1:4]]
 
 
 def built_in(workers: int) -> list[Method]:
-    """Return all methods to try on request; plain training and the default rule come first."""
-    rule, period = default_rule(), default_period()
-    text, named = _text_of(rule), type(rule).__name__
-    gain = getattr(rule.resolved(workers), "gain", None)
-    texts = [(text, every) for every in dict.fromkeys([period, 4, 30])]
-    texts += [] if gain is None else [(f"{named}(gain={gain * factor:.2g})", period) for factor in (0.5, 1.5)]
-    texts += [*_FEW, ("EASGD()", 10), ("EASGD()", 4)]
+    """Return all methods to try on request; plain training and the adapters' default come first."""
+    period = default_period()
+    gain = CenterMomentum().resolved(workers).gain or 1.0
+    texts = [(_text_of(default_rule(period)), period), ("AveragedEASGD()", 1), ("CenterMomentum()", 10)]
+    texts += [("DiLoCo()", 20), ("CenterMomentum()", 4), ("CenterMomentum()", 30)]
+    texts += [(f"CenterMomentum(gain={gain * factor:.2g})", 10) for factor in (0.5, 1.5)]
+    texts += [("EASGD()", 10), ("EASGD()", 4)]
     return [Method(1), *(Method(workers, *each) for each in dict.fromkeys(texts))]
 
 
@@ -191,7 +189,7 @@ def read_method(text: str, workers: int) -> Method:
         raise ConfigurationError(
             f'got the method {text!r}: write a rule, a period, or both, such as "EASGD(alpha=0.2) every 4"'
         )
-    named = parse_rule(rule, "--method") if rule else default_rule()
+    named = parse_rule(rule, "--method") if rule else default_rule(None if period is None else int(period))
     every = default_period(named) if period is None else int(period)
     if every < 1:
         raise ConfigurationError(f"got the method {text!r}: the period counts batches and must be at least 1")

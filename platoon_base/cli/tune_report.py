@@ -124,7 +124,7 @@ def _print_advice(
     elif method.words:
         print_line(console, f"    {launched}")
     elif method == tuning.default:
-        print_line(console, "    These are the defaults: leave rule and every_n_batches out.")
+        print_line(console, "    These are the defaults of the adapters: leave rule and every_n_batches out.")
     else:
         name = method.rule.partition("(")[0]
         print_line(console, f"    from platoon_base.rules import {name}")

@@ -41,7 +41,10 @@ def judged(study, method, points, watched=LOSS):
 @pytest.mark.parametrize(("candidates", "keep"), [(1, (2, 2)), (2, (2, 2)), (3, (2, 2)), (8, (4, 2)), (9, (5, 3))])
 def test_half_go_on_after_a_third_and_a_quarter_after_two_thirds_but_at_least_two(candidates, keep):
     methods = [Method(2, "EASGD()", every) for every in range(1, candidates + 1)]
-    assert Halving([PLAIN, *methods], DEFAULT, 30, "steps").rungs == [Rung(pytest.approx(10), keep[0]), Rung(pytest.approx(20), keep[1])]
+    assert Halving([PLAIN, *methods], DEFAULT, 30, "steps").rungs == [
+        Rung(pytest.approx(10), keep[0]),
+        Rung(pytest.approx(20), keep[1]),
+    ]
 
 
 def test_a_run_is_dropped_at_the_first_rung_where_enough_others_were_better():
