@@ -1,4 +1,4 @@
-"""JSON files that commands write at the end of a job; a failure to write does not change the outcome."""
+"""Files that commands write at the end of a job; a failure to write does not change the outcome."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.own_files import write_where_named
 
-__all__ = ["write_json"]
+__all__ = ["write_json", "write_text"]
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> bool:
@@ -28,10 +28,30 @@ def write_json(path: Path, values: Mapping[str, Any]) -> bool:
         Whether the values are written.
     """
     text = json.dumps(_plain(values), indent=2) + "\n"
+    return write_text(path, text, "the summary", f". It is:\n{text}")
+
+
+def write_text(path: Path, text: str, what: str, instead: str = "\n") -> bool:
+    """Write a text to a file; if it cannot be written, print the reason, and remove an incomplete or older file.
+
+    Parameters
+    ----------
+    path : Path
+    text : str
+    what : str
+        What is written, for the message.
+    instead : str
+        The end of the message.
+
+    Returns
+    -------
+    bool
+        Whether it is written.
+    """
     try:
         write_where_named(path, text.encode())
     except ConfigurationError as exc:  # a symbolic link of another user stays untouched
-        click.echo(f"platoon: the summary is not written: {exc}. It is:\n{text}", err=True, nl=False)
+        click.echo(f"platoon: {what} is not written: {exc}{instead}", err=True, nl=False)
         return False
     except OSError as exc:
         if path.is_file():
@@ -40,7 +60,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> bool:
             except OSError as error:
                 click.echo(f"platoon: {path} is not of this job, and cannot be removed: {error.strerror}", err=True)
         reason = exc.strerror or exc
-        click.echo(f"platoon: the summary cannot be written to {path} ({reason}). It is:\n{text}", err=True, nl=False)
+        click.echo(f"platoon: {what} cannot be written to {path} ({reason}){instead}", err=True, nl=False)
         return False
     return True
 

@@ -9,9 +9,10 @@ from statistics import median
 from typing import NamedTuple
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import Rule, default_period, default_rule, parse_rule, settings_of
+from platoon_base.rules import CenterMomentum, Rule, default_period, default_rule, parse_rule, settings_of
 
 __all__ = [
+    "Drop",
     "Method",
     "Outcome",
     "Point",
@@ -20,9 +21,12 @@ __all__ = [
     "built_in",
     "choose",
     "common_end",
+    "few",
     "guess",
+    "number",
     "outcomes",
     "read_method",
+    "value_at",
 ]
 
 _HIGHER = re.compile(r"acc|auc|precision|recall|f1|score|bleu|r2|psnr", re.IGNORECASE)
@@ -83,6 +87,24 @@ class Point(NamedTuple):
     value: float
 
 
+class Drop(NamedTuple):
+    """Why a method is not run further.
+
+    Attributes
+    ----------
+    point : Point
+        Where it was compared: its steps, seconds and value.
+    better : dict of str to float
+        The methods that had better values at that moment, by name.
+    keep : int
+        How many methods go on from there.
+    """
+
+    point: Point
+    better: Mapping[str, float]
+    keep: int
+
+
 class Trial(NamedTuple):
     """A run of one method.
 
@@ -96,6 +118,8 @@ class Trial(NamedTuple):
         The rule in use, as reported by the workers; empty if they shared no parameters.
     steps, syncs : float
         Steps and synchronizations per worker, at the latest report.
+    dropped : Drop or None
+        Why the method was dropped in or after this run.
     """
 
     method: Method
@@ -105,6 +129,7 @@ class Trial(NamedTuple):
     rule: str = ""
     steps: float = 0.0
     syncs: float = 0.0
+    dropped: Drop | None = None
 
 
 class Outcome(NamedTuple):
@@ -120,6 +145,8 @@ class Outcome(NamedTuple):
         Median steps (or seconds, if the budget is in seconds) after which it was as good as plain training at its end;
         infinity if most runs never were.
     failed : list of str
+    dropped : Drop or None
+        Why the method was dropped; then its values are those it had at that moment.
     """
 
     method: Method
@@ -129,16 +156,22 @@ class Outcome(NamedTuple):
     seconds: float
     reached: float
     failed: list[str]
+    dropped: Drop | None = None
+
+
+def few(workers: int) -> list[Method]:
+    """Return the methods to try by default: plain training, the adapters' default, and two that differ most from it."""
+    return [Method(1), *built_in(workers)[1:4]]
 
 
 def built_in(workers: int) -> list[Method]:
-    """Return the methods to try by default; plain training and the default rule come first."""
-    rule, period = default_rule(), default_period()
-    text, named = _text_of(rule), type(rule).__name__
-    gain = getattr(rule.resolved(workers), "gain", None)
-    texts = [(text, every) for every in dict.fromkeys([period, 4, 30])]
-    texts += [] if gain is None else [(f"{named}(gain={gain * factor:.2g})", period) for factor in (0.5, 1.5)]
-    texts += [("EASGD()", 10), ("EASGD()", 4), ("DiLoCo()", 20)]
+    """Return all methods to try on request; plain training and the adapters' default come first."""
+    period = default_period()
+    gain = CenterMomentum().resolved(workers).gain or 1.0
+    texts = [(_text_of(default_rule(period)), period), ("AveragedEASGD()", 1), ("CenterMomentum()", 10)]
+    texts += [("DiLoCo()", 20), ("CenterMomentum()", 4), ("CenterMomentum()", 30)]
+    texts += [(f"CenterMomentum(gain={gain * factor:.2g})", 10) for factor in (0.5, 1.5)]
+    texts += [("EASGD()", 10), ("EASGD()", 4)]
     return [Method(1), *(Method(workers, *each) for each in dict.fromkeys(texts))]
 
 
@@ -156,7 +189,7 @@ def read_method(text: str, workers: int) -> Method:
         raise ConfigurationError(
             f'got the method {text!r}: write a rule, a period, or both, such as "EASGD(alpha=0.2) every 4"'
         )
-    named = parse_rule(rule, "--method") if rule else default_rule()
+    named = parse_rule(rule, "--method") if rule else default_rule(None if period is None else int(period))
     every = default_period(named) if period is None else int(period)
     if every < 1:
         raise ConfigurationError(f"got the method {text!r}: the period counts batches and must be at least 1")
@@ -205,7 +238,8 @@ def common_end(trials: Sequence[Trial], watched: Watched, budget: float, by: str
 
     Otherwise a run whose last report is earlier would be compared after less training.
     """
-    curves = [points for trial in trials if not trial.failed and (points := trial.curves.get(watched.name, []))]
+    going = [trial for trial in trials if not trial.failed and trial.dropped is None]
+    curves = [points for trial in going if (points := trial.curves.get(watched.name, []))]
     last = min((float(getattr(points[-1], by)) for points in curves), default=budget)
     first = max((float(getattr(points[0], by)) for points in curves), default=budget)
     return max(min(budget, last), min(budget, first))
@@ -228,18 +262,26 @@ def outcomes(trials: Sequence[Trial], watched: Watched, budget: float, by: str) 
     found = []
     for method in methods:
         own = [trial for trial in trials if trial.method == method]
-        values = [_number(end.value, watched) for end in ends[method]]
+        values = [number(end.value, watched) for end in ends[method]]
         reached = [_reach(trial.curves.get(watched.name, []), goal, watched, by) for trial in own if not trial.failed]
         steps, seconds = (_median(getattr(end, axis) for end in ends[method]) for axis in ("steps", "seconds"))
         failed = [trial.failed for trial in own if trial.failed]
         reach = _median(reached) if reached else math.inf
-        found.append(Outcome(method, values, _median(values), steps, seconds, reach, failed))
+        drop = next((trial.dropped for trial in own if trial.dropped is not None), None)
+        found.append(Outcome(method, values, _median(values), steps, seconds, reach, failed, drop))
     return found
 
 
 def _ends(trials: Sequence[Trial], method: Method, watched: Watched, budget: float, by: str) -> list[Point]:
-    points = (trial.curves.get(watched.name, []) for trial in trials if trial.method == method and not trial.failed)
-    return [end for each in points if (end := value_at(each, budget, by)) is not None]
+    own = [trial for trial in trials if trial.method == method and not trial.failed]
+    ends = [_end(trial, watched, budget, by) for trial in own]
+    return [end for end in ends if end is not None]
+
+
+def _end(trial: Trial, watched: Watched, budget: float, by: str) -> Point | None:
+    if trial.dropped is not None:
+        return trial.dropped.point
+    return value_at(trial.curves.get(watched.name, []), budget, by)
 
 
 def value_at(points: Sequence[Point], at: float, by: str) -> Point | None:
@@ -271,7 +313,8 @@ def _reach(points: Sequence[Point], goal: float, watched: Watched, by: str) -> f
     return math.inf
 
 
-def _number(value: float, watched: Watched) -> float:
+def number(value: float, watched: Watched) -> float:
+    """Return a value to compare: NaN counts as the worst infinity."""
     return watched.sign * math.inf if math.isnan(value) else value
 
 
@@ -283,7 +326,8 @@ def _median(values: Iterable[float]) -> float:
 def choose(found: Sequence[Outcome], default: Method, watched: Watched) -> tuple[Outcome | None, str]:
     """Choose a method; return its outcome, or None if all failed, and the reason.
 
-    The defaults are kept unless the worst run of the best method is better than their best run.
+    The defaults are kept unless the worst run of the best method is better than their best run. Methods that were
+    dropped are left out.
 
     Parameters
     ----------
@@ -293,7 +337,7 @@ def choose(found: Sequence[Outcome], default: Method, watched: Watched) -> tuple
     watched : Watched
     """
     sign = watched.sign
-    able = [each for each in found if each.values and not each.failed]
+    able = [each for each in found if each.values and not each.failed and each.dropped is None]
     if not able:
         return None, "no method has come to an end"
     best = min(able, key=lambda each: sign * each.value)

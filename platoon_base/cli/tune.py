@@ -1,24 +1,22 @@
-"""The runs of `platoon tune`: the user's script with several methods, each for a short budget, and a table."""
+"""The runs of `platoon tune`: the user's script with several methods, each for a short budget."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rich.console import Console
 
 from platoon_base.cli.failures import describe
+from platoon_base.cli.halving import DROPPED, Halving, Rung, RunJudge, drop_text
 from platoon_base.cli.launcher import choose_center, launch
 from platoon_base.cli.log_folder import log_file
 from platoon_base.cli.log_lines import LogLines
 from platoon_base.cli.report import print_line
-from platoon_base.cli.study import Method, Outcome, Point, Trial, Watched, choose, common_end, guess, outcomes
-from platoon_base.cli.table import aligned
+from platoon_base.cli.study import Method, Point, Trial, Watched, common_end, guess, outcomes
 from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.outcome import Reported, Result
 from platoon_base.controller.stop_signals import StopSignals
@@ -31,7 +29,7 @@ from platoon_base.schedule import Limits
 from platoon_base.system.environment import EVERY_N_BATCHES, REPORTS_AT_ONCE, RULE
 from platoon_base.worker_process.program import Program
 
-__all__ = ["Tuning", "tune"]
+__all__ = ["Study", "Tuning", "tune"]
 
 _GRACE_S = 5.0
 
@@ -59,6 +57,8 @@ class Tuning(NamedTuple):
         The value to compare, as given by the user.
     folder : Path
         For the logs.
+    halving : bool
+        Whether the worse methods are dropped on the way.
     """
 
     program: Program
@@ -73,6 +73,7 @@ class Tuning(NamedTuple):
     run_s: float
     watch: str | None
     folder: Path
+    halving: bool
 
     @property
     def by(self) -> str:
@@ -80,59 +81,134 @@ class Tuning(NamedTuple):
         return "seconds" if self.steps is None else "steps"
 
     @property
+    def budget_option(self) -> str:
+        """The option that gives it."""
+        return "--steps" if self.by == "steps" else "--minutes"
+
+    @property
     def budget(self) -> float:
         """The budget in that unit."""
         return float(self.steps or self.seconds or 0.0)
 
 
-def tune(tuning: Tuning, console: Console, signals: StopSignals) -> tuple[int, dict[str, Any]]:
-    """Make all runs, print a table and the advice; return the exit status and all results for a file.
+class Study(NamedTuple):
+    """All runs of a study.
+
+    Attributes
+    ----------
+    trials : list of Trial
+        In the order in which they were made.
+    watched : Watched or None
+        The value that is compared; None if no run has ended.
+    end : float
+        The steps or seconds at which the runs are compared.
+    rungs : list of Rung
+        The moments at which methods may have been dropped; empty if none was to be.
+    interrupted : bool
+    """
+
+    trials: list[Trial]
+    watched: Watched | None
+    end: float
+    rungs: list[Rung]
+    interrupted: bool
+
+
+def tune(tuning: Tuning, console: Console, signals: StopSignals) -> Study:
+    """Make all runs, and print a line about each.
 
     Raises
     ------
     ConfigurationError
         If plain training fails, or reports no value that could be compared.
     """
-    trials: list[Trial] = []
-    warnings = WorkerWarnings(len(tuning.devices))
-    watched: Watched | None = None
-    fixed = ""
-    order = [(method, seed) for seed in range(tuning.seeds) for method in tuning.methods]
-    for number, (method, seed) in enumerate(order, 1):
-        if fixed and method.rule and not _same_rule(method, fixed):
-            continue
-        folder = tuning.folder / f"run{number}"
+    return _Runs(tuning, console, signals).make()
+
+
+class _Runs:
+    """Makes the runs of a study, one after another."""
+
+    def __init__(self, tuning: Tuning, console: Console, signals: StopSignals) -> None:
+        self._tuning, self._console, self._signals = tuning, console, signals
+        self._halving = Halving(tuning.methods, tuning.default, tuning.budget, tuning.by) if tuning.halving else None
+        self._warnings = WorkerWarnings(len(tuning.devices))
+        self._trials: list[Trial] = []
+        self._watched: Watched | None = None
+        self._fixed = ""  # the rule that the script names
+
+    def make(self) -> Study:
+        """Make all runs; see `tune`."""
+        rungs = [] if self._halving is None else self._halving.rungs
+        interrupted = False
+        for seed in range(self._tuning.seeds):
+            left = self._left()
+            while left and not interrupted:
+                method = left.pop(0)
+                interrupted = not self._one(method, seed, left)
+                left = [each for each in left if self._possible(each)]
+            if interrupted:
+                break
+            if seed == 0 and self._tuning.seeds > 1:
+                self._drop_after_first_seed()
+        if self._watched is None:
+            return Study([], None, self._tuning.budget, rungs, interrupted)
+        return Study(self._trials, self._watched, self._end(self._watched), rungs, interrupted)
+
+    def _left(self) -> list[Method]:
+        """Return the methods that are run with one more seed."""
+        dropped = {trial.method for trial in self._trials if trial.dropped is not None}
+        return [each for each in self._tuning.methods if each not in dropped and self._possible(each)]
+
+    def _possible(self, method: Method) -> bool:
+        """Return whether a method can be tried: not where the script names another rule."""
+        return not (self._fixed and method.rule) or _same_rule(method, self._fixed)
+
+    def _end(self, watched: Watched) -> float:
+        return common_end(self._trials, watched, self._tuning.budget, self._tuning.by)
+
+    def _one(self, method: Method, seed: int, then: Sequence[Method]) -> bool:
+        """Make a run, before those of other methods with this seed; return False if it was interrupted."""
+        tuning, made = self._tuning, len(self._trials) + 1
+        folder = tuning.folder / f"run{made}"
         lines = LogLines([log_file(folder, rank) for rank in range(method.workers)])
-        trial, result = _run(tuning, method, seed, signals, folder)
+        halving = self._halving if seed == 0 else None
+        judge = None if halving is None else halving.start(method, self._watched)
+        trial, result = _run(tuning, method, seed, self._signals, folder, judge)
         for line in lines.new(last=True):
-            warnings.take(line, now=0.0)
-        for text in warnings.new(now=0.0, last=True):  # warnings that earlier runs did not have
-            print_line(console, text, style="bold red")
+            self._warnings.take(line, now=0.0)
+        for text in self._warnings.new(now=0.0, last=True):  # warnings that earlier runs did not have
+            print_line(self._console, text, style="bold red")
         if result.interrupted:
-            break
-        watched = watched or _watched(tuning, trial)
+            return False
+        watched = self._watched = self._watched or _watched(tuning, trial)
         trial = _judged(trial, watched, tuning)
-        trials.append(trial)
-        print_line(console, f"[{number}/{len(order)}] {_line(trial, watched, tuning)}")
-        if trial.rule and method.rule and not fixed and not _same_rule(method, trial.rule):
-            fixed = trial.rule
-            text = f"WARNING: the script names its rule, {fixed}, which wins: leave it out, and others can be tried too"
-            print_line(console, text, style="bold red")
-    if not trials or watched is None:
-        return 130, {}
-    end = common_end(trials, watched, tuning.budget, tuning.by)
-    found = outcomes(trials, watched, end, tuning.by)
-    _print_table(console, found, watched, tuning)
-    if end < tuning.budget:
-        after = f"{end:.0f} steps" if tuning.by == "steps" else f"{end:.1f} s"
-        print_line(console, f"Compared after {after}, the last moment of which all runs have reported {watched.name}.")
-    _print_advice(console, found, watched, tuning, trials)
-    status = 130 if len(trials) < len(order) and not fixed else int(any(each.failed for each in found))
-    return status, _results(tuning, found, watched, trials)
+        self._trials.append(trial)
+        if halving is not None and not trial.failed and trial.dropped is None:
+            halving.add(method, trial.curves[watched.name])
+        total = made + len(then) + len(self._left()) * (tuning.seeds - seed - 1)
+        print_line(self._console, f"[{made}/{total}] {_line(trial, watched, tuning)}")
+        if trial.rule and method.rule and not self._fixed and not _same_rule(method, trial.rule):
+            self._fixed = trial.rule
+            named = f"the script names its rule, {self._fixed}, which wins"
+            print_line(self._console, f"WARNING: {named}: leave it out, and others can be tried too", style="bold red")
+        return True
+
+    def _drop_after_first_seed(self) -> None:
+        """Drop the methods that get no further seeds."""
+        if self._halving is None or self._watched is None:
+            return
+        drops = self._halving.after_first_seed(self._end(self._watched), self._watched)
+        self._trials = [
+            trial._replace(dropped=drops[trial.method]) if trial.method in drops else trial for trial in self._trials
+        ]
+        for method in drops:
+            print_line(self._console, f"{method.name}: dropped after its first seed; others were better.")
 
 
-def _run(tuning: Tuning, method: Method, seed: int, signals: StopSignals, folder: Path) -> tuple[Trial, Result]:
-    """Run the script once with a method."""
+def _run(
+    tuning: Tuning, method: Method, seed: int, signals: StopSignals, folder: Path, judge: RunJudge | None
+) -> tuple[Trial, Result]:
+    """Run the script once with a method, until the budget or the judge ends it."""
     curves: dict[str, list[Point]] = {}
     last: list[Reported] = []
 
@@ -142,7 +218,10 @@ def _run(tuning: Tuning, method: Method, seed: int, signals: StopSignals, folder
         spent = reported.spent
         for name, value in reported.values.items():
             if isinstance(value, (int, float)) and spent.steps:
-                curves.setdefault(name, []).append(Point(spent.steps, spent.training_s, float(value)))
+                points = curves.setdefault(name, [])
+                points.append(Point(spent.steps, spent.training_s, float(value)))
+                if judge is not None:
+                    judge.take(name, points)
 
     devices = list(tuning.devices[: method.workers])
     limits = Limits(batches=tuning.steps, seconds=tuning.seconds)
@@ -150,14 +229,14 @@ def _run(tuning: Tuning, method: Method, seed: int, signals: StopSignals, folder
         seed=seed,
         center=choose_center(tuning.center, devices),
         on_report=take,
-        budget=Budget(limits, run_s=tuning.run_s),
+        budget=Budget(limits, run_s=tuning.run_s, verdict=None if judge is None else judge.verdict),
         fail_fast="early",
         grace_s=_GRACE_S,
     )
     folder.mkdir()
     with _environment(method):
         result = launch(tuning.program, [*tuning.args, *method.words], devices, folder, options, signals)
-    trial = Trial(method, seed, curves, _failure(result, folder))
+    trial = Trial(method, seed, curves, _failure(result, folder), dropped=None if judge is None else judge.drop)
     if last:
         trial = trial._replace(rule=last[0].rule, steps=last[0].spent.steps, syncs=last[0].syncs)
     return trial, result
@@ -182,7 +261,7 @@ def _environment(method: Method) -> Iterator[None]:
 
 def _failure(result: Result, folder: Path) -> str:
     """Return why a run failed; empty if it succeeded or its budget ended it."""
-    by_budget = result.stopped_by.startswith(("batches >=", "seconds >=", "no end within"))
+    by_budget = result.stopped_by.startswith(("batches >=", "seconds >=", "no end within", DROPPED))
     bad = next((ended for ended in result.exits if ended.status), None)
     if bad is None or by_budget:
         return ""
@@ -197,7 +276,7 @@ def _watched(tuning: Tuning, trial: Trial) -> Watched:
         raise ConfigurationError(
             f"the script reported no number while it trained, {_spent_text(tuning)}: {_how_to_report()}. Mini-batches "
             "must be counted too: the adapters do, other loops call connect().progress(steps=1) after each. If it "
-            f"validates later than that, give a larger {_budget_option(tuning)}"
+            f"validates later than that, give a larger {tuning.budget_option}"
         )
     # A script may report a final value under another name than those during training.
     early = [name for name, points in trial.curves.items() if getattr(points[0], tuning.by) <= tuning.budget]
@@ -208,10 +287,6 @@ def _spent_text(tuning: Tuning) -> str:
     return f"within {tuning.steps} steps" if tuning.steps else f"within {tuning.seconds:g} s"
 
 
-def _budget_option(tuning: Tuning) -> str:
-    return "--steps" if tuning.by == "steps" else "--minutes"
-
-
 def _judged(trial: Trial, watched: Watched, tuning: Tuning) -> Trial:
     """Mark a run as failed if it has no value within the budget."""
     points = trial.curves.get(watched.name, [])
@@ -220,12 +295,12 @@ def _judged(trial: Trial, watched: Watched, tuning: Tuning) -> Trial:
     first = f"first after {getattr(points[0], tuning.by):.4g} {tuning.by}" if points else "not at all"
     text = (
         f"{watched.name} was reported {first}, and the budget is {tuning.budget:g} {tuning.by}: give a larger "
-        f"{_budget_option(tuning)}"
+        f"{tuning.budget_option}"
     )
     if trial.method.plain:
         text += f". If the script reports at its end only, a budget ends it: {_how_to_report()}"
         raise ConfigurationError(f"{trial.method.name}: {text}")
-    return trial._replace(failed=text)
+    return trial._replace(failed=text, dropped=None)
 
 
 def _how_to_report() -> str:
@@ -250,92 +325,7 @@ def _line(trial: Trial, watched: Watched, tuning: Tuning) -> str:
     begin = f"{trial.method.name}, seed {trial.seed}"
     if trial.failed:
         return f"{begin}: failed. {trial.failed}"
+    if trial.dropped is not None:
+        return f"{begin}: {drop_text(trial.dropped, watched)}"
     (outcome,) = outcomes([trial], watched, tuning.budget, tuning.by)
     return f"{begin}: {watched.name} {outcome.value:.5g} after {outcome.steps:.0f} steps, {outcome.seconds:.1f} s"
-
-
-def _print_table(console: Console, found: Sequence[Outcome], watched: Watched, tuning: Tuning) -> None:
-    plain = next((each for each in found if each.method.plain), None)
-    spread = ["of the seeds"] if tuning.seeds > 1 else []
-    rows = [["method", watched.name, *spread, "steps", "seconds", "plain's end after", "times sooner"]]
-    for each in found:
-        if not each.values:
-            rows.append([each.method.name, "failed", *[""] * (len(rows[0]) - 2)])
-            continue
-        span = [f"{min(each.values):.4g} to {max(each.values):.4g}"] if spread else []
-        cells = [f"{each.value:.4g}", *span, f"{each.steps:.0f}", f"{each.seconds:.1f}"]
-        rows.append([each.method.name, *cells, *_sooner(each, plain, tuning)])
-    print_line(console, "")
-    for line in aligned(rows, 1):
-        print_line(console, line.rstrip())
-    better = "higher" if watched.higher else "lower"
-    of_all = "; the median of the seeds" if spread else ""
-    print_line(console, f"{watched.name}: {better} is better{of_all}. Steps are those of each worker.")
-
-
-def _sooner(each: Outcome, plain: Outcome | None, tuning: Tuning) -> list[str]:
-    """Return when a method was as good as plain training at its end, and how many times sooner that is."""
-    if plain is None or not plain.values:
-        return ["-", "-"]
-    if math.isinf(each.reached):
-        return ["never", "-"]
-    reached = f"{each.reached:.0f} steps" if tuning.by == "steps" else f"{each.reached:.1f} s"
-    return [reached, f"{plain.reached / each.reached:.2f}"]
-
-
-def _print_advice(
-    console: Console, found: Sequence[Outcome], watched: Watched, tuning: Tuning, trials: Sequence[Trial]
-) -> None:
-    """Print the method to take, and how to write it in the script."""
-    if _period_fixed(trials):
-        text = "WARNING: the script names its period, which wins: leave it out, and other periods can be tried too"
-        print_line(console, text, style="bold red")
-    best, reason = choose(found, tuning.default, watched)
-    if best is None:
-        print_line(console, f"Nothing to take: {reason}.")
-        return
-    method = best.method
-    print_line(console, f"Take: {method.name} ({reason}).", style="bold")
-    launched = f"platoon launch -n {method.workers} {shlex.join([*tuning.program.argv, *tuning.args, *method.words])}"
-    if method.plain:
-        text = "They may in a longer training or at another learning rate: give a larger"
-        print_line(console, f"{text} {_budget_option(tuning)}, and see docs/learning.md.")
-    elif method.words:
-        print_line(console, f"    {launched}")
-    elif method == tuning.default:
-        print_line(console, "    These are the defaults: leave rule and every_n_batches out.")
-    else:
-        name = method.rule.partition("(")[0]
-        print_line(console, f"    from platoon_base.rules import {name}")
-        print_line(console, f"    rule={method.rule}, every_n_batches={method.period}")
-        print_line(console, f"in {', '.join(registered().texts('rule_goes_to'))}. Or from outside:")
-        print_line(console, f'    {RULE}="{method.rule}" {EVERY_N_BATCHES}={method.period} {launched}')
-
-
-def _period_fixed(trials: Sequence[Trial]) -> bool:
-    """Return whether runs with the same rule and different periods synchronized equally often."""
-    rates: dict[tuple[str, int | None], list[float]] = {}
-    for trial in trials:
-        if trial.method.rule and trial.steps and trial.syncs and not trial.failed:
-            rates.setdefault((trial.method.rule, trial.method.period), []).append(trial.syncs / trial.steps)
-    several = [
-        [each for (other, _), found in rates.items() if other == rule for each in found]
-        for rule in {rule for rule, _ in rates}
-        if len({period for other, period in rates if other == rule}) > 1
-    ]
-    return bool(several) and all(max(each) <= 1.1 * min(each) for each in several)
-
-
-def _results(tuning: Tuning, found: Sequence[Outcome], watched: Watched, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return all results as plain values for a file."""
-    return {
-        "script": [*tuning.program.argv, *tuning.args],
-        "watched": watched.name,
-        "better": "higher" if watched.higher else "lower",
-        "budget": {tuning.by: tuning.budget},
-        "methods": [{**each._asdict(), "method": each.method.name} for each in found],
-        "runs": [
-            {**trial._asdict(), "method": trial.method.name, "curves": trial.curves.get(watched.name, [])}
-            for trial in trials
-        ],
-    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 from platoon_base.errors import ConfigurationError
@@ -24,11 +25,14 @@ class Budget(NamedTuple):
         Seconds from then on until workers that still run are ended by signals.
     run_s : float
         Seconds of the whole run after which workers are ended by signals, with the start and everything.
+    verdict : callable or None
+        Returns why the job is to stop before its limits; empty while it may go on. Asked often.
     """
 
     limits: Limits
     overtime_s: float = 30.0
     run_s: float = math.inf
+    verdict: Callable[[], str] | None = None
 
 
 class Spent(NamedTuple):
@@ -89,6 +93,8 @@ class BudgetWatch:
         if self._ended:
             return Order.GO_ON
         reached = self._budget.limits.reached(batches=int(spent.steps), seconds=spent.training_s)
+        if reached is None and self._budget.verdict is not None:
+            reached = self._budget.verdict() or None
         overdue = self._stopped_at is not None and spent.run_s >= self._stopped_at + self._budget.overtime_s
         if overdue or spent.run_s >= self._budget.run_s:
             self.reason = self.reason or reached or f"no end within {self._budget.run_s:g} s"

@@ -19,7 +19,7 @@ DESCENT = script_path("tune_descent").read_text()
 
 
 def run(platoon, *words, **kwargs):
-    return platoon("tune", "-n", 2, "--steps", 50, "--summary", "tune.json", *words, **kwargs)
+    return platoon("tune", "-n", 2, "--steps", 50, "--no-halving", "--summary", "tune.json", *words, **kwargs)
 
 
 @pytest.mark.base
@@ -57,11 +57,12 @@ def test_the_methods_run_and_the_values_at_the_budget_are_compared(platoon, writ
 @pytest.mark.base
 @pytest.mark.slow
 def test_the_built_in_methods_run_within_minutes_of_training_too(platoon, write_script, tmp_path):
-    done = platoon("tune", "-n", 2, "--minutes", 0.05, "--seeds", 1, "--summary", "tune.json", write_script(DESCENT))
+    words = ("--minutes", 0.05, "--seeds", 1, "--all", "--no-halving", "--summary", "tune.json")
+    done = platoon("tune", "-n", 2, *words, write_script(DESCENT))
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "tune.json").read_text())
     assert found["budget"] == {"seconds": 3.0}
-    assert len(found["methods"]) == 9
+    assert len(found["methods"]) == 10
     assert all(each["seconds"] <= 3.0 for each in found["methods"])
 
 
@@ -95,8 +96,23 @@ def test_a_script_that_names_rule_and_period_wins_and_is_told(platoon, write_scr
         ("raise RuntimeError('the reason')", [], "RuntimeError: the reason"),
         (DESCENT, ["--method", "SGD"], "there is no rule SGD; choose one of"),
         (DESCENT, ["-n", 1], "got one worker"),
+        (DESCENT, ["--plot", "tune.png"], "got --plot tune.png: pictures are drawn as SVG; name a file that ends in"),
+        (DESCENT, ["--plot", "none/tune.svg"], "--plot none/tune.svg: there is no folder none; make it first"),
+        (DESCENT, ["--all", "--method", "EASGD"], "got --all and --method"),
     ],
-    ids=["no report", "no steps", "late", "at the end", "watch", "raises", "rule", "alone"],
+    ids=[
+        "no report",
+        "no steps",
+        "late",
+        "at the end",
+        "watch",
+        "raises",
+        "rule",
+        "alone",
+        "png",
+        "no folder",
+        "all and method",
+    ],
 )
 def test_errors_say_what_to_do(platoon, write_script, script, words, complaint):
     done = run(platoon, *words, write_script(script))

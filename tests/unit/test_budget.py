@@ -35,6 +35,13 @@ def test_the_first_reason_stays():
     assert orders(Budget(Limits(batches=5), run_s=10), *looks) == (["STOP", "END"], "batches >= 5")
 
 
+def test_a_verdict_stops_a_run_before_its_limits():
+    verdicts = iter(["", "dropped", "dropped"])
+    budget = Budget(Limits(batches=5), overtime_s=30, verdict=lambda: next(verdicts))
+    looks = [(1, 1, 1), (2, 2, 2), (3, 3, 3), (9, 32, 32)]
+    assert orders(budget, *looks) == (["GO_ON", "STOP", "GO_ON", "END"], "dropped")
+
+
 def test_without_a_limit_a_run_goes_on():
     assert orders(Budget(Limits()), (1e9, 1e9, 1e9)) == (["GO_ON"], "")
 

@@ -12,6 +12,7 @@ from platoon_base.cli.study import (
     built_in,
     choose,
     common_end,
+    few,
     guess,
     outcomes,
     read_method,
@@ -153,6 +154,7 @@ def test_a_validation_loss_is_compared_unless_the_user_names_another(names, want
         ("  EASGD  ", ("EASGD()", 4)),
         ("ASGD", ("ASGD()", 10)),
         ("every 30", ("CenterMomentum()", 30)),
+        ("every 1", ("AveragedEASGD()", 1)),
         ("DiLoCo(outer_lr=1.0, momentum=0.5) every 7", ("DiLoCo(outer_lr=1.0, momentum=0.5)", 7)),
     ],
 )
@@ -170,5 +172,14 @@ def test_other_texts_are_no_methods(text):
 def test_the_built_in_methods_differ_and_name_rules(workers):
     plain, *others = built_in(workers)
     assert plain == Method(1)
-    assert others[0] == Method(workers, "CenterMomentum()", 10)
+    assert others[:2] == [Method(workers, "AveragedEASGD()", 1), Method(workers, "CenterMomentum()", 10)]
+    assert len(others) == 9
     assert len({(parse_rule(each.rule).resolved(workers), each.period) for each in others}) == len(others)
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_the_few_methods_are_three_of_the_built_in_ones(workers):
+    plain, *others = few(workers)
+    assert (plain, others[0]) == tuple(built_in(workers)[:2])
+    assert len(others) == 3
+    assert set(others) <= set(built_in(workers))

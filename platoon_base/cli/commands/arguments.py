@@ -28,16 +28,16 @@ def _jobs(context: click.Context, parameter: click.Parameter, begin: str) -> lis
 job_argument = click.argument("job", default="", shell_complete=_jobs)
 
 
-def require_folder_of(summary_file: Path | None) -> None:
-    """Raise `ConfigurationError` if the summary could not be written at the end."""
-    if summary_file is None:
+def require_folder_of(path: Path | None, option: str = "--summary") -> None:
+    """Raise `ConfigurationError` if the file that an option names could not be written at the end."""
+    if path is None:
         return
-    if not summary_file.resolve().parent.is_dir():
-        raise ConfigurationError(f"--summary {summary_file}: there is no folder {summary_file.parent}; make it first")
-    if summary_file.is_dir():
-        raise ConfigurationError(f"--summary {summary_file}: this is a folder; name a file")
-    if not os.access(summary_file if summary_file.exists() else summary_file.resolve().parent, os.W_OK):
-        raise ConfigurationError(f"--summary {summary_file}: you may not write there; name another file")
+    if not path.resolve().parent.is_dir():
+        raise ConfigurationError(f"{option} {path}: there is no folder {path.parent}; make it first")
+    if path.is_dir():
+        raise ConfigurationError(f"{option} {path}: this is a folder; name a file")
+    if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
+        raise ConfigurationError(f"{option} {path}: you may not write there; name another file")
 
 
 def program_and_args(words: Sequence[str]) -> tuple[Program, list[str]]:

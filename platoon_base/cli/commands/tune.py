@@ -11,12 +11,14 @@ import click
 from platoon_base.cli import report
 from platoon_base.cli.commands.arguments import SCRIPT, program_and_args, require_folder_of
 from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
-from platoon_base.cli.json_file import write_json
+from platoon_base.cli.json_file import write_json, write_text
 from platoon_base.cli.launcher import CENTERS, choose_center, require_runnable
 from platoon_base.cli.log_folder import new_log_folder
 from platoon_base.cli.output import lenient_output
-from platoon_base.cli.study import Method, built_in, read_method
+from platoon_base.cli.study import Method, built_in, few, read_method
 from platoon_base.cli.tune import Tuning, tune
+from platoon_base.cli.tune_picture import picture
+from platoon_base.cli.tune_report import print_study, results, status_of
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
 
@@ -49,6 +51,8 @@ __all__ = ["command"]
     metavar="METHOD",
     help='A method to try instead of the built-in ones: a rule, a period or both, such as "EASGD(alpha=0.2) every 4".',
 )
+@click.option("--all", "every", is_flag=True, help="Try all built-in methods, nine, in place of three.")
+@click.option("--no-halving", is_flag=True, help="Run all methods to the end; drop none that is worse on the way.")
 @click.option(
     "--also",
     multiple=True,
@@ -66,6 +70,13 @@ __all__ = ["command"]
 @click.option(
     "--summary", "summary_file", type=click.Path(path_type=Path), help="Write all results as JSON to this file."
 )
+@click.option(
+    "--plot",
+    "picture_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE.svg",
+    help="Draw the value of each method against seconds and steps.",
+)
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, as of launch.")
 @click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -78,9 +89,12 @@ def command(
     seeds: int,
     watch: str | None,
     texts: tuple[str, ...],
+    every: bool,
+    no_halving: bool,
     also: tuple[str, ...],
     limit: float,
     summary_file: Path | None,
+    picture_file: Path | None,
     module: bool,
     script: str,
     args: tuple[str, ...],
@@ -92,6 +106,9 @@ def command(
     the script's win. Values are compared that the script reports: a fit of Keras reports its logs,
     DistributedMonitoring of Blocks its records, and StopOnPatience of Lasagne its values; other loops call
     connect().report({"val_loss": loss}).
+
+    On the way the worse methods are dropped: after a third of the budget half of them go on, after two thirds a
+    quarter, at least two. Plain training and the defaults always come to the end. --no-halving drops none.
 
     The script runs many times in this folder, and writes its files each time. It must begin anew each time.
     """
@@ -108,7 +125,12 @@ def command(
         raise ConfigurationError("got one worker: methods differ with two or more; pass -n 2, or name two devices")
     choose_center(center, chosen.devices)
     require_folder_of(summary_file)
-    plain, default, *others = built_in(count)
+    _require_picture(picture_file)
+    if every and texts:
+        raise ConfigurationError(
+            "got --all and --method, which replaces the built-in methods that --all would try: leave one of them out"
+        )
+    plain, default, *others = built_in(count) if every else few(count)
     named = [read_method(text, count) for text in texts] if texts else [default, *others]
     named += [Method(count, words=tuple(shlex.split(words))) for words in also]
     folder = new_log_folder(f"{program.title}-tune")
@@ -116,26 +138,36 @@ def command(
     runs = f"{len(methods)} methods" if seeds == 1 else f"{len(methods)} methods, {seeds} runs of each"
     report.print_line(console, f"{report.opening(chosen, center, folder)}, {runs}")
     with StopSignals() as signals:
-        status, results = tune(
-            Tuning(
-                program,
-                args,
-                chosen.devices,
-                center,
-                methods=methods,
-                default=default,
-                seeds=seeds,
-                steps=steps,
-                seconds=60 * minutes if minutes else None if steps else 60.0,
-                run_s=limit,
-                watch=watch,
-                folder=folder,
-            ),
-            console,
-            signals,
+        tuning = Tuning(
+            program,
+            args,
+            chosen.devices,
+            center,
+            methods=methods,
+            default=default,
+            seeds=seeds,
+            steps=steps,
+            seconds=60 * minutes if minutes else None if steps else 60.0,
+            run_s=limit,
+            watch=watch,
+            folder=folder,
+            halving=not no_halving,
         )
+        study = tune(tuning, console, signals)
+        print_study(console, tuning, study)
         if summary_file is not None:
-            write_json(summary_file, results)
+            write_json(summary_file, results(tuning, study))
+        if picture_file is not None and study.watched is not None:
+            drawn = picture(program.title, study.trials, study.watched, study.rungs, tuning.by)
+            if write_text(picture_file, drawn, "the picture"):
+                report.print_line(console, f"The picture is {picture_file}.")
         report.warn_of_lost_output(folder)
         signals.ignore_from_now_on()
-    sys.exit(status)
+    sys.exit(status_of(study))
+
+
+def _require_picture(path: Path | None) -> None:
+    """Raise `ConfigurationError` if the picture could not be written at the end."""
+    if path is not None and path.suffix.lower() != ".svg":
+        raise ConfigurationError(f"got --plot {path}: pictures are drawn as SVG; name a file that ends in .svg")
+    require_folder_of(path, "--plot")

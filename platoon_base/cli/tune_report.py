@@ -1,0 +1,147 @@
+"""The end of `platoon tune`: a table, the methods that were dropped, and the method to take."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from platoon_base.cli.halving import drop_text
+from platoon_base.cli.report import print_line
+from platoon_base.cli.study import Drop, Outcome, Trial, Watched, choose, outcomes
+from platoon_base.cli.table import aligned
+from platoon_base.cli.tune import Study, Tuning
+from platoon_base.frameworks.registered import registered
+from platoon_base.system.environment import EVERY_N_BATCHES, RULE
+
+__all__ = ["print_study", "results", "status_of"]
+
+
+def print_study(console: Console, tuning: Tuning, study: Study) -> None:
+    """Print a table of all methods and the advice; nothing if no run has ended."""
+    watched = study.watched
+    if watched is None:
+        return
+    found = outcomes(study.trials, watched, study.end, tuning.by)
+    _print_table(console, found, watched, tuning)
+    if study.end < tuning.budget:
+        after = f"{study.end:.0f} steps" if tuning.by == "steps" else f"{study.end:.1f} s"
+        print_line(console, f"Compared after {after}, the last moment of which all runs have reported {watched.name}.")
+    dropped = [each for each in found if each.dropped is not None]
+    for each in dropped:
+        if each.dropped is not None:
+            print_line(console, f"{each.method.name} was {drop_text(each.dropped, watched)}.")
+    if dropped:
+        print_line(console, "--no-halving runs all methods to the end.")
+    _print_advice(console, found, watched, tuning, study.trials)
+
+
+def status_of(study: Study) -> int:
+    """Return the exit status: 0, 1 if a run failed, 130 if the study was interrupted."""
+    return 130 if study.interrupted else int(any(trial.failed for trial in study.trials))
+
+
+def results(tuning: Tuning, study: Study) -> dict[str, Any]:
+    """Return all results as plain values for a file; nothing if no run has ended."""
+    watched = study.watched
+    if watched is None:
+        return {}
+    found = outcomes(study.trials, watched, study.end, tuning.by)
+    return {
+        "script": [*tuning.program.argv, *tuning.args],
+        "watched": watched.name,
+        "better": "higher" if watched.higher else "lower",
+        "budget": {tuning.by: tuning.budget},
+        "rungs": [rung._asdict() for rung in study.rungs],
+        "methods": [{**each._asdict(), "method": each.method.name, "dropped": _plain(each.dropped)} for each in found],
+        "runs": [
+            {
+                **trial._asdict(),
+                "method": trial.method.name,
+                "curves": trial.curves.get(watched.name, []),
+                "dropped": _plain(trial.dropped),
+            }
+            for trial in study.trials
+        ],
+    }
+
+
+def _plain(drop: Drop | None) -> dict[str, Any] | None:
+    return None if drop is None else {**drop.point._asdict(), "better": drop.better, "keep": drop.keep}
+
+
+def _print_table(console: Console, found: Sequence[Outcome], watched: Watched, tuning: Tuning) -> None:
+    plain = next((each for each in found if each.method.plain), None)
+    spread = ["of the seeds"] if tuning.seeds > 1 else []
+    rows = [["method", watched.name, *spread, "steps", "seconds", "plain's end after", "times sooner"]]
+    for each in found:
+        if not each.values:
+            rows.append([each.method.name, "failed", *[""] * (len(rows[0]) - 2)])
+            continue
+        span = [f"{min(each.values):.4g} to {max(each.values):.4g}" if len(each.values) > 1 else ""] if spread else []
+        cells = [f"{each.value:.4g}", *span, f"{each.steps:.0f}", f"{each.seconds:.1f}"]
+        rows.append([each.method.name, *cells, *_sooner(each, plain, tuning)])
+    print_line(console, "")
+    for line in aligned(rows, 1):
+        print_line(console, line.rstrip())
+    better = "higher" if watched.higher else "lower"
+    of_all = "; the median of the seeds" if spread else ""
+    print_line(console, f"{watched.name}: {better} is better{of_all}. Steps are those of each worker.")
+
+
+def _sooner(each: Outcome, plain: Outcome | None, tuning: Tuning) -> list[str]:
+    """Return when a method was as good as plain training at its end, and how many times sooner that is."""
+    if each.dropped is not None:
+        return ["dropped", "-"]
+    if plain is None or not plain.values:
+        return ["-", "-"]
+    if math.isinf(each.reached):
+        return ["never", "-"]
+    reached = f"{each.reached:.0f} steps" if tuning.by == "steps" else f"{each.reached:.1f} s"
+    return [reached, f"{plain.reached / each.reached:.2f}"]
+
+
+def _print_advice(
+    console: Console, found: Sequence[Outcome], watched: Watched, tuning: Tuning, trials: Sequence[Trial]
+) -> None:
+    """Print the method to take, and how to write it in the script."""
+    if _period_fixed(trials):
+        text = "WARNING: the script names its period, which wins: leave it out, and other periods can be tried too"
+        print_line(console, text, style="bold red")
+    best, reason = choose(found, tuning.default, watched)
+    if best is None:
+        print_line(console, f"Nothing to take: {reason}.")
+        return
+    method = best.method
+    print_line(console, f"Take: {method.name} ({reason}).", style="bold")
+    launched = f"platoon launch -n {method.workers} {shlex.join([*tuning.program.argv, *tuning.args, *method.words])}"
+    if method.plain:
+        text = "They may in a longer training or at another learning rate: give a larger"
+        print_line(console, f"{text} {tuning.budget_option}, and see docs/learning.md.")
+    elif method.words:
+        print_line(console, f"    {launched}")
+    elif method == tuning.default:
+        print_line(console, "    These are the defaults of the adapters: leave rule and every_n_batches out.")
+    else:
+        name = method.rule.partition("(")[0]
+        print_line(console, f"    from platoon_base.rules import {name}")
+        print_line(console, f"    rule={method.rule}, every_n_batches={method.period}")
+        print_line(console, f"in {', '.join(registered().texts('rule_goes_to'))}. Or from outside:")
+        print_line(console, f'    {RULE}="{method.rule}" {EVERY_N_BATCHES}={method.period} {launched}')
+
+
+def _period_fixed(trials: Sequence[Trial]) -> bool:
+    """Return whether runs with the same rule and different periods synchronized equally often."""
+    rates: dict[tuple[str, int | None], list[float]] = {}
+    for trial in trials:
+        if trial.method.rule and trial.steps and trial.syncs and not trial.failed:
+            rates.setdefault((trial.method.rule, trial.method.period), []).append(trial.syncs / trial.steps)
+    several = [
+        [each for (other, _), found in rates.items() if other == rule for each in found]
+        for rule in {rule for rule, _ in rates}
+        if len({period for other, period in rates if other == rule}) > 1
+    ]
+    return bool(several) and all(max(each) <= 1.1 * min(each) for each in several)
