@@ -172,6 +172,8 @@ def _wrap(parameter: Any, index: int) -> Parameter:
         found: Parameter = parameter
         return found
     name = getattr(parameter, "name", None) or f"parameter {index}"
+    if isinstance(parameter, tuple) and len(parameter) == 2 and isinstance(parameter[0], str):
+        name, parameter = parameter
     if isinstance(parameter, np.ndarray):
         if not parameter.flags.writeable:
             raise ConfigurationError(f"{name} is a read-only array: a synchronization changes it; pass a copy")
@@ -194,7 +196,7 @@ class Parameters:
     Parameters
     ----------
     parameters : iterable of ndarray, torch.Tensor, GpuArray, Theano shared variable or `Parameter`
-        Each of a float dtype.
+        Each of a float dtype; or pairs of a name and one of these, such as ``model.named_parameters()``.
     moments : int
         How many of the last ones are moments of the others.
 

@@ -26,6 +26,11 @@ def test_the_parameters_of_a_module_are_changed_in_place():
     assert not parameters.borrow()[0].any()
 
 
+def test_named_parameters_keep_their_names():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    assert [spec.name for spec in Parameters(model.named_parameters()).layout.specs] == ["0.weight", "0.bias"]
+
+
 def test_a_tensor_that_is_not_contiguous_is_copied_out_and_back():
     tensor = torch.arange(6.0).reshape(2, 3).T
     parameters = Parameters([tensor])
