@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from platoon_base.devices import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops.backward import EarlyAverages
 from platoon_base.torch_loops.flats import Bucket, Flats
@@ -75,6 +76,7 @@ class GradientAverage:
         self._parameters = [tensor for _, tensor in parameters if tensor.requires_grad]
         self._frozen = [tensor for _, tensor in parameters if not tensor.requires_grad]
         _require_averageable([(name, tensor) for name, tensor in parameters if tensor.requires_grad])
+        warn_if_not_on_device(worker.device, self._parameters)
         self._bucket_bytes, self._timeout_s = bucket_bytes, timeout_s
         self._flats: Flats | None = None
         self._early: EarlyAverages | None = None

@@ -66,7 +66,7 @@ ABOUT_DEVICES = {
 CALLS_DRIVER = {"devices/cuda.py", "devices/discovery.py", "devices/isolation.py"}
 
 # What is about torch's tensors; imported once there are some.
-ABOUT_TENSORS = ("collectives/tensors.py", "torch_loops/")
+ABOUT_TENSORS = ("collectives/tensors.py", "torch_arrays.py", "torch_loops/")
 
 # What is about Theano; in all but the first it is imported inside functions, once the script has it.
 ABOUT_THEANO = ("theano_ops/", "platoon_api/", "compat/", "worker_process/forkserver_main.py")
@@ -303,7 +303,7 @@ def test_sockets_and_shared_memory_have_one_place_each(path):
     assert not within(found, {"platoon_base.shm.segments"}) or place in allowed
 
 
-NEED_A_FRAMEWORK = {"platoon_base.theano_ops", "platoon_base.torch_loops"}
+NEED_A_FRAMEWORK = {"platoon_base.theano_ops", "platoon_base.torch_arrays", "platoon_base.torch_loops"}
 
 
 def faces():
