@@ -67,7 +67,8 @@ def warn_if_not_on_device(device: str, params: Iterable[Any]) -> None:
         warn_once(
             f"this worker was given {device}, but all its parameters are in the memory of the host: it REALLY COMPUTES "
             "ON THE CPU, many times slower. With PyTorch move the model first: model.to('cuda'). If Theano reports an "
-            "error above, `platoon doctor` tells what is missing; if the script is meant for the CPU, start it with platoon launch -D cpu"
+            "error above, `platoon doctor` tells what is missing; if the script is meant for the CPU, start it with "
+            "platoon launch -D cpu"
         )
     elif on_host:
         warn_once(

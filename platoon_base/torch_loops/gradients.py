@@ -140,7 +140,7 @@ class GradientAverage:
             early = self._watched()
             with early.step():
                 yield
-                self._average(early.take([parameter.grad for parameter in self._parameters]))
+                self._average(self._begun(early))
         self.worker.advanced.count_step()
 
     def batches(self, loader: Any) -> Iterator[Any]:
@@ -168,9 +168,19 @@ class GradientAverage:
             self._early.close()
         self._early = None
 
+    def _begun(self, early: EarlyAverages) -> int:
+        """Return how many averages have begun in the backward pass; leave none in flight if they are refused."""
+        try:
+            return early.take([parameter.grad for parameter in self._parameters])
+        except ConfigurationError:
+            early.wait()
+            raise
+
     def _begin(self, weight: float) -> None:
         """Check the step of this worker; in the first one agree with the others on the unit of weights."""
         self._weight = require_weight(weight)
+        if self._early is not None:
+            self._early.wait()  # for averages in flight of a step that raised
         if any(parameter.requires_grad for parameter in self._frozen):
             raise ConfigurationError(
                 "got a parameter that required no gradient when its GradientAverage was made, and does now: its "

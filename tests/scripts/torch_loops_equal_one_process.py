@@ -18,6 +18,8 @@ class Net(nn.Module):
         self.first, self.extra = nn.Linear(4, 8), nn.Linear(4, 8)
         self.frozen, self.unused = nn.Linear(8, 8).requires_grad_(False), nn.Linear(2, 2)
         self.last = nn.Linear(8, 1).double()
+        self.register_buffer("mask", torch.rand(9) > 0.5)
+        self.register_buffer("scale", torch.rand(9).bfloat16())
 
     def forward(self, x, extra):
         hidden = self.first(x) + (self.extra(x) if extra else 0)
@@ -26,9 +28,8 @@ class Net(nn.Module):
 
 def batches(rank):
     generator = torch.Generator().manual_seed(rank)
-    return [
-        (torch.randn(n, 4, generator=generator), torch.randn(n, 1, generator=generator).double()) for n in SIZES[rank]
-    ]
+    made = [(torch.randn(n, 4, generator=generator), torch.randn(n, 1, generator=generator)) for n in SIZES[rank]]
+    return [(x.to(device), y.double().to(device)) for x, y in made]
 
 
 def loss_of(model, x, y, rank, k):
@@ -46,15 +47,18 @@ def note(early, gradients):
 EarlyAverages.take = note
 worker = connect()
 rank = worker.global_rank
+device = "cpu" if worker.device == "cpu" else "cuda"
 torch.manual_seed(rank)  # other first values on each worker; the first one's hold
-model = Net()
+model = Net().to(device)
 with torch.random.fork_rng():
     torch.manual_seed(0)
-    alone = Net()
+    alone = Net().to(device)
 optimizer, by_hand = (torch.optim.Adam(each.parameters(), 0.05) for each in (model, alone))
 average = GradientAverage(worker, model, bucket_bytes=64)
 for mine, right in zip(model.parameters(), alone.parameters()):
     assert torch.equal(mine, right)
+assert torch.equal(model.mask, alone.mask)
+assert torch.equal(model.scale, alone.scale)
 
 for epoch in range(2):
     for k, batch in enumerate(average.batches(batches(rank))):

@@ -14,10 +14,11 @@ RULES = {"default": None, "EASGD": EASGD(), "moments": EASGD(moments=True), "DiL
 kind = sys.argv[2]
 worker = connect()
 rank = worker.global_rank
+device = "cpu" if worker.device == "cpu" else "cuda"
 torch.manual_seed(0)
 x = torch.randn(64, 6)
 y = (x.sum(1) > 0).long()
-model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
+model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2)).to(device)
 optimizer = torch.optim.Adam(model.parameters(), 0.01)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
 sampler = DistributedSampler(TensorDataset(x, y), worker.global_size, rank, seed=worker.seed)
@@ -26,7 +27,7 @@ loader = DataLoader(TensorDataset(x, y), 8, sampler=sampler, num_workers=1)
 
 def step(a, b):
     optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(a), b)
+    loss = nn.functional.cross_entropy(model(a.to(device)), b.to(device))
     loss.backward()
     optimizer.step()
 
@@ -58,5 +59,5 @@ state = [*model.parameters(), *model.buffers(), *(moments if kind == "moments" e
 everyone = worker.all_gather(torch.cat([each.detach().flatten().double() for each in state]))
 assert torch.equal(everyone[0], everyone[1])
 model.eval()
-assert model(x).isfinite().all()
+assert model(x.to(device)).isfinite().all()
 worker.close()
