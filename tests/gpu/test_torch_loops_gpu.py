@@ -18,6 +18,6 @@ def test_averaged_gradients_equal_one_process(run_job, way):
     run_job(script_path("torch_loops_equal_one_process"), args=[way], devices=(DEVICES * 2)[:2]).require_success()
 
 
-@pytest.mark.parametrize("rule", ["default", "EASGD", "moments", "DiLoCo"])
+@pytest.mark.parametrize("rule", ["default", "EASGD", "moments", "averaged", "DiLoCo"])
 def test_a_module_trains_with_every_kind_of_rule(run_job, rule):
     run_job(script_path("torch_loops_rules"), args=[rule], devices=(DEVICES * 2)[:2]).require_success()

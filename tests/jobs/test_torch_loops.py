@@ -16,7 +16,7 @@ def test_averaged_gradients_equal_one_process(run_job, way):
     run_job(script_path("torch_loops_equal_one_process"), args=[way]).require_success()
 
 
-@pytest.mark.parametrize("rule", ["default", "EASGD", "moments", "DiLoCo"])
+@pytest.mark.parametrize("rule", ["default", "EASGD", "moments", "averaged", "DiLoCo"])
 def test_a_module_trains_with_every_kind_of_rule(run_job, rule):
     """With BatchNorm, Adam, a scheduler and a DataLoader with a process of its own; buffers are averaged at the end."""
     run_job(script_path("torch_loops_rules"), args=[rule]).require_success()

@@ -7,10 +7,16 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from platoon_base import EASGD, DiLoCo, connect
+from platoon_base import EASGD, AveragedEASGD, DiLoCo, connect
 from platoon_base.torch_loops import average_buffers, moments_of
 
-RULES = {"default": None, "EASGD": EASGD(), "moments": EASGD(moments=True), "DiLoCo": DiLoCo()}
+RULES = {
+    "default": None,
+    "EASGD": EASGD(),
+    "moments": EASGD(moments=True),
+    "averaged": AveragedEASGD(),
+    "DiLoCo": DiLoCo(),
+}
 kind = sys.argv[2]
 worker = connect()
 rank = worker.global_rank
@@ -32,7 +38,7 @@ def step(a, b):
     optimizer.step()
 
 
-if kind == "moments":
+if kind in ("moments", "averaged"):
     step(x[:8], y[:8])
     moments = moments_of(optimizer)
     assert len(moments) == 2 * len(list(model.parameters()))
@@ -55,7 +61,7 @@ assert not torch.equal(theirs[0], theirs[1])
 average_buffers(worker, model, weight=[1, 3][rank])
 torch.testing.assert_close(model[1].running_mean, (theirs[0] + 3 * theirs[1]) / 4)
 assert model[1].num_batches_tracked.dtype == torch.int64
-state = [*model.parameters(), *model.buffers(), *(moments if kind == "moments" else [])]
+state = [*model.parameters(), *model.buffers(), *(moments if kind in ("moments", "averaged") else [])]
 everyone = worker.all_gather(torch.cat([each.detach().flatten().double() for each in state]))
 assert torch.equal(everyone[0], everyone[1])
 model.eval()
