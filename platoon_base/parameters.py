@@ -86,39 +86,6 @@ class _NumPyParameter:
         return None
 
 
-class _TensorParameter:
-    """A tensor of torch: its memory itself on the CPU, a copy elsewhere."""
-
-    def __init__(self, tensor: Any, name: str) -> None:
-        self.name = name
-        self._tensor = tensor
-        if not hasattr(np, str(tensor.dtype).rpartition(".")[2]):
-            raise ConfigurationError(
-                f"{name} is a tensor of {tensor.dtype}, which NumPy has not: keep the parameters in torch.float32, and "
-                "compute in the other type by torch.autocast"
-            )
-
-    def borrow(self) -> Array:
-        memory = self.memory()
-        if memory is not None and memory.flags.c_contiguous:
-            return memory
-        return np.array(self._tensor.detach().cpu().numpy(), order="C")
-
-    def give_back(self, array: Array) -> None:
-        memory = self.memory()
-        if memory is None:
-            self._tensor.detach().copy_(sys.modules["torch"].from_numpy(array))
-        elif memory.ctypes.data != array.ctypes.data:
-            memory[...] = array
-
-    def memory(self) -> Array | None:
-        found: Array | None = self._tensor.detach().numpy() if self._tensor.device.type == "cpu" else None
-        return found
-
-    def on_device(self) -> None:
-        return None
-
-
 class _DeviceParameter:
     def __init__(self, array: Any, name: str) -> None:
         self.name = name
@@ -172,12 +139,16 @@ def _wrap(parameter: Any, index: int) -> Parameter:
         found: Parameter = parameter
         return found
     name = getattr(parameter, "name", None) or f"parameter {index}"
+    if isinstance(parameter, tuple) and len(parameter) == 2 and isinstance(parameter[0], str):
+        name, parameter = parameter
     if isinstance(parameter, np.ndarray):
         if not parameter.flags.writeable:
             raise ConfigurationError(f"{name} is a read-only array: a synchronization changes it; pass a copy")
         return _NumPyParameter(parameter, name)
     if is_tensor(parameter):
-        return _TensorParameter(parameter, name)
+        from platoon_base.torch_arrays import TensorParameter
+
+        return TensorParameter(parameter, name)
     if is_device_array(parameter):
         return _DeviceParameter(parameter, name)
     if callable(getattr(parameter, "get_value", None)) and callable(getattr(parameter, "set_value", None)):
@@ -194,7 +165,7 @@ class Parameters:
     Parameters
     ----------
     parameters : iterable of ndarray, torch.Tensor, GpuArray, Theano shared variable or `Parameter`
-        Each of a float dtype.
+        Each of a float dtype; or pairs of a name and one of these, such as ``model.named_parameters()``.
     moments : int
         How many of the last ones are moments of the others.
 

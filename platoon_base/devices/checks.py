@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from platoon_base.parameters import is_tensor
 from platoon_base.system.import_hook import AfterImport
 from platoon_base.system.warn import warn_once
 
@@ -54,24 +55,26 @@ def warn_if_not_on_device(device: str, params: Iterable[Any]) -> None:
     ----------
     device : str
         The worker's; nothing is said for ``"cpu"``.
-    params : iterable of Theano shared variable, ndarray, or others
+    params : iterable of Theano shared variable, ndarray, tensor, or others
         Nothing is said of others. Float64 parameters on a GPU are reported too.
     """
     if device == "cpu":
         return
-    params = list(params)
+    params = [param[1] if isinstance(param, tuple) else param for param in params]  # of pairs with names
     values = [_internal(param) for param in params]
     on_host = [_name(param, i) for i, (param, value) in enumerate(zip(params, values)) if isinstance(value, np.ndarray)]
     if on_host and len(on_host) == len(params):
         warn_once(
             f"this worker was given {device}, but all its parameters are in the memory of the host: it REALLY COMPUTES "
-            "ON THE CPU, many times slower. If Theano reports an error above, `platoon doctor` tells what is missing; "
-            "if the script is meant for the CPU, start it with platoon launch -D cpu"
+            "ON THE CPU, many times slower. With PyTorch move the model first: model.to('cuda'). If Theano reports an "
+            "error above, `platoon doctor` tells what is missing; if the script is meant for the CPU, start it with "
+            "platoon launch -D cpu"
         )
     elif on_host:
         warn_once(
             f"this worker was given {device}, but these parameters are in the memory of the host, and are copied at "
-            f"every step: {_some(on_host)}. Make them with theano.shared(value), without target='cpu'"
+            f"every step: {_some(on_host)}. Move them to the GPU; in Theano make them with "
+            "theano.shared(value), without target='cpu'"
         )
     wide = [_name(param, i) for i, (param, value) in enumerate(zip(params, values)) if _is_float64(value)]
     if wide and len(on_host) < len(params):
@@ -82,6 +85,8 @@ def _internal(param: Any) -> Any:
     """Return the array with the values: an ndarray is on the host, a GpuArray is not; None if it is not known."""
     if isinstance(param, np.ndarray):
         return param
+    if is_tensor(param):
+        return param.detach().numpy() if param.device.type == "cpu" else param
     try:
         return param.get_value(borrow=True, return_internal_type=True)
     except (AttributeError, TypeError):

@@ -92,7 +92,8 @@ class Worker:
         Parameters
         ----------
         params : list of ndarray, torch.Tensor, Theano shared variable or GpuArray
-            Of float dtypes; the same number, order, names, shapes and dtypes on every worker.
+            Of float dtypes; the same number, order, names, shapes and dtypes on every worker. Or pairs of a name and
+            one of these, such as ``model.named_parameters()`` of torch.
         rule : Rule, optional
             Such as ``EASGD(alpha=0.5)``. The default is `platoon_base.rules.default_rule`, ``CenterMomentum()``.
         moments : list, as params, optional

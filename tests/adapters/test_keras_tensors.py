@@ -84,7 +84,7 @@ def test_a_weight_that_is_frozen_in_a_batch_that_not_all_workers_have(run_keras)
 
 
 def test_hooks_of_torch_keep_nothing_and_end_with_a_step_that_raises():
-    from platoon_plugins.keras.backends.torch_backward import EarlyAverages
+    from platoon_base.torch_loops import EarlyAverages
 
     weight = torch.nn.Parameter(torch.ones(3))
 
@@ -94,7 +94,7 @@ def test_hooks_of_torch_keep_nothing_and_end_with_a_step_that_raises():
 
     begun, averaged = [], []
     fill = lambda number, gradients: begun.append(number)  # noqa: E731
-    early = EarlyAverages([weight], fill, averaged.append, torch.device("cpu"))
+    early = EarlyAverages([weight], fill, averaged.append, torch.device("cpu"), "")
     early.expect([[0], []])
     with early.step():
         backward()
@@ -111,7 +111,7 @@ def test_hooks_of_torch_keep_nothing_and_end_with_a_step_that_raises():
         backward()
     assert begun == [0]
 
-    early = EarlyAverages([weight], lambda *_: None, lambda _: None, torch.device("cpu"))
+    early = EarlyAverages([weight], lambda *_: None, lambda _: None, torch.device("cpu"), "")
     kept = weakref.ref(early)
     del early
     gc.collect()

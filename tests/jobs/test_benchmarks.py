@@ -165,6 +165,19 @@ def test_large_models_of_keras_are_measured(tmp_path):
 @pytest.mark.keras
 @needs_torch
 @pytest.mark.timeout(200)
+def test_loops_of_torch_are_compared_with_distributed_data_parallel(tmp_path):
+    command = [sys.executable, BENCHMARKS / "torch_ddp.py", "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=190, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "torch_ddp.json").read_text())["results"]
+    ways = ["alone", "DDP", "DDP again", "average", "overlapping"]
+    assert [(row["gradients"], row["way"]) for row in rows] == [(m, way) for m in ("20 KB", "10 MB") for way in ways]
+    assert all(row["step_ms"] > 0 and row["over_ddp"] > 0 for row in rows)
+
+
+@pytest.mark.keras
+@needs_torch
+@pytest.mark.timeout(200)
 def test_keras_fit_measures_all_ways_and_keeps_its_results(tmp_path):
     done = subprocess.run(
         [sys.executable, BENCHMARKS / "keras_fit.py", "--quick", "--out", tmp_path],

@@ -10,7 +10,7 @@ from needing import needs, needs_blocks, needs_theano
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- runs: (\w+) -->\n)?^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-RESULTS = {"base": "w.npy", "keras": "digits.keras", "lasagne": "model.npz", "blocks": "model.tar"}
+RESULTS = {"base": "w.npy", "keras": "digits.keras", "lasagne": "model.npz", "blocks": "model.tar", "torch": "model.pt"}
 
 
 def blocks(language):
@@ -52,6 +52,11 @@ def test_the_script_for_lasagne_runs_on_two_workers(platoon, tmp_path):
 @needs_blocks
 def test_the_script_for_blocks_runs_on_two_workers(platoon, tmp_path):
     run_whole_scripts(platoon, tmp_path, "blocks")
+
+
+@needs("keras", "torch", "needs torch: `make test` runs this in .nox/keras3")
+def test_the_script_for_pytorch_runs_on_two_workers(platoon, tmp_path):
+    run_whole_scripts(platoon, tmp_path, "torch")
 
 
 @pytest.mark.base

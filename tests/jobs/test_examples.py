@@ -101,6 +101,36 @@ def test_keras_digits_alone(tmp_path):
     assert summary["test_accuracy"] > 0.3
 
 
+needs_torch = needs("keras", "torch", "needs torch: `make test` runs this in .nox/keras3")
+
+
+@needs_torch
+@pytest.mark.parametrize("options", [[], ["--sync"]], ids=["async", "sync"])
+@pytest.mark.slow
+def test_torch_images_on_two_workers(platoon, tmp_path, options):
+    done = platoon(
+        "launch", "-n", 2, "--summary", "job.json", "--log-dir", "logs",
+        EXAMPLES / "torch_images.py", *options, "--summary", "script.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "script.json").read_text())
+    assert summary["test_accuracy"] >= 0.95
+    assert summary["workers"] == 2
+    assert json.loads((tmp_path / "job.json").read_text())["test_accuracy"] == summary["test_accuracy"]
+    assert (tmp_path / "images.pt").stat().st_size > 0
+
+
+@needs_torch
+def test_torch_images_alone(tmp_path):
+    subprocess.run(
+        [sys.executable, EXAMPLES / "torch_images.py", "--num-epochs", "1", "--summary", "s.json"],
+        cwd=tmp_path, check=True, timeout=200, capture_output=True,
+    )  # fmt: skip
+    summary = json.loads((tmp_path / "s.json").read_text())
+    assert summary["workers"] == summary["epochs"] == 1
+    assert summary["test_accuracy"] > 0.5
+
+
 def _diff():
     """Return the hunks of the diff in docs/keras.md, each as (the lines before, the lines after)."""
     (block,) = re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)

@@ -1,10 +1,9 @@
 from keras_preamble import data, distribute, rank
 
-from platoon_plugins.keras.backends import torch_backward
-from platoon_plugins.keras.backends.torch_flats import Bucket
+from platoon_base.torch_loops import Bucket, EarlyAverages
 
 order = []
-Early = torch_backward.EarlyAverages
+Early = EarlyAverages
 arrived, take = Early.arrived, Early.take
 
 

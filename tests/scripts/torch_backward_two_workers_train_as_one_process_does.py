@@ -2,7 +2,7 @@ import numpy as np
 
 from keras_preamble import DistributedOptimizer, data, dense, distribute, everyones, flat, keras, rank
 
-from platoon_plugins.keras.backends.torch_backward import EarlyAverages
+from platoon_base.torch_loops import EarlyAverages
 
 early = []
 take = EarlyAverages.take

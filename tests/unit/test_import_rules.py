@@ -66,7 +66,7 @@ ABOUT_DEVICES = {
 CALLS_DRIVER = {"devices/cuda.py", "devices/discovery.py", "devices/isolation.py"}
 
 # What is about torch's tensors; imported once there are some.
-ABOUT_TENSORS = {"collectives/tensors.py"}
+ABOUT_TENSORS = ("collectives/tensors.py", "torch_arrays.py", "torch_loops/")
 
 # What is about Theano; in all but the first it is imported inside functions, once the script has it.
 ABOUT_THEANO = ("theano_ops/", "platoon_api/", "compat/", "worker_process/forkserver_main.py")
@@ -237,7 +237,7 @@ def test_frameworks_are_imported_only_where_they_are_the_matter(path):
     allowed = {"theano"} if place.startswith(ABOUT_THEANO) else set()
     if place in ABOUT_DEVICES:
         allowed.add("pygpu")
-    if place in ABOUT_TENSORS:
+    if place.startswith(ABOUT_TENSORS):
         allowed.add("torch")
     assert within(imports(path), FRAMEWORKS) == within(imports(path), allowed)
 
@@ -303,6 +303,9 @@ def test_sockets_and_shared_memory_have_one_place_each(path):
     assert not within(found, {"platoon_base.shm.segments"}) or place in allowed
 
 
+NEED_A_FRAMEWORK = {"platoon_base.theano_ops", "platoon_base.torch_arrays", "platoon_base.torch_loops"}
+
+
 def faces():
     """Name what the adapters import of the base: with the contracts, these are packages and modules with a face."""
     found = set().union(*(imports(path) for path in sources(PLUGINS)))
@@ -310,7 +313,7 @@ def faces():
 
 
 @pytest.mark.base
-@pytest.mark.parametrize("face", sorted({"platoon_base", *faces()} - {"platoon_base.theano_ops"}))
+@pytest.mark.parametrize("face", sorted({"platoon_base", *faces()} - NEED_A_FRAMEWORK))
 def test_the_public_face_has_all_that_it_offers(face):
     """Some names are imported only when they are asked for, so a wrong one would show late."""
     code = f"import {face} as face\nprint(*(name for name in face.__all__ if not hasattr(face, name)))"

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from platoon_base import EASGD
-from platoon_base.errors import ConfigurationError
+from platoon_base.devices.checks import warn_if_not_on_device
+from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.parameters import Parameters
 
 torch = pytest.importorskip("torch", reason="needs torch: `make test` runs this file in .nox/keras3")
@@ -24,6 +25,11 @@ def test_the_parameters_of_a_module_are_changed_in_place():
         assert tensor.data_ptr() == array.ctypes.data
     model[0].weight.data = torch.zeros(2, 3)  # other memory
     assert not parameters.borrow()[0].any()
+
+
+def test_named_parameters_keep_their_names():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
+    assert [spec.name for spec in Parameters(model.named_parameters()).layout.specs] == ["0.weight", "0.bias"]
 
 
 def test_a_tensor_that_is_not_contiguous_is_copied_out_and_back():
@@ -57,3 +63,15 @@ def test_a_worker_shares_them(job_of_one):
     job_of_one.sync_params()
     np.testing.assert_allclose(tensor.detach().numpy(), 1)
     job_of_one.release_shared_params()
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_model_that_was_left_on_the_host_of_a_gpu_worker_is_warned_of(named):
+    model = torch.nn.Linear(2, 2)
+    with pytest.warns(PlatoonWarning, match=r"given cuda7\d, but all its parameters are in the memory of the host"):
+        warn_if_not_on_device(f"cuda7{int(named)}", model.named_parameters() if named else model.parameters())
+
+
+def test_a_sparse_tensor_is_refused():
+    with pytest.raises(ConfigurationError, match="dense"):
+        Parameters([torch.zeros(3).to_sparse()])

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.torch_arrays import TensorMemory
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable, loss_weights_of
-from platoon_plugins.keras.backends.torch_arrays import HostCopy, TorchArray, host_copy, on_cuda
 from platoon_plugins.keras.backends.torch_backward import early_weights, watched_function
 from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require_dense_layers
 from platoon_plugins.keras.gradients import average_of
@@ -22,9 +22,9 @@ __all__ = ["backend"]
 Array = np.ndarray[Any, Any]
 
 
-class _TorchVariable(KerasVariable):
-    _array: TorchArray | None = None
-    _copy: HostCopy | None = None
+class _TorchVariable(TensorMemory, KerasVariable):
+    def tensor(self) -> Any:
+        return self.variable.value
 
     def on_host(self) -> bool:
         return bool(self.variable.value.device.type == "cpu")
@@ -32,49 +32,6 @@ class _TorchVariable(KerasVariable):
     def view(self) -> Array:
         array: Array = self.variable.value.detach().cpu().numpy()
         return array
-
-    def memory(self) -> Array | None:
-        """Return the memory of the weight itself, if it is on the CPU and contiguous."""
-        view = self.view() if self.on_host() else None  # from a device it would be a copy
-        return view if view is not None and view.flags.c_contiguous else None
-
-    def prefetch(self) -> None:
-        """Start a copy of the value from a CUDA device; `borrow` waits for it."""
-        if self.on_host():
-            self._copy = None
-            return
-        tensor = self.variable.value
-        if self._copy is None or not self._copy.fits(tensor):
-            self._copy = host_copy(tensor)
-        if self._copy is not None:
-            self._copy.start(tensor)
-
-    def borrow(self) -> Array:
-        """Return the memory of the weight itself on the CPU, or of a page-locked copy from a CUDA device."""
-        memory = self.memory()
-        if memory is not None:
-            return memory
-        if self._copy is None or not self._copy.started:
-            self.prefetch()
-        return super().borrow() if self._copy is None else self._copy.wait()
-
-    def on_device(self) -> TorchArray | None:
-        """Return the memory of the weight itself, if it is on a CUDA device."""
-        tensor = self.variable.value
-        if self._array is None or not self._array.is_on(tensor):
-            self._array = on_cuda(tensor)
-        return self._array
-
-    def give_back(self, array: Any) -> None:
-        """Set the value to the array that `borrow` or `on_device` returned, unless they share their memory."""
-        if array is self._array:
-            return
-        if self._copy is not None and array is self._copy.array:
-            self._copy.write(self.variable.value)
-            return
-        memory = self.memory()
-        if memory is None or memory.ctypes.data != array.ctypes.data:
-            super().give_back(array)
 
 
 class _Torch(Keras3):

@@ -13,8 +13,7 @@ import numpy as np
 import torch
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.keras.backends.torch_backward import EarlyAverages
-from platoon_plugins.keras.backends.torch_flats import Bucket, Flats
+from platoon_base.torch_loops import Bucket, EarlyAverages, Flats
 from platoon_plugins.keras.gradients import (
     DONE,
     MIN_WEIGHT,
@@ -87,7 +86,7 @@ class TorchAverage(GradientAverage):
         """
         self.watch_none()
         if self._device is not None and sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
-            self._early = EarlyAverages(weights, self._fill_early, self._average_early, self._device)
+            self._early = EarlyAverages(weights, self._fill_early, self._average_early, self._device, _CHANGED)
             self._early_weight = weight_of_batch
         return self._early
 
@@ -337,6 +336,10 @@ def _zeros_like(gradient: Tensor | None) -> Array:
     return np.zeros(tuple(gradient.shape), str(gradient.dtype).removeprefix("torch."))
 
 
+_CHANGED = (
+    "got gradients that changed behind the backward pass in which their average had begun, and not so in the first "
+    "steps of this fit: change them in each step or in none, or in a train_step of your own"
+)
 _DENSE = "it cannot be averaged; make the layer's gradient dense, such as by sparse=False"
 
 

@@ -1,4 +1,7 @@
-"""Tensors of torch on a CUDA device, for a center on devices or on the host."""
+"""Tensors of torch as parameters: on the CPU their memory itself, on a CUDA device for a center there or on the host.
+
+Nothing imports this before there are tensors.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,12 @@ import numpy as np
 import torch
 
 from platoon_base.device_arrays import CudaArray, Queue
+from platoon_base.errors import ConfigurationError
 
-__all__ = ["HostCopy", "TorchArray", "host_copy", "on_cuda"]
+__all__ = ["HostCopy", "TensorMemory", "TensorParameter", "TorchArray", "host_copy", "on_cuda"]
+
+Array = np.ndarray[Any, Any]
+Tensor = Any
 
 
 class TorchArray(CudaArray):
@@ -120,3 +127,94 @@ class HostCopy:
 def host_copy(tensor: Any) -> HostCopy | None:
     """Return a HostCopy for a tensor; None if that is not on a CUDA device, or NumPy lacks its dtype."""
     return None if on_cuda(tensor) is None else HostCopy(tensor)
+
+
+class TensorMemory:
+    """The methods of `platoon_base.parameters.Parameter` for a value that is a tensor.
+
+    Values are changed outside of autograd, in the memory of the tensor.
+    """
+
+    _array: TorchArray | None = None
+    _copy: HostCopy | None = None
+
+    def tensor(self) -> Tensor:
+        """Return the tensor that has the value now."""
+        raise NotImplementedError
+
+    def memory(self) -> Array | None:
+        """Return the memory of the value, if it is on the CPU."""
+        tensor = self.tensor()
+        found: Array | None = tensor.detach().numpy() if tensor.device.type == "cpu" else None
+        return found
+
+    def prefetch(self) -> None:
+        """Start a copy of the value from a CUDA device; `borrow` waits for it."""
+        tensor = self.tensor()
+        if tensor.device.type == "cpu":
+            self._copy = None
+            return
+        if self._copy is None or not self._copy.fits(tensor):
+            self._copy = host_copy(tensor)
+        if self._copy is not None:
+            self._copy.start(tensor)
+
+    def borrow(self) -> Array:
+        """Return the memory of the value itself on the CPU, or of a page-locked copy from a CUDA device."""
+        memory = self.memory()
+        if memory is not None:
+            return memory if memory.flags.c_contiguous else np.array(memory, order="C")
+        if self._copy is None or not self._copy.started:
+            self.prefetch()
+        return np.array(self.tensor().detach().cpu().numpy(), order="C") if self._copy is None else self._copy.wait()
+
+    def on_device(self) -> TorchArray | None:
+        """Return the memory of the value itself, if it is on a CUDA device."""
+        tensor = self.tensor()
+        if self._array is None or not self._array.is_on(tensor):
+            self._array = on_cuda(tensor)
+        return self._array
+
+    def give_back(self, array: Any) -> None:
+        """Set the value to the array that `borrow` or `on_device` returned, unless they share their memory."""
+        if array is self._array:
+            return
+        if self._copy is not None and array is self._copy.array:
+            self._copy.write(self.tensor())
+            return
+        memory = self.memory()
+        if memory is None:
+            self.tensor().detach().copy_(torch.from_numpy(np.asarray(array)))
+        elif memory.ctypes.data != array.ctypes.data:
+            memory[...] = array
+
+
+class TensorParameter(TensorMemory):
+    """A tensor as a parameter.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        Of a dtype that NumPy has.
+    name : str
+
+    Raises
+    ------
+    ConfigurationError
+        If the dtype is none of NumPy's, or the tensor is not dense.
+    """
+
+    def __init__(self, tensor: Tensor, name: str) -> None:
+        self.name = name
+        self._tensor = tensor
+        if tensor.layout is not torch.strided:
+            raise ConfigurationError(f"{name} is a tensor of layout {tensor.layout}: parameters are dense tensors")
+        if not hasattr(np, str(tensor.dtype).rpartition(".")[2]):
+            raise ConfigurationError(
+                f"{name} is a tensor of {tensor.dtype}, which NumPy has not: keep the parameters in torch.float32, and "
+                "compute in the other type by torch.autocast"
+            )
+
+    def tensor(self) -> Tensor:
+        """Return the tensor."""
+        return self._tensor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,6 @@ import torch
 
 __all__ = ["Bucket", "Flats"]
 
-Array = np.ndarray[Any, Any]
 Tensor = Any
 
 _ALIGNMENT_BYTES = 256
@@ -59,8 +59,8 @@ class Flats:
 
     Parameters
     ----------
-    like : sequence of ndarray
-        Zeros with the shapes and dtypes of the gradients.
+    like : sequence of ndarray or tensor
+        Arrays with the shapes and dtypes of the gradients.
     header : int
         Number of elements of the header, see `GradientHeader`.
     device : torch.device
@@ -81,22 +81,25 @@ class Flats:
         This rank's header.
     """
 
-    def __init__(self, like: Sequence[Array], header: int, device: Any, bucket_bytes: int | None) -> None:
+    def __init__(self, like: Sequence[Any], header: int, device: Any, bucket_bytes: int | None) -> None:
         self.like = like
         self.views: list[Tensor] = [None] * len(like)
         self.buckets: list[Bucket] = []
         self._buffers = []  # of each dtype, without the header
-        others = dict.fromkeys(array.dtype.name for array in like if array.dtype.name != "float32")
+        names = [str(array.dtype).removeprefix("torch.") for array in like]
+        sizes = [math.prod(array.shape) for array in like]
+        others = dict.fromkeys(name for name in names if name != "float32")
         for name in [*others, "float32"]:
-            indices = [i for i in reversed(range(len(like))) if like[i].dtype.name == name]
-            unit = _ALIGNMENT_BYTES // np.dtype(name).itemsize
-            starts = np.cumsum([0, *(-(-like[i].size // unit) * unit for i in indices)]).tolist()
+            indices = [i for i in reversed(range(len(like))) if names[i] == name]
+            dtype = getattr(torch, name)
+            unit = _ALIGNMENT_BYTES // torch.empty(0, dtype=dtype).element_size()
+            starts = np.cumsum([0, *(-(-sizes[i] // unit) * unit for i in indices)]).tolist()
             end = starts[-1]
-            flat = torch.zeros(end + header * (name == "float32"), dtype=getattr(torch, name), device=device)
+            flat = torch.zeros(end + header * (name == "float32"), dtype=dtype, device=device)
             for i, start in zip(indices, starts):
-                self.views[i] = flat[start : start + like[i].size].view(like[i].shape)
+                self.views[i] = flat[start : start + sizes[i]].view(tuple(like[i].shape))
             self._buffers.append(flat[:end])
-            self._cut(flat, indices, starts, None if bucket_bytes is None else bucket_bytes // flat.itemsize)
+            self._cut(flat, indices, starts, None if bucket_bytes is None else bucket_bytes // flat.element_size())
         self.header = self.template = flat[end:]
         self._timing: list[Any] = []  # events before and after the latest calls
 

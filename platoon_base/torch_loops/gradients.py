@@ -1,0 +1,318 @@
+"""Averaged gradients in a torch loop: N workers train like one process with the batches of all."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from platoon_base.devices import warn_if_not_on_device
+from platoon_base.errors import ConfigurationError
+from platoon_base.torch_loops.backward import EarlyAverages
+from platoon_base.torch_loops.flats import Bucket, Flats
+from platoon_base.torch_loops.state import named_tensors, require_weight, values_of
+from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, start_training
+
+__all__ = ["BUCKET_BYTES", "GradientAverage"]
+
+Tensor = Any
+
+BUCKET_BYTES = 25 << 20  # that of DistributedDataParallel
+
+
+class GradientAverage:
+    """Averages the gradients of a model over all workers, between ``backward()`` and ``optimizer.step()``.
+
+    ::
+
+        g := sum_i w_i g_i / sum_i w_i
+
+    where w_i is the weight of worker i's batch, such as its number of rows. So g is the gradient of the mean loss over
+    the rows of all workers, whatever the sizes of their batches. It replaces the ``grad`` of each parameter.
+
+    Making one is a collective call: all workers get the first worker's parameters and buffers. Buffers are not averaged
+    in steps, see `average_buffers`. With a single worker nothing happens in any call.
+
+    Parameters
+    ----------
+    worker : Worker
+    model : torch.nn.Module, torch.optim.Optimizer or iterable of tensors
+        All parameters that require a gradient are averaged. They must be the same on every worker, and on one device.
+        Of an optimizer, or of tensors such as ``model.parameters()``, no buffers are copied.
+    bucket_bytes : int
+        At `overlapping`, the size at which a group of gradients is averaged, during the rest of the backward pass.
+    timeout_s : float
+        Bound on each wait for the other workers.
+
+    Raises
+    ------
+    ConfigurationError
+        If no parameter requires a gradient, one is of a dtype that cannot be averaged, or this worker joined late.
+    LayoutMismatchError
+        On every worker, before anything is changed, if their models differ.
+
+    Examples
+    --------
+    >>> average = GradientAverage(worker, model)                                    # doctest: +SKIP
+    >>> for x, y in loader:                                                         # doctest: +SKIP
+    ...     optimizer.zero_grad()
+    ...     loss_of(model(x), y).backward()
+    ...     average(len(x))
+    ...     optimizer.step()
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        model: Any,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        self.worker = worker
+        parameters, buffers = _tensors_of(model)
+        self._parameters = [tensor for _, tensor in parameters if tensor.requires_grad]
+        self._frozen = [tensor for _, tensor in parameters if not tensor.requires_grad]
+        _require_averageable([(name, tensor) for name, tensor in parameters if tensor.requires_grad])
+        warn_if_not_on_device(worker.device, self._parameters)
+        self._bucket_bytes, self._timeout_s = bucket_bytes, timeout_s
+        self._flats: Flats | None = None
+        self._early: EarlyAverages | None = None
+        self._weight, self._usual_weight = 1.0, 0.0
+        self._sent: list[float] = []
+        if worker.global_size > 1:
+            start_training(
+                worker,
+                "averaged gradients",
+                "loop with averaged gradients",
+                values=values_of([*parameters, *buffers]),
+                settings=f"averaged gradients of {len(self._parameters)} parameters",
+                timeout_s=timeout_s,
+            )
+
+    def __call__(self, weight: float = 1.0) -> None:
+        """Replace the gradients by their averages; a collective call, after ``backward()``.
+
+        Parameters
+        ----------
+        weight : float
+            The w_i: the divisor of this worker's loss, such as ``len(x)``. The default weighs all workers alike. With 0
+            this worker has no batch: its own gradients do not count, and it gets the averages of the others.
+
+        Raises
+        ------
+        ConfigurationError
+            If the weight is negative or not finite, or a gradient is sparse.
+        WorkerLostError, CollectiveTimeoutError
+            If another worker does not make the call.
+        """
+        if self.worker.global_size > 1:
+            self._begin(weight)
+            self._average(0)
+        self.worker.advanced.count_step()
+
+    @contextlib.contextmanager
+    def overlapping(self, weight: float = 1.0) -> Iterator[None]:
+        """Average the gradients of the one backward pass within the ``with`` block, and during it.
+
+        Averages of the last layers' gradients are made while those of the layers before them are computed. Behind the
+        block all are averaged. All workers must use it in the same steps.
+
+        Parameters
+        ----------
+        weight : float
+            As in a plain call.
+
+        Raises
+        ------
+        ConfigurationError
+            As in a plain call; and if gradients changed within the block after their average had begun, for instance in
+            a second backward pass.
+        WorkerLostError, CollectiveTimeoutError
+            If another worker does not make the call.
+        """
+        if self.worker.global_size == 1:
+            yield
+        else:
+            self._begin(weight)
+            early = self._watched()
+            with early.step():
+                yield
+                self._average(self._begun(early))
+        self.worker.advanced.count_step()
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """Yield the batches of a loader; then None for each batch that another worker has more.
+
+        A collective call at the start of each epoch, for loaders of different lengths: with None make the step without
+        a backward pass, and with weight 0.
+
+        Parameters
+        ----------
+        loader : iterable with a length
+            Such as a DataLoader.
+        """
+        if self.worker.global_size == 1:
+            yield from loader
+            return
+        lengths = self.worker.gather(len(loader), name="batches of an epoch", timeout_s=self._timeout_s)
+        yield from loader
+        for _ in range(max(lengths) - len(loader)):
+            yield None
+
+    def close(self) -> None:
+        """Remove the hooks of `overlapping` from the parameters."""
+        if self._early is not None:
+            self._early.close()
+        self._early = None
+
+    def _begun(self, early: EarlyAverages) -> int:
+        """Return how many averages have begun in the backward pass; leave none in flight if they are refused."""
+        try:
+            return early.take([parameter.grad for parameter in self._parameters])
+        except ConfigurationError:
+            early.wait()
+            raise
+
+    def _begin(self, weight: float) -> None:
+        """Check the step of this worker; in the first one agree with the others on the unit of weights."""
+        self._weight = require_weight(weight)
+        if self._early is not None:
+            self._early.wait()  # for averages in flight of a step that raised
+        if any(parameter.requires_grad for parameter in self._frozen):
+            raise ConfigurationError(
+                "got a parameter that required no gradient when its GradientAverage was made, and does now: its "
+                "gradients would differ between workers; make a new GradientAverage on all of them"
+            )
+        if not self._usual_weight:
+            weights = self.worker.gather(self._weight, name="weights of batches", timeout_s=self._timeout_s)
+            self._usual_weight = max(weights) or 1.0
+
+    def _watched(self) -> EarlyAverages:
+        if self._early is None:
+            flats = self._placed()
+            self._early = EarlyAverages(
+                self._parameters, self._fill, self._average_bucket, self._parameters[0].device, _CHANGED
+            )
+            self._early.expect([bucket.members for bucket in flats.buckets])
+        return self._early
+
+    def _placed(self) -> Flats:
+        """Return the flat buffers, on the device of the parameters."""
+        device = self._parameters[0].device
+        if self._flats is None or self._flats.header.device != device:
+            self.close()
+            _require_one_device(self._parameters)
+            self._flats = Flats(self._parameters, 1 + len(self._parameters), device, self._bucket_bytes)
+            self._sent = []
+        return self._flats
+
+    def _average(self, begun: int) -> None:
+        """Average the buckets that have not begun in the backward pass, and write all averages."""
+        flats = self._placed()
+        gradients = [parameter.grad if self._weight else None for parameter in self._parameters]
+        _require_dense(gradients)
+        with torch.no_grad():
+            self._put_header(flats, gradients)
+            for bucket in flats.buckets[begun:]:
+                self._scaled(bucket, gradients)
+            if begun and self._early is not None:
+                self._early.wait()
+            for number in range(begun, len(flats.buckets)):
+                self._average_bucket(number)
+            _divide(flats)
+            self._write(flats, gradients)
+
+    def _put_header(self, flats: Flats, gradients: Sequence[Tensor | None]) -> None:
+        """Write this worker's weight, and which gradients it has, behind the gradients."""
+        numbers = [self._weight / self._usual_weight, *(float(gradient is not None) for gradient in gradients)]
+        if numbers != self._sent:  # a copy to a device takes longer than one on it
+            self._sent = numbers
+            flats.template = torch.tensor(numbers, dtype=torch.float32, device=flats.header.device)
+        flats.header.copy_(flats.template)
+
+    def _fill(self, number: int, gradients: Mapping[int, Tensor]) -> None:
+        """Copy gradients into a bucket during the backward pass."""
+        _require_dense(gradients.values())
+        with torch.no_grad():
+            self._scaled(self._placed().buckets[number], gradients if self._weight else dict.fromkeys(gradients))
+
+    def _scaled(self, bucket: Bucket, gradients: Any) -> None:
+        bucket.fill(gradients)
+        bucket.scale(self._weight / self._usual_weight if self._weight else 1.0)
+
+    def _average_bucket(self, number: int) -> None:
+        flat = self._placed().buckets[number].flat
+        array = flat.numpy() if flat.device.type == "cpu" else flat
+        with torch.no_grad():
+            self.worker.all_reduce(array, "mean", dest=array, timeout_s=self._timeout_s)
+
+    def _write(self, flats: Flats, gradients: Sequence[Tensor | None]) -> None:
+        """Copy the averages to the gradients; a worker without a gradient that others have gets a new one."""
+        here = [(gradient, view) for gradient, view in zip(gradients, flats.views) if gradient is not None]
+        if here:
+            torch._foreach_copy_([gradient for gradient, _ in here], [view for _, view in here])
+        if len(here) == len(gradients):
+            return
+        used = flats.header[1:].cpu().tolist()
+        for parameter, gradient, view, workers in zip(self._parameters, gradients, flats.views, used):
+            if gradient is None:
+                parameter.grad = view.clone() if workers else None
+
+
+def _divide(flats: Flats) -> None:
+    """Divide the means of weighted gradients by the mean weight."""
+    mean = flats.header[0]
+    if mean.device.type == "cpu":
+        flats.scale(1 / float(mean) if mean else 1.0)
+    else:  # without a wait for the device
+        flats.scale(torch.where(mean > 0, 1 / mean, 1.0))
+
+
+def _tensors_of(model: Any) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:
+    """Return the named parameters and buffers of a model; of an optimizer or of tensors the parameters alone."""
+    if isinstance(model, torch.nn.Module):
+        return list(model.named_parameters()), list(model.named_buffers())
+    if isinstance(model, torch.optim.Optimizer):
+        return named_tensors(tensor for group in model.param_groups for tensor in group["params"]), []
+    if isinstance(model, torch.Tensor) or not hasattr(model, "__iter__"):
+        raise ConfigurationError(f"got {type(model).__name__}: pass a model, its optimizer, or model.parameters()")
+    return named_tensors(model), []
+
+
+def _require_averageable(parameters: Sequence[tuple[str, Tensor]]) -> None:
+    if not parameters:
+        raise ConfigurationError("got no parameter that requires a gradient: there is nothing to average")
+    for name, tensor in parameters:
+        on_host = tensor.device.type == "cpu"
+        if tensor.dtype not in _DTYPES or (on_host and tensor.dtype is torch.bfloat16):
+            raise ConfigurationError(
+                f"got {name}, a tensor of {tensor.dtype} on {tensor.device}, whose gradients cannot be averaged there: "
+                "keep the parameters in torch.float32, and compute in the other type by torch.autocast"
+            )
+
+
+def _require_one_device(parameters: Sequence[Tensor]) -> None:
+    devices = sorted({str(parameter.device) for parameter in parameters})
+    if len(devices) > 1:
+        raise ConfigurationError(
+            f"got parameters on {', '.join(devices)}: those of one GradientAverage must be on one device; make one for "
+            "each device"
+        )
+
+
+def _require_dense(gradients: Any) -> None:
+    for gradient in gradients:
+        if gradient is not None and gradient.layout is not torch.strided:
+            raise ConfigurationError(
+                "got a sparse gradient: it cannot be averaged; make the layer's gradient dense, such as by sparse=False"
+            )
+
+
+_DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+_CHANGED = (
+    "got gradients that changed after their average had begun: make one backward pass within overlapping(), and change "
+    "gradients behind the block; call average(weight) behind several backward passes"
+)

@@ -1,0 +1,155 @@
+"""The state of a torch model that is not trained by gradients: first values, buffers, and an optimizer's moments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker
+
+__all__ = ["TensorValue", "average_buffers", "moments_of", "named_tensors"]
+
+Array = np.ndarray[Any, Any]
+Tensor = Any
+
+
+class TensorValue:
+    """A tensor with the methods by which first values are copied; see `start_training`.
+
+    NumPy lacks bfloat16, which travels as float32, and collective calls take no bool, which travels as uint8; both
+    without a loss.
+
+    Parameters
+    ----------
+    name : str
+    tensor : torch.Tensor
+    """
+
+    def __init__(self, name: str, tensor: Tensor) -> None:
+        self.name = name
+        self._tensor = tensor.detach()
+
+    def get_value(self, borrow: bool = False) -> Array:
+        """Return the value as a C-contiguous array on the host; with ``borrow`` its memory, where that is possible."""
+        passes_as = {torch.bfloat16: torch.float32, torch.bool: torch.uint8}.get(self._tensor.dtype)
+        tensor = self._tensor if passes_as is None else self._tensor.to(passes_as)
+        array: Array = tensor.contiguous().cpu().numpy()
+        return array if borrow else array.copy()
+
+    def set_value(self, value: Array) -> None:
+        """Change the value in place."""
+        self._tensor.copy_(torch.from_numpy(value))
+
+
+def named_tensors(tensors: Iterable[Any]) -> list[tuple[str, Tensor]]:
+    """Return pairs of name and tensor, of tensors or of such pairs, as those of ``model.named_parameters()``."""
+    found = []
+    for i, given in enumerate(tensors):
+        name, tensor = given if isinstance(given, tuple) else (f"parameter {i}", given)
+        if not isinstance(tensor, torch.Tensor):
+            raise ConfigurationError(
+                f"got {type(tensor).__name__} as {name}: pass a model, its optimizer, or model.parameters()"
+            )
+        found.append((str(name), tensor))
+    return found
+
+
+def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """Set the float buffers of a model, such as BatchNorm's statistics, to their mean over the workers.
+
+    ::
+
+        b := sum_i w_i b_i / sum_i w_i        over the workers that still take part
+
+    A collective call, for each evaluation and before a model is saved: each worker's running statistics are those of
+    its own batches. Integer buffers, such as ``num_batches_tracked``, are left as they are.
+
+    Parameters
+    ----------
+    worker : Worker
+    model : torch.nn.Module
+        With the same buffers on every worker.
+    weight : float
+        The w_i, such as the number of this worker's rows; 0 for a worker whose buffers should not count.
+    timeout_s : float
+        Bound on the wait for the others.
+
+    Raises
+    ------
+    ConfigurationError
+        If the weight is negative or not finite.
+    LayoutMismatchError
+        On every worker, if their buffers have different shapes.
+    CollectiveTimeoutError
+        If some workers did not call it in time; the message names them.
+    """
+    require_weight(weight)
+    buffers = [TensorValue(name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
+    if worker.global_size == 1 or not buffers:
+        return
+    values = [buffer.get_value(borrow=True) for buffer in buffers]
+    terms = [value.astype(np.float64) * weight if weight else np.zeros(value.shape) for value in values]
+    summed = worker.advanced.sum_arrays("average_buffers", terms, {"weight": (float(weight), 1.0)}, timeout_s=timeout_s)
+    total = summed.pairs["weight"][0]
+    if not total:
+        return
+    for buffer, value, array in zip(buffers, values, summed.arrays):
+        buffer.set_value((array / total).astype(value.dtype))
+
+
+def require_weight(weight: float) -> float:
+    """Return a weight as a float; raise `ConfigurationError` if it is negative or not finite."""
+    number = float(weight)
+    if not (np.isfinite(number) and number >= 0):
+        raise ConfigurationError(f"got weight {weight}: pass the number of this worker's rows, 0 or more")
+    return number
+
+
+def moments_of(optimizer: Any) -> list[Tensor]:
+    """Return the moments of an optimizer: its float state with the shapes of its parameters.
+
+    Pass them to `Worker.init_shared_params` as ``moments``, for a rule such as ``EASGD(moments=True)``. Counters of
+    steps are left out.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        After its first step, in which torch makes the state.
+
+    Returns
+    -------
+    list of torch.Tensor
+        In the order of the parameters, and of the names of the state.
+
+    Raises
+    ------
+    ConfigurationError
+        If it has made no step yet, or keeps no moments.
+    """
+    found, without = [], []
+    for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
+        state = optimizer.state.get(parameter, {})
+        moments = [state[name] for name in sorted(state) if name != "step" and _like(state[name], parameter)]
+        found += moments
+        if not moments:
+            without.append(tuple(parameter.shape))
+    if without:
+        raise ConfigurationError(
+            f"got {type(optimizer).__name__} without moments of {len(without)} parameters, the first of shape "
+            f"{without[0]}: torch makes them in the first step with a gradient of the parameter, so make one step "
+            "before; an optimizer such as SGD without momentum has none, so take a rule with moments=False"
+        )
+    return found
+
+
+def _like(value: Any, parameter: Tensor) -> bool:
+    return bool(torch.is_tensor(value) and value.is_floating_point() and value.shape == parameter.shape)
+
+
+def values_of(tensors: Sequence[tuple[str, Tensor]]) -> list[TensorValue]:
+    """Return named tensors as values to copy."""
+    return [TensorValue(name, tensor) for name, tensor in tensors]

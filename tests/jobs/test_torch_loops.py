@@ -1,0 +1,87 @@
+"""PyTorch loops of a user: averaged gradients against one process, rules on the parameters of a module, mistakes."""
+
+import pytest
+from scripts_here import script_path
+
+torch = pytest.importorskip("torch", reason="needs torch: `make test` runs this file in .nox/keras3")
+from platoon_base.errors import ConfigurationError
+from platoon_base.torch_loops import GradientAverage, average_buffers, moments_of
+
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("way", ["behind", "overlapping"])
+def test_averaged_gradients_equal_one_process(run_job, way):
+    """By equations: unequal batches, a branch of one worker, frozen and unused parameters, two dtypes."""
+    run_job(script_path("torch_loops_equal_one_process"), args=[way]).require_success()
+
+
+@pytest.mark.parametrize("rule", ["default", "EASGD", "moments", "averaged", "DiLoCo"])
+def test_a_module_trains_with_every_kind_of_rule(run_job, rule):
+    """With BatchNorm, Adam, a scheduler and a DataLoader with a process of its own; buffers are averaged at the end."""
+    run_job(script_path("torch_loops_rules"), args=[rule]).require_success()
+
+
+def test_mistakes_are_refused(run_job):
+    run_job(script_path("torch_loops_refused")).require_success()
+
+
+def test_a_single_worker_trains_as_without(solo_worker):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    average = GradientAverage(solo_worker, model)
+    assert list(average.batches([1, 2])) == [1, 2]
+    model(torch.ones(4, 3)).sum().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    average(4)
+    with average.overlapping(4):
+        pass
+    average_buffers(solo_worker, model)
+    for parameter, gradient in zip(model.parameters(), gradients):
+        assert torch.equal(parameter.grad, gradient)
+    average.close()
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (torch.zeros(3, requires_grad=True), "model.parameters\\(\\)"),
+        (3, "model.parameters\\(\\)"),
+        ([3], "got int as parameter 0"),
+        ([torch.zeros(3)], "no parameter that requires a gradient"),
+        ([torch.zeros(3, dtype=torch.bfloat16, requires_grad=True)], "torch.autocast"),
+        ([torch.zeros(3, dtype=torch.complex64, requires_grad=True)], "torch.complex64"),
+    ],
+)
+def test_models_that_cannot_be_averaged_are_refused(solo_worker, given, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        GradientAverage(solo_worker, given)
+
+
+@pytest.mark.parametrize(
+    ("make", "count"),
+    [
+        (lambda params: torch.optim.Adam(params), 2),
+        (lambda params: torch.optim.Adam(params, amsgrad=True), 3),
+        (lambda params: torch.optim.SGD(params, 0.1, momentum=0.9), 1),
+        (lambda params: torch.optim.Adagrad(params), 1),
+        (lambda params: torch.optim.RMSprop(params), 1),
+    ],
+    ids=["Adam", "AMSGrad", "momentum", "Adagrad", "RMSprop"],
+)
+def test_moments_are_those_of_each_parameter(make, count):
+    model = torch.nn.Linear(3, 2)
+    optimizer = make(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert [tuple(moment.shape) for moment in moments_of(optimizer)] == [(2, 3)] * count + [(2,)] * count
+
+
+@pytest.mark.parametrize(("steps", "complaint"), [(0, "make one step before"), (1, "moments=False")])
+def test_an_optimizer_without_moments_is_refused(steps, complaint):
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(steps):
+        model(torch.ones(1, 3)).sum().backward()
+        optimizer.step()
+    with pytest.raises(ConfigurationError, match=complaint):
+        moments_of(optimizer)

@@ -1,0 +1,49 @@
+"""Each mistake is an error on the worker that makes it, or on all where only they together can see it."""
+
+import torch
+from torch import nn
+
+from platoon_base import connect
+from platoon_base.errors import ConfigurationError, LayoutMismatchError
+from platoon_base.torch_loops import GradientAverage
+
+worker = connect()
+rank = worker.global_rank
+
+
+def refused(call, error, text):
+    try:
+        call()
+    except error as exc:
+        assert text in str(exc), exc
+    else:
+        raise AssertionError(f"not refused: {text}")
+
+
+refused(lambda: GradientAverage(worker, nn.Linear(2, 2 + rank)), LayoutMismatchError, "weight")
+model = nn.Linear(2, 2)
+average = GradientAverage(worker, model.parameters(), bucket_bytes=1)
+for weight in (-1, float("nan")):
+    refused(lambda weight=weight: average(weight), ConfigurationError, "number of this worker's rows")
+average(1)  # without a gradient anywhere
+assert model.weight.grad is None
+
+
+def two_backward_passes():
+    with average.overlapping():
+        model(torch.ones(1, 2)).sum().backward()
+        model(torch.ones(1, 2)).sum().backward()
+
+
+refused(two_backward_passes, ConfigurationError, "one backward pass within overlapping()")
+embedding = nn.Embedding(3, 2, sparse=True)
+average = GradientAverage(worker, embedding)
+embedding(torch.tensor([1])).sum().backward()
+refused(average, ConfigurationError, "sparse=False")
+head = nn.Linear(2, 2)
+head.bias.requires_grad_(False)
+average = GradientAverage(worker, head)
+head.bias.requires_grad_(True)
+refused(average, ConfigurationError, "make a new GradientAverage")
+worker.barrier()
+worker.close()
