@@ -44,12 +44,18 @@ class Method(NamedTuple):
         """Whether workers wait for one another before the end of an epoch, so that a slow one slows all."""
         if isinstance(self.rule, str) and self.rule != DEFAULTS:
             return self.rule == AVERAGED
-        return waits(default_rule() if self.rule == DEFAULTS else self.rule())
+        return waits(self._made)
 
     @property
     def copies(self) -> int:
         """How many times the size of the model an exchange has: with moments, those of Adam and the average."""
-        return 3 + self.averages if not isinstance(self.rule, str) and shares_moments(self.rule()) else 1
+        shares = self.rule not in (ALONE, AVERAGED) and shares_moments(self._made)
+        return 3 + self.averages if shares else 1
+
+    @property
+    def _made(self) -> Any:
+        """The rule, where there is one."""
+        return default_rule(default_period()) if isinstance(self.rule, str) else self.rule()
 
     @property
     def what(self) -> str:
@@ -57,7 +63,7 @@ class Method(NamedTuple):
         if self.rule == ALONE:
             return "one worker of a job, which shares nothing"
         if self.rule == DEFAULTS:
-            return f"an adapter that is told nothing: {default_rule()!r} every {default_period()} mini-batches"
+            return f"an adapter that is told nothing: {self._made!r} every {default_period()} mini-batches"
         if self.rule == AVERAGED:
             return "the mean of all gradients in each step"
         return f"{self.rule()!r} every {self.every_n_batches} mini-batches"
@@ -89,7 +95,8 @@ PLAIN, PLAIN_AVERAGE = "plain", "plain-average"
 METHODS = {
     PLAIN: Method(ALONE),
     "defaults": Method(DEFAULTS),
-    "defaults-sqrt": Method(DEFAULTS, scaling="sqrt"),
+    "momentum-10": Method(CenterMomentum, 10),
+    "momentum-10-sqrt": Method(CenterMomentum, 10, "sqrt"),
     "diloco-10": Method(DiLoCo, 10),
     "diloco-20": Method(DiLoCo, 20),
     "local-sgd-10": Method(LocalSGD, 10),
@@ -107,7 +114,6 @@ METHODS = {
     PLAIN_AVERAGE: Method(ALONE, averages=True),
     "easgd-2-moments-average": Method(lambda: EASGD(moments=True), 2, "sqrt-1.5", averages=True),
     "averaged-sqrt-average": Method(AVERAGED, scaling="sqrt", averages=True),
-    "averaged-easgd": Method(AveragedEASGD, 1),
     "averaged-easgd-035": Method(lambda: AveragedEASGD(pull=0.35), 1),
     "averaged-easgd-2": Method(AveragedEASGD, 2),
     "averaged": Method(AVERAGED),
