@@ -137,6 +137,7 @@ class TensorMemory:
 
     _array: TorchArray | None = None
     _copy: HostCopy | None = None
+    _lent: Array | None = None  # the memory itself, as `borrow` has returned it
 
     def tensor(self) -> Tensor:
         """Return the tensor that has the value now."""
@@ -162,8 +163,9 @@ class TensorMemory:
     def borrow(self) -> Array:
         """Return the memory of the value itself on the CPU, or of a page-locked copy from a CUDA device."""
         memory = self.memory()
+        self._lent = memory if memory is not None and memory.flags.c_contiguous else None
         if memory is not None:
-            return memory if memory.flags.c_contiguous else np.array(memory, order="C")
+            return np.array(memory, order="C") if self._lent is None else memory
         if self._copy is None or not self._copy.started:
             self.prefetch()
         return np.array(self.tensor().detach().cpu().numpy(), order="C") if self._copy is None else self._copy.wait()
@@ -177,7 +179,7 @@ class TensorMemory:
 
     def give_back(self, array: Any) -> None:
         """Set the value to the array that `borrow` or `on_device` returned, unless they share their memory."""
-        if array is self._array:
+        if array is self._array or array is self._lent:
             return
         if self._copy is not None and array is self._copy.array:
             self._copy.write(self.tensor())

@@ -14,6 +14,8 @@ from platoon_base.rules.forms import Form
 
 __all__ = ["AveragedEASGD"]
 
+_SMALLEST_PART = 1 / 32  # of a scale, for as many as 256 workers
+
 
 @dataclass(frozen=True)
 class AveragedEASGD(Rule):
@@ -35,7 +37,8 @@ class AveragedEASGD(Rule):
     Steps are scaled in the synchronization, so the script keeps one worker's learning rate, and its schedule. With the
     period of 1 that is the same as a rate of ``scale sqrt(N)`` times as much, for SGD, momentum and Adam. At longer
     periods gradients are taken nearer to each other than the steps are, which is worse. N follows the workers that
-    live: one that is left alone trains as the plain script does.
+    live: one that is left alone trains as the plain script does. Where an epoch's loss of training is more than twice
+    its best, Keras's `fit` makes steps half as long from there on.
 
     Parameters
     ----------
@@ -89,6 +92,7 @@ class AveragedEASGD(Rule):
     # The workers that synchronize, and the number of this worker's synchronization; `resolved` and `at_count` say.
     workers: int = field(default=0, repr=False)
     count: int = field(default=1, repr=False)
+    part: float = field(default=1.0, repr=False)  # of the scale, see `shortened`
 
     def __post_init__(self) -> None:
         EASGD(self.alpha)
@@ -106,6 +110,10 @@ class AveragedEASGD(Rule):
         """Fill in the part of the warm-up, and the weight of the average, for a worker's synchronization."""
         return replace(self, count=count)
 
+    def shortened(self) -> AveragedEASGD:
+        """Return the rule with steps half as long, but no shorter than the script's."""
+        return self if self.part < _SMALLEST_PART else replace(self, part=self.part / 2)
+
     def of_moments(self) -> EASGD:
         """Return ``EASGD(alpha)``."""
         return EASGD(self.alpha)
@@ -113,7 +121,10 @@ class AveragedEASGD(Rule):
     @property
     def _factor(self) -> float:
         """How many times as long steps become, after the warm-up."""
-        return 1.0 if self.scale is None else float(self.scale) * self.workers**0.5
+        if self.scale is None:
+            return 1.0
+        factor = float(self.scale) * self.workers**0.5
+        return float(max(self.part * factor, min(1.0, factor)))
 
     def notice(self) -> str:
         """Say by how much steps are scaled."""

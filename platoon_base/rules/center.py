@@ -137,6 +137,10 @@ class Rule:
         """Return the rule for the synchronization of this number, from 1 on, of a worker; most rules do not count."""
         return self
 
+    def shortened(self) -> Rule:
+        """Return the rule for a training whose loss has risen: one that lengthens steps does so by half as much."""
+        return self
+
     def notice(self) -> str:
         """Return what users should be told when a training begins; empty for most rules."""
         return ""

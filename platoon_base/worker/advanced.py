@@ -70,6 +70,13 @@ class Advanced:
         require_part(part)
         self._sharing.require_served().sync_arrays(arrays, synchronous, part, timeout_s)
 
+    def shorten_steps(self) -> str:
+        """Let a rule that lengthens steps do so by half as much, because the loss of training has risen.
+
+        Call it on all workers. The text says how long steps are now; it is empty if the rule lengthens none.
+        """
+        return self._sharing.require().shorten_steps()
+
     # Data.
 
     def require_same(self, name: str, fingerprint: str, remedy: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:

@@ -168,12 +168,12 @@ class LossWatch:
         self._in_a_row = 0
         self._warned = False
 
-    def epoch_ends(self, loss: float, rule: Any) -> None:
-        """Record the loss of an epoch; warn if it indicates divergence."""
+    def epoch_ends(self, loss: float, rule: Any, tells: bool = True) -> bool:
+        """Record the loss of an epoch; with ``tells`` warn if it indicates divergence. Return whether it is high."""
         high = loss > _TIMES_THE_BEST * self._best > 0
         self._in_a_row = self._in_a_row + 1 if high else 0
         self._best = min(self._best, loss)
-        if self._in_a_row == _EPOCHS and not self._warned:
+        if self._in_a_row == _EPOCHS and not self._warned and tells:
             self._warned = True
             log.warning(
                 "rank %d: the loss of training is %.4g, and has been more than twice its best, %.4g, for %d epochs: "
@@ -185,6 +185,7 @@ class LossWatch:
                 _EPOCHS,
                 _name(rule),
             )
+        return high
 
 
 def _name(rule: Any) -> str:

@@ -229,6 +229,14 @@ class SharedParameters:
             self._workers, self._rule = num_live, self._given.resolved(num_live)
         return member(self._rule, "at_count")(self._count)
 
+    def shorten_steps(self) -> str:
+        """Let the rule lengthen steps by half as much; return what users should know of it, or an empty text."""
+        shorter = member(self._given, "shortened")()
+        if shorter is self._given:
+            return ""
+        self._given, self._rule = shorter, shorter.resolved(self._workers)
+        return str(member(self._rule, "notice")())
+
     def copy_to_local(self, timeout_s: float) -> None:
         """Parameters := center, or its average; with a single worker, center := parameters."""
         if self._alone():

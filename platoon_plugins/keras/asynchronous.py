@@ -112,9 +112,18 @@ class Asynchronous(Mode):
         self._entered_checksums = self._checksums()
 
     def take_loss(self, loss: float) -> None:
-        """Warn if the losses show divergence; only the first participant does, as they are the same on all."""
-        if self._worker.global_rank == min(self._participants, default=0):
-            self._losses.epoch_ends(loss, self.rule)
+        """Shorten steps if the loss has risen, which is the same on all; the first participant warns of divergence."""
+        first = self._worker.global_rank == min(self._participants, default=0)
+        if not self._losses.epoch_ends(loss, self.rule, tells=first):
+            return
+        said = self._worker.advanced.shorten_steps()
+        if said and first:
+            log.warning(
+                "rank %d: the loss of training is %.4g, more than twice its best, so steps become shorter: %s",
+                self._worker.global_rank,
+                loss,
+                said,
+            )
 
     def report(self) -> dict[str, float]:
         """Report whether a callback has changed the weights since `enter_center`."""

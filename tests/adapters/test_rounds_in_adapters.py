@@ -47,6 +47,20 @@ def test_keras_leaves_the_average_that_was_validated(run_keras):
 
 
 @pytest.mark.keras
+def test_keras_shortens_steps_when_the_loss_has_risen(run_keras):
+    """Ten times the best in two epochs: half as long, and once more half, but no shorter than the script's."""
+    outcome = run_keras(
+        script_path("rounds_in_adapters_keras_steps_become_shorter"),
+        workers=2,
+    ).require_success()
+    first, second = outcome.logs
+    assert first.count("so steps become shorter") == 2
+    assert "steps are 1.41 times as long" in first
+    assert "steps are 1 times as long" in first
+    assert "shorter" not in second
+
+
+@pytest.mark.keras
 def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras):
     """5 and 7 batches at a period of 3, and short rounds at the ends of epochs; all begin each epoch at the center."""
     outcome = run_keras(

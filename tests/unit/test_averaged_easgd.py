@@ -61,6 +61,17 @@ def test_the_warm_up_is_a_ramp():
     assert AveragedEASGD(scale=1.5, warmup=0).resolved(4).at_count(1).kernel_args()[0] == 2.0
 
 
+def test_steps_are_shortened_to_those_of_the_script_at_most():
+    rule, found = AveragedEASGD(scale=2.0, warmup=0), []
+    for _ in range(8):
+        found.append(1 + rule.resolved(4).kernel_args()[0])
+        rule = rule.shortened()
+    assert found == [4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert rule.shortened() is rule
+    shorter = AveragedEASGD(scale=0.25, warmup=0)
+    assert shorter.shortened().resolved(4).kernel_args() == shorter.resolved(4).kernel_args()
+
+
 def test_with_k_of_0_the_average_is_the_mean_of_all_centers():
     rule = AveragedEASGD(alpha=1.0, pull=1.0, scale=None, k=0).resolved(1)
     a, c, old = np.zeros(1), np.zeros(1), np.zeros(1)
