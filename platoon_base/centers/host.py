@@ -290,7 +290,7 @@ class HostCenter:
         else:
             copy_all(stripe.center, values)
         if self._average is not None:
-            copy_all(cut(self.states[self._average], stripe.pieces), values)
+            copy_all(cut(self.states[self._average], stripe.with_states), values)
         self._start(stripe)
 
     def _start(self, stripe: Stripe, values: Sequence[Array] | None = None) -> None:
@@ -300,7 +300,7 @@ class HostCenter:
         for state, source in zip(self._local_states, self._local_sources):
             own = stripe.center if values is None else values
             start = own if source is None else cut(self.states[source], stripe.pieces)
-            copy_all(cut(state, stripe.pieces), start)
+            copy_all(cut(state, stripe.with_states), start)
 
     def move(self, by: Sequence[Array], written: int, timeout_s: float = PATIENCE_S) -> bool:
         """Add ``by`` to the center, and to its workers at their next visits; False if a stripe stayed locked.

@@ -32,6 +32,11 @@ class Stripe:
         The stripe's record.
     trained : int
         How many parameters have the rule; those that follow are moments, which have that of `rule_of_moments`.
+
+    Attributes
+    ----------
+    with_states : tuple of Piece
+        Those of parameters that have the rule, with its states; the memory of other pieces of states stays untouched.
     """
 
     def __init__(
@@ -49,9 +54,9 @@ class Stripe:
         self.pieces = pieces
         self.center = cut(center, pieces)
         self._trained = sum(piece.parameter < trained for piece in pieces)
-        of_rule, of_moments = pieces[: self._trained], self.center[self._trained :]
-        own, shared = ([cut(state, of_rule) for state in each] for each in (local_states, states))
-        self._plan = Plan(self.center[: self._trained], own, shared) if of_rule else None
+        self.with_states, of_moments = pieces[: self._trained], self.center[self._trained :]
+        own, shared = ([cut(state, self.with_states) for state in each] for each in (local_states, states))
+        self._plan = Plan(self.center[: self._trained], own, shared) if self._trained else None
         self._moments_plan = Plan(of_moments) if of_moments else None
 
     def apply(self, rule: Rule, arrays: Sequence[Array]) -> tuple[int, int] | None:
