@@ -219,6 +219,11 @@ class HostCenter:
         if begin and self._rounds is not None:
             self._rounds.begin()
 
+    @property
+    def averages(self) -> list[Array]:
+        """The average of the center, one array for each parameter; nothing if the rule has none."""
+        return [] if self._average is None else self._averaged()
+
     def _averaged(self) -> list[Array]:
         """Return the average of the parameters' center and the moments' center; the center if there is no average."""
         if self._average is None:

@@ -14,6 +14,7 @@ from platoon_base.rules.forms import Form
 
 __all__ = ["AveragedEASGD"]
 
+_ALL_UNTIL = 512  # synchronizations, of which the average takes every one
 _SMALLEST_PART = 1 / 32  # of a scale, for as many as 256 workers
 
 
@@ -37,7 +38,7 @@ class AveragedEASGD(Rule):
     Steps are scaled in the synchronization, so the script keeps one worker's learning rate, and its schedule. With the
     period of 1 that is the same as a rate of ``scale sqrt(N)`` times as much, for SGD, momentum and Adam. At longer
     periods gradients are taken nearer to each other than the steps are, which is worse. N follows the workers that
-    live: one that is left alone trains as the plain script does. Where an epoch's loss of training is more than twice
+    live, of which rules reckon with two at least. Where an epoch's loss of training is more than twice
     its best, Keras's `fit` makes steps half as long from there on.
 
     Parameters
@@ -49,14 +50,16 @@ class AveragedEASGD(Rule):
     scale : float, greater than 0, or None
         Steps become ``scale sqrt(N)`` times as long; with None they stay as they are.
     k : float, at least 0
-        The average goes back over the last ``1 / (k + 1)`` of the synchronizations.
+        The average goes back over the last ``1 / (k + 1)`` of the synchronizations. Late in a training it takes the
+        center at every second one, every third and so on, with as much more weight: smaller ones would be lost in
+        float32.
     warmup : int, at least 0
         Synchronizations of a worker until its steps have their full length.
 
     Raises
     ------
     ConfigurationError
-        If a value is outside its range.
+        If a value is outside its range; parameters in half precision are refused when they are shared.
 
     References
     ----------
@@ -92,6 +95,7 @@ class AveragedEASGD(Rule):
     # The workers that synchronize, and the number of this worker's synchronization; `resolved` and `at_count` say.
     workers: int = field(default=0, repr=False)
     count: int = field(default=1, repr=False)
+    before: int = field(default=0, repr=False)  # synchronizations of this process in earlier trainings
     part: float = field(default=1.0, repr=False)  # of the scale, see `shortened`
 
     def __post_init__(self) -> None:
@@ -106,9 +110,9 @@ class AveragedEASGD(Rule):
         """Fill in alpha and the scale of the steps for ``size`` workers."""
         return replace(self, alpha=0.9 / size if self.alpha is None else self.alpha, workers=size)
 
-    def at_count(self, count: int) -> AveragedEASGD:
+    def at_count(self, count: int, before: int = 0) -> AveragedEASGD:
         """Fill in the part of the warm-up, and the weight of the average, for a worker's synchronization."""
-        return replace(self, count=count)
+        return replace(self, count=count, before=before)
 
     def shortened(self) -> AveragedEASGD:
         """Return the rule with steps half as long, but no shorter than the script's."""
@@ -139,9 +143,17 @@ class AveragedEASGD(Rule):
         """Return s - 1, pull, alpha and w."""
         if self.alpha is None or not self.workers:
             raise ConfigurationError("alpha is not known yet: it depends on N; call resolved(N) first")
-        more = (self._factor - 1) * (min(1.0, self.count / self.warmup) if self.warmup else 1.0)
-        weight = min(1.0, (self.k + 1) / (self.workers * (self.count + self.k)))
-        return more, float(self.pull), float(self.alpha), weight
+        more = (self._factor - 1) * (min(1.0, (self.count + self.before) / self.warmup) if self.warmup else 1.0)
+        return more, float(self.pull), float(self.alpha), self._weight
+
+    @property
+    def _weight(self) -> float:
+        """The weight of the center in its average, at this synchronization."""
+        every = 1 + self.count // _ALL_UNTIL
+        if self.count % every:
+            return 0.0
+        one = min(1.0, (self.k + 1) / (self.workers * (self.count + self.k)))
+        return float(1 - (1 - one) ** every)
 
 
 def _number(value: object) -> float:

@@ -133,8 +133,11 @@ class Rule:
         """Return the rule with those defaults filled in that go by its period in mini-batches; most rules have none."""
         return self
 
-    def at_count(self, count: int) -> Rule:
-        """Return the rule for the synchronization of this number, from 1 on, of a worker; most rules do not count."""
+    def at_count(self, count: int, before: int = 0) -> Rule:
+        """Return the rule for the synchronization of this number, from 1 on, of a worker; most rules do not count.
+
+        ``before`` were made by this process in earlier trainings.
+        """
         return self
 
     def shortened(self) -> Rule:

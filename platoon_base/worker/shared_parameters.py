@@ -20,7 +20,16 @@ from platoon_base.devices.checks import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign
-from platoon_base.rules.center import Adopt, Rule, form_of, member, require_rule, settings_of, shares_moments
+from platoon_base.rules.center import (
+    Adopt,
+    Rule,
+    average_of,
+    form_of,
+    member,
+    require_rule,
+    settings_of,
+    shares_moments,
+)
 from platoon_base.rules.outer import step_form_of, waits
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
@@ -72,15 +81,24 @@ class SharedParameters:
         self._call_lock = CallLock()
         self._watched = slice(watched)
         names = [spec.name for spec in parameters.layout.specs[self._watched]]
-        self._unchanged_watch = UnchangedWatch(names, self._rank)
+        # Gradients may be accumulated over several mini-batches.
+        patience = 30 if member(rule, "period") == 1 else 3
+        self._unchanged_watch = UnchangedWatch(names, self._rank, patience)
         self._watch = DivergenceWatch(self._rank)
         self._unlink: Callable[[], None] | None = None
-        self._count = 0  # of synchronizations, for rules that count them
+        self.count = self._before = 0  # synchronizations of this training, and those of earlier ones
 
-    def continue_count(self) -> None:
-        """Count on from where the job is: this worker has resumed a checkpoint, or joined late."""
-        late = self._connection.identity.late
-        self._count = int(self._connection.job_state.table["steps"].max()) if late else self._progress.steps
+    def continue_count(self, before: int) -> None:
+        """Count on from where the job is, if this worker has resumed it or joined late, after ``before`` earlier ones.
+
+        Steps that it has made by itself, such as those with averaged gradients, do not count.
+        """
+        identity, steps = self._connection.identity, self._progress.steps
+        self._before = before
+        if identity.late:
+            self.count = int(self._connection.job_state.table["steps"].max())
+        elif not before and steps == identity.resume_at.steps:
+            self.count = steps
 
     def give_notice(self) -> None:
         """Log what users should know of the rule, on the first worker."""
@@ -120,8 +138,12 @@ class SharedParameters:
     def _resume(self, checkpoint: Checkpoint) -> list[list[Array]]:
         """Copy the checkpoint's center to the parameters; return the saved states of the rule."""
         require_alike(checkpoint.about, self.parameters.layout, self._rule)
-        arrays = self.parameters.borrow()
-        for array, values in zip(arrays, checkpoint.center):
+        arrays, values_of = self.parameters.borrow(), checkpoint.center
+        average = average_of(self._rule)
+        if average is not None and self._alone():  # nothing will be averaged, so go on with what was validated
+            trained = self.parameters.layout.num_trained
+            values_of = [*checkpoint.states[average][:trained], *checkpoint.center[trained:]]
+        for array, values in zip(arrays, values_of):
             array[...] = values
         self.parameters.give_back(arrays)
         return checkpoint.states
@@ -157,7 +179,7 @@ class SharedParameters:
         began = time.perf_counter()
         taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
         alone = self._alone()
-        self._count += 1
+        self.count += 1
         rule: Any = self._adopting if alone else self._rule_for(self._connection.job_state.num_live)
         rounds: Any = center
         if not alone:
@@ -215,7 +237,8 @@ class SharedParameters:
                 if moved_by_others:
                     center.change(old, new)
                 else:
-                    for value, array in zip(values, new):
+                    for value, array, average in zip(values, new, center.averages or values):
+                        np.copyto(average, array, where=array != value)
                         np.copyto(value, array)
             finally:
                 if synchronous:
@@ -227,7 +250,7 @@ class SharedParameters:
         num_live = max(_MIN_WORKERS, num_live)
         if num_live != self._workers:
             self._workers, self._rule = num_live, self._given.resolved(num_live)
-        return member(self._rule, "at_count")(self._count)
+        return member(self._rule, "at_count")(self.count, self._before)
 
     def shorten_steps(self) -> str:
         """Let the rule lengthen steps by half as much; return what users should know of it, or an empty text."""
@@ -358,13 +381,25 @@ class SharedParameters:
 
 
 def _require_hosts_can_share(center: Any, rule: Any) -> None:
-    """Raise if couriers would move moments that must not become negative."""
-    if shares_moments(rule) and not waits(rule) and getattr(center, "across_hosts", None) is not None:
+    """Raise if couriers would move moments that must not become negative, or a center and not its average."""
+    cannot = shares_moments(rule) or average_of(rule) is not None
+    if cannot and not waits(rule) and getattr(center, "across_hosts", None) is not None:
         raise ConfigurationError(
             f"got {rule!r} in a job on several hosts: what comes from other hosts is added to workers whose moments "
-            "are smaller, so that second moments would become negative; use LocalSGD(moments=True), or leave moments "
-            "out"
+            "are smaller, so that second moments would become negative, and to no average of the center; use "
+            "LocalSGD(moments=True), or CenterMomentum()"
         )
+
+
+def _require_precision(layout: Layout, rule: Rule) -> None:
+    """Raise if the steps of an average would be lost in the dtype of a parameter."""
+    for spec in layout.specs[: layout.num_trained] if average_of(rule) is not None else ():
+        if np.dtype(spec.dtype).itemsize < 4:
+            raise ConfigurationError(
+                f"got {rule!r} and {spec.name}, which is of {spec.dtype}: the average of the center would stand still, "
+                "since its steps become too small for half precision; keep the parameters in float32 (a policy such as "
+                "mixed_float16 does), or use EASGD() or CenterMomentum()"
+            )
 
 
 def _checked_moments(rule: Rule, moments: Iterable[Any] | None, rank: int) -> list[Any]:
@@ -392,9 +427,9 @@ def share(
     on_nonfinite: str,
     timeout_s: float,
     moments: Iterable[Any] | None = None,
-    first: bool = False,
+    before: int = 0,
 ) -> SharedParameters:
-    """Check the parameters and share them, the first of this process or not; see `Worker.init_shared_params`."""
+    """Check the parameters and share them, after ``before`` synchronizations; see `Worker.init_shared_params`."""
     require_rule(rule)
     if (step_form_of(rule) if waits(rule) else form_of(rule)) is None:
         log.info(
@@ -407,10 +442,10 @@ def share(
     states = _checked_moments(rule, moments, connection.identity.rank)
     parameters = Parameters([*params, *states] if states else params, len(states))
     watched = parameters.layout.num_trained
+    _require_precision(parameters.layout, rule)
     warn_if_not_on_device(connection.identity.device, params)
     shared = SharedParameters(connection, parameters, rule, on_nonfinite, watched)
-    if first:
-        shared.continue_count()
+    shared.continue_count(before)
     shared.give_notice()
     require_finite(parameters.layout, parameters.borrow())
     if connection.centers is not None:

@@ -31,6 +31,7 @@ class Sharing:
     def __init__(self, connection: Connection) -> None:
         self.current: SharedParameters | None = None
         self.number = self._starts = 0
+        self._synced = 0  # in all trainings before this one
         self._connection = connection
 
     def start(
@@ -49,7 +50,7 @@ class Sharing:
                 "before it is called again"
             )
         rule = default_rule() if rule is None else rule
-        self.current = share(self._connection, params, rule, on_nonfinite, timeout_s, moments, self._starts == 0)
+        self.current = share(self._connection, params, rule, on_nonfinite, timeout_s, moments, self._synced)
         self._starts += 1
         self.number = self._starts
 
@@ -62,6 +63,7 @@ class Sharing:
         if shared is not None:
             shared.settle()  # the controller reads the center once more after this
         self._all_reach("drop", shared, timeout_s)
+        self._synced += 0 if shared is None else shared.count
         self.current, self.number = None, 0
         if shared is not None:
             shared.withdraw()

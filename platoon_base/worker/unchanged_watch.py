@@ -12,8 +12,6 @@ __all__ = ["UnchangedWatch"]
 
 log = logging.getLogger(__name__)
 
-_PATIENCE = 3  # two synchronizations without a step between them, as at the end of an epoch, are no evidence
-
 
 class UnchangedWatch:
     """Compares checksums of parameters until each has changed once; after that it costs nothing.
@@ -24,10 +22,13 @@ class UnchangedWatch:
         Of the parameters.
     rank : int
         For the log message.
+    patience : int
+        Synchronizations after which it warns: two without a step between them, as at the end of an epoch, are no
+        evidence.
     """
 
-    def __init__(self, names: Sequence[str], rank: int) -> None:
-        self._names = list(names)
+    def __init__(self, names: Sequence[str], rank: int, patience: int = 3) -> None:
+        self._names, self._patience = list(names), patience
         self._rank = rank
         self._sums: dict[int, int] = {}
         self._watched = set(range(len(names)))
@@ -39,7 +40,7 @@ class UnchangedWatch:
             return
         self._watched -= {i for i, before in self._sums.items() if checksum(arrays[i]) != before}
         self._seen += bool(self._sums)
-        if self._watched and self._seen >= _PATIENCE:
+        if self._watched and self._seen >= self._patience:
             names = ", ".join(self._names[i] for i in sorted(self._watched))
             self._watched = set()
             log.warning(
@@ -48,7 +49,7 @@ class UnchangedWatch:
                 "(w -= step, or w[...] = new); leave out of params what is not trained",
                 self._rank,
                 names,
-                _PATIENCE,
+                self._patience,
             )
 
     def after_sync(self, arrays: Sequence[Any]) -> None:

@@ -51,7 +51,7 @@ class Asynchronous(Mode):
 
     def describe(self, model: Any) -> str:
         """Return a text of the settings that must be the same on all workers."""
-        return f"rule={self.rule!r}"
+        return f"rule={self.rule!r}, every_n_batches={self._period.n}"
 
     def moments(self, model: Any) -> list[Any]:
         if not shares_moments(self.rule):

@@ -130,9 +130,10 @@ class Training:
         steps = getattr(self._model, "steps_per_execution", None) or 1
         if rule != "auto":
             return rule, default_period(rule) if period is None else period
-        if period is None and steps == 1 and not unbuilt(self._model):
+        half = any(v.get_value(borrow=True).dtype.itemsize < 4 for v in self._backend.weights(self._model))
+        if period is None and steps == 1 and not half and not unbuilt(self._model):
             period = default_period("auto", several_hosts)
-        chosen = default_rule(period if steps == 1 else None, several_hosts)
+        chosen = default_rule(None if steps > 1 or half else period, several_hosts)
         return chosen, default_period(chosen) if period is None else period
 
     def require_no_swap_at_epochs(self) -> None:
@@ -150,7 +151,7 @@ class Training:
         """Start the fit, after on_train_begin of the user's callbacks, which may restore a checkpoint."""
         worker, backend, model, settings = self._worker, self._backend, self._model, self._settings
         alike = described({"epochs": epochs, **backend.compiled_with(model)})
-        how = f"{self._mode.describe(model)}, {alike}, every_n_batches={settings.every_n_batches}"
+        how = f"{self._mode.describe(model)}, {alike}"
         self._shares_next = False
         self._epochs = epochs or 0
         try:

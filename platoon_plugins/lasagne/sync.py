@@ -128,7 +128,8 @@ def _resolved(
     averaged = Training.of(worker).averaged
     others = [str(param) for param in params if param not in averaged]
     if rule == "auto" and len(others) == len(params):
-        return default_rule(period, worker.advanced.several_hosts)
+        half = any(getattr(param, "dtype", "") == "float16" for param in params)  # too coarse for an average
+        return default_rule(None if half else period, worker.advanced.several_hosts)
     if others:
         raise ConfigurationError(
             f"got rule={rule!r}, and the gradients of {', '.join(others)} are not averaged: pass a rule, such as "

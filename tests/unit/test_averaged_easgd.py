@@ -81,6 +81,22 @@ def test_with_k_of_0_the_average_is_the_mean_of_all_centers():
     np.testing.assert_allclose(a, [values.mean()])
 
 
+def test_late_in_a_training_the_average_does_not_stand_still_in_float32():
+    """A worker of eight in its 100,000th synchronization and later; the center has moved by two thousandths."""
+    rule, a = AveragedEASGD().resolved(8), np.ones(1, "float32")
+    c = np.full(1, 1.002, "float32")
+    for exchange in range(8 * 20_000):
+        a += np.float32(rule.at_count(100_000 + exchange // 8).kernel_args()[3]) * (c - a)
+    n = np.arange(100_000, 120_000)
+    assert abs((1.002 - a[0]) / 0.002 - np.prod((1 - 17 / (8 * (n + 16))) ** 8)) < 0.05  # 0.95 if it stood still
+
+
+def test_the_warm_up_goes_on_in_later_trainings():
+    rule = AveragedEASGD(scale=1.5, warmup=10).resolved(4)
+    assert rule.at_count(1, before=4).kernel_args()[0] == 1.0
+    assert rule.at_count(1, before=4).kernel_args()[3] == rule.at_count(1).kernel_args()[3]
+
+
 def test_the_average_goes_back_over_a_part_of_the_synchronizations():
     """With k = 16 half of the weight lies on the last twenty-fourth or so, however many there were."""
     rule, weights = AveragedEASGD().resolved(4), np.zeros(8000)
