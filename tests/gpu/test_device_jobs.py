@@ -107,7 +107,7 @@ def test_the_rules_are_their_equations_bit_by_bit(run_on_devices, rule, locked, 
                         assert np.array_equal(np.asarray(array), x), (step, turn)
                 worker.barrier()
         with worker.center_params():
-            for array, c in zip(arrays, replay.center):
+            for array, c in zip(arrays, replay.validated):
                 assert np.allclose(np.asarray(array), c, rtol=1e-6), "center"
         worker.barrier()
         """,

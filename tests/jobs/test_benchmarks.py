@@ -265,8 +265,8 @@ def test_the_tasks_on_lasagne_train_the_same_networks(tmp_path):
         assert run["steps_by_rank"] == by_rank.get(key, [69, 69])
         assert 0.3 < run["final"] <= run["best"] <= 1
         assert run["curve"][-1][1] > 0
-    # 69 steps are six periods, 33 are three, and there is one synchronization at the end of training.
-    assert runs["defaults", 1]["bytes_sent"] == (7 + 4) * 2 * 4 * 2410
+    # The default synchronizes the parameters and Adam's moments in each of 69 and 33 steps, and at the end of training.
+    assert runs["defaults", 1]["bytes_sent"] == (70 + 34) * 3 * 2 * 4 * 2410
     assert runs["averaged", 1]["bytes_sent"] == (69 + 69) * 2 * 4 * 2410
 
 

@@ -13,8 +13,8 @@ def test_without_variables_the_defaults_hold(monkeypatch):
     monkeypatch.delenv("PLATOON_RULE", raising=False)
     monkeypatch.delenv("PLATOON_EVERY_N_BATCHES", raising=False)
     assert default_rule().resolved(2) == type(default_rule())().resolved(2)
-    assert default_period() == DEFAULT_PERIOD == 10
-    assert [default_period(rule) for rule in ("auto", CenterMomentum(), ASGD(), EASGD(), None)] == [10, 10, 10, 4, 10]
+    assert DEFAULT_PERIOD == 10
+    assert [default_period(rule) for rule in ("auto", CenterMomentum(), ASGD(), EASGD(), None)] == [1, 10, 10, 4, 10]
 
 
 @pytest.mark.parametrize(
