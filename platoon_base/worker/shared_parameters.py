@@ -382,12 +382,18 @@ class SharedParameters:
 
 def _require_hosts_can_share(center: Any, rule: Any) -> None:
     """Raise if couriers would move moments that must not become negative, or a center and not its average."""
-    cannot = shares_moments(rule) or average_of(rule) is not None
-    if cannot and not waits(rule) and getattr(center, "across_hosts", None) is not None:
+    if waits(rule) or getattr(center, "across_hosts", None) is None:
+        return
+    if shares_moments(rule):
         raise ConfigurationError(
             f"got {rule!r} in a job on several hosts: what comes from other hosts is added to workers whose moments "
-            "are smaller, so that second moments would become negative, and to no average of the center; use "
-            "LocalSGD(moments=True), or CenterMomentum()"
+            "are smaller, so that second moments would become negative; use LocalSGD(moments=True), or leave moments "
+            "out: CenterMomentum()"
+        )
+    if average_of(rule) is not None:
+        raise ConfigurationError(
+            f"got {rule!r}, which averages its center, in a job on several hosts: what comes from other hosts is not "
+            "in the average, so each host would have another model; use CenterMomentum()"
         )
 
 
