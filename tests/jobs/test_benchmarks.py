@@ -233,8 +233,10 @@ def test_learning_measures_methods_and_keeps_its_results(tmp_path):
         assert run["curve"][-1][0] == full
         assert 0.5 < run["final"] <= run["best"] <= 1
         assert (run["at_once"], run["seconds_hold"]) == (2, False)
-        # 64 x 32 + 32 + 32 x 10 + 10 numbers of 4 bytes, there and back; a rule's every 10 steps and at an epoch's end.
-        exchanges = {"plain": 0, "defaults": 3 * (3 + (2 if slow else 3)), "averaged-linear": 2 * full}[method]
+        # 64 x 32 + 32 + 32 x 10 + 10 numbers of 4 bytes, there and back; the default's in each step and at an epoch's
+        # end, with Adam's two moments.
+        defaults = 3 * 3 * (24 + (12 if slow else 24))
+        exchanges = {"plain": 0, "defaults": defaults, "averaged-linear": 2 * full}[method]
         assert run["bytes_sent"] == exchanges * 2 * 4 * 2410
         assert method in done.stdout
     assert written["runs_at_once"] == 2

@@ -112,6 +112,16 @@ def test_center_momentum_with_gain_0_is_easgd(simulation, data):
     assert not simulation.torch.equal(moving.c, easgd.c)
 
 
+def test_averaged_easgd_with_equal_pulls_and_plain_steps_is_easgd(simulation, data):
+    easgd = trained(simulation, data, simulation.Setting("EASGD", 2, {"alpha": 0.3}, period=3))
+    row = simulation.Setting("AveragedEASGD", 2, {"alpha": 0.3, "pull": 0.3, "factor": 1.0}, period=3)
+    same = trained(simulation, data, row)
+    np.testing.assert_allclose(same.c, easgd.c, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(same.x, easgd.x, rtol=0, atol=1e-6)
+    longer = trained(simulation, data, row._replace(values={**row.values, "factor": 2.0}))
+    assert not simulation.torch.equal(longer.c, easgd.c)
+
+
 def test_averaged_gradients_on_the_same_rows_are_plain_training(simulation, data):
     """With N workers on one worker's rows; and Adam is torch's."""
     torch = simulation.torch
@@ -147,7 +157,7 @@ def test_arrivals_are_staggered_and_a_slow_worker_comes_half_as_often(simulation
 
 def test_every_row_of_the_table_runs_and_learns_something(simulation, methods, data):
     rows = methods.settings(2)
-    assert {row.method for row in rows} == {*methods.METHODS} - {"plain"}
+    assert {row.method for row in rows} == {*methods.METHODS} - {"plain", "AveragedEASGD"}
     assert len({(row.method, row.label) for row in rows}) == len(rows)
     for group in simulation.grouped(rows):
         for row, ((curve,), _) in zip(group, simulation.simulate(perceptron(simulation), group, [1], 0.002, 6, data)):
