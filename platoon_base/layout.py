@@ -69,12 +69,12 @@ class Layout:
     Parameters
     ----------
     specs : tuple of ParameterSpec
-    trained : int, optional
-        How many of them are trained; moments follow. By default all are.
+    moments : int
+        How many of the last ones are moments of the others.
     """
 
     specs: tuple[ParameterSpec, ...]
-    trained: int | None = None
+    moments: int = 0
 
     @classmethod
     def of(cls, arrays: Iterable[Any], names: Sequence[str] | None = None, moments: int = 0) -> Layout:
@@ -97,7 +97,7 @@ class Layout:
             raise ConfigurationError(
                 "got no parameters: there is nothing to synchronize; pass the list of the model's parameters"
             )
-        return cls(specs, len(specs) - moments)
+        return cls(specs, moments)
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
@@ -116,7 +116,7 @@ class Layout:
     @property
     def num_trained(self) -> int:
         """How many of the parameters are trained; moments follow."""
-        return len(self.specs) if self.trained is None else self.trained
+        return len(self.specs) - self.moments
 
     @cached_property
     def fingerprint(self) -> bytes:

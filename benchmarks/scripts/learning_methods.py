@@ -115,7 +115,6 @@ METHODS = {
     "easgd-2-moments-average": Method(lambda: EASGD(moments=True), 2, "sqrt-1.5", averages=True),
     "averaged-sqrt-average": Method(AVERAGED, scaling="sqrt", averages=True),
     "averaged-easgd-035": Method(lambda: AveragedEASGD(pull=0.35), 1),
-    "averaged-easgd-2": Method(AveragedEASGD, 2),
     "averaged": Method(AVERAGED),
     "averaged-sqrt": Method(AVERAGED, scaling="sqrt"),
     "averaged-linear": Method(AVERAGED, scaling="linear"),

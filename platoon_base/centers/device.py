@@ -134,7 +134,7 @@ class DeviceCenter:
         if average is not None:
             self._directory.read_buffer(1 + average, out[: self._trained])
         if begin:
-            self._start_from_mirror()
+            self._start_from_mirror(0 if average is None else 1 + average)
 
     def write(self, values: Sequence[DeviceArray], locked: bool, timeout_s: float) -> None:
         """Put ``values`` in place of the center's, and start the rule's states on this worker, at the same moment."""
@@ -150,10 +150,13 @@ class DeviceCenter:
         self.make_partition()
         self._start_from_mirror()
 
-    def _start_from_mirror(self) -> None:
-        """Reset this worker's states from the mirror, which has the initial values until the first synchronization."""
+    def _start_from_mirror(self, values: int = 0) -> None:
+        """Reset this worker's states from the mirror, which has the initial values until the first synchronization.
+
+        States that remember begin with the buffer ``values``.
+        """
         if self._sources:
-            buffers = [0 if source is None else 1 + source for source in self._sources]
+            buffers = [values if source is None else 1 + source for source in self._sources]
             self._states.write(np.concatenate([self._directory.buffer_as_state(buffer) for buffer in buffers]))
 
     def make_partition(self) -> None:

@@ -132,13 +132,13 @@ class HostCenter:
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
         """Apply the rule once to each stripe, but for those that another worker has held longer than `PATIENCE_S`."""
         refusals: list[NonFiniteElement] = []
-        flat = [array.reshape(-1) for array in arrays]
+        flat, of_moments = [array.reshape(-1) for array in arrays], rule_of_moments(rule)
 
         def update(stripe: Stripe) -> None:
             pieces = [flat[p.parameter][p.start : p.stop] for p in stripe.pieces]
             if self._shift is not None:
                 self._shift.follow(stripe, pieces)
-            refused = stripe.apply(rule, pieces)
+            refused = stripe.apply(rule, of_moments, pieces)
             if self._rounds is not None:
                 self._rounds.note_changed(stripe.index)
             if refused is not None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from platoon_base.centers.host_kernels import Plan
 from platoon_base.layout import Piece
-from platoon_base.rules.center import Rule, rule_of_moments
+from platoon_base.rules.center import Rule
 
 __all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "Stripe", "copy_all", "cut", "wait_until"]
 
@@ -59,15 +59,13 @@ class Stripe:
         self._plan = Plan(self.center[: self._trained], own, shared) if self._trained else None
         self._moments_plan = Plan(of_moments) if of_moments else None
 
-    def apply(self, rule: Rule, arrays: Sequence[Array]) -> tuple[int, int] | None:
-        """Apply a rule once between pieces of the parameters and of the center; see `Plan.run`."""
+    def apply(self, rule: Rule, of_moments: Rule, arrays: Sequence[Array]) -> tuple[int, int] | None:
+        """Apply rules once between pieces of the parameters, or moments, and of the center; see `Plan.run`."""
         refused = None if self._plan is None else self._plan.run(rule, arrays[: self._trained])
         if self._moments_plan is None:
             return refused
-        of_moments = self._moments_plan.run(rule_of_moments(rule), arrays[self._trained :])
-        if refused is None and of_moments is not None:
-            return self._trained + of_moments[0], of_moments[1]
-        return refused
+        behind = self._moments_plan.run(of_moments, arrays[self._trained :])
+        return (self._trained + behind[0], behind[1]) if refused is None and behind is not None else refused
 
 
 def copy_all(targets: Sequence[Array], sources: Sequence[Any]) -> None:

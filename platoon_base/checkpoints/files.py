@@ -27,7 +27,6 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout, ParameterSpec
-from platoon_base.rules.averaged_easgd import AveragedEASGD
 from platoon_base.rules.center import Rule, settings_of
 from platoon_base.sharding import START, Position
 from platoon_base.system.own_files import create_new
@@ -446,13 +445,13 @@ def require_alike(about: About, layout: Layout, rule: Rule) -> None:
     The meaning of a center's values depends on the rule, so a rule resumes only from its own checkpoints.
     """
     name, states = type(rule).__name__, len(rule.center_state)
-    which = "state 0" if about.rule == AveragedEASGD.__name__ else "center"  # where what was validated is
     if (name, states) != (about.rule, about.states):
         raise ConfigurationError(
             f"got the rule {name} with {states} buffers beside the center, the checkpoint is of the rule {about.rule} "
             f"with {about.states}: go on with that one; or launch without --resume, and begin with the checkpoint's "
-            f'weights alone: read the arrays "{which}/0", "{which}/1" ... with numpy.load, and put them into the '
-            "parameters before they are shared"
+            'weights alone: read the arrays "center/0", "center/1" ... with numpy.load (of a rule with an average of '
+            'the center, as AveragedEASGD, the average: "state 0/0" ...), and put them into the parameters before they '
+            "are shared"
         )
     layout.require_same(about.layout, "the checkpoint's")
     settings = settings_of(rule)

@@ -9,7 +9,7 @@ element, from which NumPy runs it and the loops in C and CUDA are made. All form
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from types import MethodType
 from typing import Any, ClassVar, NamedTuple
@@ -21,8 +21,8 @@ from platoon_base.rules.forms import COMPILED, Form
 
 __all__ = [
     "Adopt", "Array", "CenterState", "LocalState", "Rule", "State", "average_of", "center_states", "end_momentum",
-    "form_of", "local_sources", "local_states", "member", "momenta", "names_of", "require_flag", "require_rule",
-    "require_states", "rule_of_moments", "settings_of", "shares_moments",
+    "form_of", "local_sources", "local_states", "member", "momenta", "names_of", "precise_enough", "require_flag",
+    "require_rule", "require_states", "rule_of_moments", "settings_of", "shares_moments",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -196,8 +196,8 @@ class Adopt:
         self.local_state, self.center_state = local_states(rule), center_states(rule)
         self._remembering = [source is None for source in local_sources(rule)]
         self._momenta, self._average = momenta(rule), average_of(rule)
-        self._moments = rule_of_moments(rule)
-        self._given = rule
+        of_moments = rule_of_moments(rule)
+        self._of_moments = self if of_moments is rule else Adopt(of_moments)
         copies = any(self._remembering) or self._average is not None
         self.kernel = "adopt_remembering" if copies else "adopt"
 
@@ -214,7 +214,7 @@ class Adopt:
 
     def of_moments(self) -> Adopt:
         """Return what stands in for the rule of the moments."""
-        return self if self._moments is self._given else Adopt(self._moments)
+        return self._of_moments
 
     def kernel_args(self) -> tuple[float, ...]:
         """Return ``()``."""
@@ -281,6 +281,11 @@ def average_of(rule: Any) -> int | None:
     return next((i for i, state in enumerate(center_states(rule)) if state.average), None)
 
 
+def precise_enough(dtypes: Iterable[Any]) -> bool:
+    """Return whether arrays of these dtypes can have an average: its steps would be lost in half precision."""
+    return all(np.dtype(dtype).itemsize >= 4 for dtype in dtypes)
+
+
 def rule_of_moments(rule: Any) -> Any:
     """Return the rule by which moments are shared beside the parameters."""
     return member(rule, "of_moments")()
@@ -332,6 +337,10 @@ def require_rule(rule: Any, argument: str = "rule") -> None:
 def require_states(rule: Any) -> None:
     """Raise `ConfigurationError` unless the states of a rule go together."""
     own, shared = local_states(rule), {state.name: state.kept for state in center_states(rule)}
+    if sum(state.average for state in center_states(rule)) > 1:
+        raise ConfigurationError(
+            f"got {rule!r} with several averages of the center: what is validated is one; declare one as average=True"
+        )
     for state in own:
         if state.name in shared:
             raise ConfigurationError(

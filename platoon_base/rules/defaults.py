@@ -5,11 +5,13 @@ from __future__ import annotations
 import ast
 import importlib
 import os
+from collections.abc import Iterable
 from dataclasses import fields, is_dataclass
+from typing import Any
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.averaged_easgd import AveragedEASGD
-from platoon_base.rules.center import Rule, member
+from platoon_base.rules.center import Rule, member, precise_enough
 from platoon_base.rules.center_momentum import CenterMomentum
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 
@@ -18,12 +20,13 @@ __all__ = ["DEFAULT_PERIOD", "at_period", "default_period", "default_rule", "par
 DEFAULT_PERIOD = Rule.period  # batches from one synchronization to the next, of rules that name no period of their own
 
 
-def default_rule(period: int | None = None, several_hosts: bool = False) -> Rule:
+def default_rule(period: int | None = None, several_hosts: bool = False, dtypes: Iterable[Any] = ()) -> Rule:
     """Return the rule that holds where the script names none.
 
     It is ``AveragedEASGD()`` where an adapter synchronizes at every batch on one host, and ``CenterMomentum()`` in
-    loops of the user's own, at longer periods and on several hosts. The environment variable ``PLATOON_RULE`` has
-    another one, as a script would write it, such as ``EASGD(alpha=0.2)``. All workers of a job need the same one.
+    loops of the user's own, at longer periods, on several hosts and in half precision. The environment variable
+    ``PLATOON_RULE`` has another one, as a script would write it, such as ``EASGD(alpha=0.2)``. All workers of a job
+    need the same one.
 
     Parameters
     ----------
@@ -31,6 +34,8 @@ def default_rule(period: int | None = None, several_hosts: bool = False) -> Rule
         Batches from one synchronization to the next; None if that is not known.
     several_hosts : bool
         Whether the job runs on several hosts.
+    dtypes : iterable of dtype
+        Those of the parameters.
 
     Raises
     ------
@@ -40,7 +45,8 @@ def default_rule(period: int | None = None, several_hosts: bool = False) -> Rule
     text = os.environ.get(RULE)
     if text is not None:
         return parse_rule(text, RULE)
-    return AveragedEASGD() if period == AveragedEASGD.period and not several_hosts else CenterMomentum()
+    averages = period == AveragedEASGD.period and not several_hosts
+    return AveragedEASGD() if averages and precise_enough(dtypes) else CenterMomentum()
 
 
 def default_period(rule: Rule | str | None = "auto", several_hosts: bool = False) -> int:

@@ -26,6 +26,7 @@ from platoon_base.rules.center import (
     average_of,
     form_of,
     member,
+    precise_enough,
     require_rule,
     settings_of,
     shares_moments,
@@ -400,7 +401,7 @@ def _require_hosts_can_share(center: Any, rule: Any) -> None:
 def _require_precision(layout: Layout, rule: Rule) -> None:
     """Raise if the steps of an average would be lost in the dtype of a parameter."""
     for spec in layout.specs[: layout.num_trained] if average_of(rule) is not None else ():
-        if np.dtype(spec.dtype).itemsize < 4:
+        if not precise_enough([spec.dtype]):
             raise ConfigurationError(
                 f"got {rule!r} and {spec.name}, which is of {spec.dtype}: the average of the center would stand still, "
                 "since its steps become too small for half precision; keep the parameters in float32 (a policy such as "

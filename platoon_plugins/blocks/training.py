@@ -148,9 +148,11 @@ class Training:
                 "got neither a rule nor averaged gradients: each worker would train a model of its own; pass a rule, "
                 "as in ParameterSync(EASGD()), or use the step rule AllReduceGradients(...)"
             )
-        period = self.settings.period
-        chosen = default_rule(period, self.worker.advanced.several_hosts) if rule == "auto" else rule
-        return chosen if self.settings.period is None else at_period(chosen, self.settings.period)
+        period, chosen = self.settings.period, rule
+        if rule == "auto":
+            dtypes = [parameter.dtype for parameter in self._parameters()]
+            chosen = default_rule(period, self.worker.advanced.several_hosts, dtypes)
+        return chosen if period is None else at_period(chosen, period)
 
     # The start.
 

@@ -127,14 +127,12 @@ class Training:
     def _resolved(self, rule: Any) -> tuple[Rule, int]:
         """Return the rule and the period, resolving defaults."""
         several_hosts, period = self._worker.advanced.several_hosts, self._settings.every_n_batches
-        steps = getattr(self._model, "steps_per_execution", None) or 1
-        if rule != "auto":
-            return rule, default_period(rule) if period is None else period
-        half = any(v.get_value(borrow=True).dtype.itemsize < 4 for v in self._backend.weights(self._model))
-        if period is None and steps == 1 and not half and not unbuilt(self._model):
-            period = default_period("auto", several_hosts)
-        chosen = default_rule(None if steps > 1 or half else period, several_hosts)
-        return chosen, default_period(chosen) if period is None else period
+        if rule == "auto":
+            wanted = default_period("auto", several_hosts) if period is None else period
+            several_steps = (getattr(self._model, "steps_per_execution", None) or 1) > 1
+            dtypes = [v.get_value(borrow=True).dtype for v in self._backend.weights(self._model)]
+            rule = default_rule(None if several_steps or unbuilt(self._model) else wanted, several_hosts, dtypes)
+        return rule, default_period(rule) if period is None else period
 
     def require_no_swap_at_epochs(self) -> None:
         """Raise if there is a rule: it would take the averages that SwapEMAWeights puts into the model for weights."""

@@ -84,7 +84,7 @@ def sync_updates(
     """
     worker = connect() if worker is None else worker
     default = default_period(rule, worker.advanced.several_hosts)
-    period = EveryN(default if every_n_batches is None else every_n_batches)
+    wanted = EveryN(default if every_n_batches is None else every_n_batches).n
     if not isinstance(updates, Mapping):
         raise ConfigurationError(
             f"got {type(updates).__name__} as updates: pass what a function of lasagne.updates returned"
@@ -96,7 +96,8 @@ def sync_updates(
             f"no update for {', '.join(missing)}: only parameters that are trained can be synchronized; "
             "leave the others out of params"
         )
-    rule = _resolved(rule, period.n, params, worker, on_nonfinite)
+    rule = _resolved(rule, wanted, params, worker, on_nonfinite)
+    period = EveryN(default_period(rule) if every_n_batches is None else wanted)
     training = Training.of(worker) if rule is None else _begin(worker)
     used = shared_variables(updates.values())
     warn_of_unscaled_schedule(updates, params, worker)
@@ -128,8 +129,7 @@ def _resolved(
     averaged = Training.of(worker).averaged
     others = [str(param) for param in params if param not in averaged]
     if rule == "auto" and len(others) == len(params):
-        half = any(getattr(param, "dtype", "") == "float16" for param in params)  # too coarse for an average
-        return default_rule(None if half else period, worker.advanced.several_hosts)
+        return default_rule(period, worker.advanced.several_hosts, [param.dtype for param in params])
     if others:
         raise ConfigurationError(
             f"got rule={rule!r}, and the gradients of {', '.join(others)} are not averaged: pass a rule, such as "
