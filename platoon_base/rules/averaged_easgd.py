@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules.center import CenterState, LocalState, Rule
+from platoon_base.rules.center import CenterState, LocalState, Rule, number_of, require_number
 from platoon_base.rules.easgd import EASGD
 from platoon_base.rules.forms import Form
 
@@ -38,8 +38,8 @@ class AveragedEASGD(Rule):
     Steps are scaled in the synchronization, so the script keeps one worker's learning rate, and its schedule. With the
     period of 1 that is the same as a rate of ``scale sqrt(N)`` times as much, for SGD, momentum and Adam. At longer
     periods gradients are taken nearer to each other than the steps are, which is worse. N follows the workers that
-    live, of which rules reckon with two at least. Where an epoch's loss of training is more than twice
-    its best, Keras's `fit` makes steps half as long from there on.
+    live, of which rules reckon with two at least. Where an epoch's loss of training is more than twice its best,
+    Keras's `fit` makes steps half as long from there on.
 
     Parameters
     ----------
@@ -100,11 +100,17 @@ class AveragedEASGD(Rule):
 
     def __post_init__(self) -> None:
         EASGD(self.alpha)
-        _require("pull", self.pull, 0 < _number(self.pull) <= 1, "in (0, 1]", "0.5")
-        _require("scale", self.scale, self.scale is None or 0 < _number(self.scale) < np.inf, "greater than 0", "None")
-        _require("k", self.k, 0 <= _number(self.k) < np.inf, "at least 0", "16")
+        require_number("pull", self.pull, 0 < number_of(self.pull) <= 1, "(0, 1]", "0.5")
+        require_number(
+            "scale",
+            self.scale,
+            self.scale is None or 0 < number_of(self.scale) < np.inf,
+            "(0, infinity), or None",
+            "None",
+        )
+        require_number("k", self.k, 0 <= number_of(self.k) < np.inf, "[0, infinity)", "16")
         whole = isinstance(self.warmup, int) and not isinstance(self.warmup, bool) and self.warmup >= 0
-        _require("warmup", self.warmup, whole, "a whole number, at least 0", "50")
+        require_number("warmup", self.warmup, whole, "the whole numbers from 0 on", "50")
 
     def resolved(self, size: int) -> AveragedEASGD:
         """Fill in alpha and the scale of the steps for ``size`` workers."""
@@ -154,12 +160,3 @@ class AveragedEASGD(Rule):
             return 0.0
         one = min(1.0, (self.k + 1) / (self.workers * (self.count + self.k)))
         return float(1 - (1 - one) ** every)
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float, np.number)) else np.nan
-
-
-def _require(name: str, value: object, within: bool, what: str, advice: str) -> None:
-    if not within:
-        raise ConfigurationError(f"got {name}={value!r}: it must be {what}; leave it out, or try {advice}")

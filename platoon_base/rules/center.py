@@ -21,8 +21,9 @@ from platoon_base.rules.forms import COMPILED, Form
 
 __all__ = [
     "Adopt", "Array", "CenterState", "LocalState", "Rule", "State", "average_of", "center_states", "end_momentum",
-    "form_of", "local_sources", "local_states", "member", "momenta", "names_of", "precise_enough", "require_flag",
-    "require_rule", "require_states", "rule_of_moments", "settings_of", "shares_moments",
+    "form_of", "local_sources", "local_states", "member", "momenta", "names_of", "number_of", "precise_enough",
+    "require_flag", "require_number", "require_rule", "require_states", "rule_of_moments", "settings_of",
+    "shares_moments",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -243,6 +244,17 @@ def require_flag(name: str, value: Any) -> None:
     """Raise `ConfigurationError` unless a rule's argument is True or False."""
     if not isinstance(value, bool):
         raise ConfigurationError(f"got {name}={value!r}: it must be True or False")
+
+
+def number_of(value: object) -> float:
+    """Return a rule's argument as a float; NaN, which is in no range, if it is no number."""
+    return float(value) if isinstance(value, (int, float, np.number)) else np.nan
+
+
+def require_number(name: str, value: object, within: bool, span: str, advice: str) -> None:
+    """Raise `ConfigurationError` unless a rule's argument is within its range, which ``span`` names."""
+    if not within:
+        raise ConfigurationError(f"got {name}={value!r}: it must be in {span}; leave it out, or try {advice}")
 
 
 def shares_moments(rule: Any) -> bool:

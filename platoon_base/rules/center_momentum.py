@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules.center import CenterState, LocalState, Rule
+from platoon_base.rules.center import CenterState, LocalState, Rule, number_of, require_number
 from platoon_base.rules.easgd import EASGD
 from platoon_base.rules.forms import Form
 
@@ -96,9 +96,9 @@ class CenterMomentum(Rule):
     def __post_init__(self) -> None:
         EASGD(self.alpha)
         if self.momentum is not None:
-            _require_number("momentum", self.momentum, 0 <= _number(self.momentum) < 1, "[0, 1)", "0.9")
+            require_number("momentum", self.momentum, 0 <= number_of(self.momentum) < 1, "[0, 1)", "0.9")
         if self.gain is not None:
-            _require_number("gain", self.gain, 0 <= _number(self.gain) < np.inf, "[0, infinity)", "2")
+            require_number("gain", self.gain, 0 <= number_of(self.gain) < np.inf, "[0, infinity)", "2")
 
     def at_period(self, period: int) -> CenterMomentum:
         """Fill in the momentum for workers that synchronize every ``period`` mini-batches."""
@@ -121,12 +121,3 @@ class CenterMomentum(Rule):
         if self.alpha is None or self.momentum is None or self.gain is None:
             raise ConfigurationError("alpha and gain are not known yet: they depend on N; call resolved(N) first")
         return float(self.alpha), float(self.momentum) ** (1 / self.workers), float(self.gain)
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float, np.number)) else np.nan
-
-
-def _require_number(name: str, value: object, within: bool, span: str, advice: str) -> None:
-    if not within:
-        raise ConfigurationError(f"got {name}={value!r}: it must be in {span}; leave it out, or try {advice}")

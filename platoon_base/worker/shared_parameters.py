@@ -82,9 +82,8 @@ class SharedParameters:
         self._call_lock = CallLock()
         self._watched = slice(watched)
         names = [spec.name for spec in parameters.layout.specs[self._watched]]
-        # Gradients may be accumulated over several mini-batches.
-        patience = 30 if member(rule, "period") == 1 else 3
-        self._unchanged_watch = UnchangedWatch(names, self._rank, patience)
+        # At least 30 mini-batches by the rule's own period, as gradients may be accumulated over several.
+        self._unchanged_watch = UnchangedWatch(names, self._rank, max(3, -(-30 // member(rule, "period"))))
         self._watch = DivergenceWatch(self._rank)
         self._unlink: Callable[[], None] | None = None
         self.count = self._before = 0  # synchronizations of this training, and those of earlier ones

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from platoon_base.rules import ASGD, EASGD
+from platoon_base.rules import ASGD, AveragedEASGD
 
 pytestmark = pytest.mark.base
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.base
 @pytest.fixture
 def shared(job_of_one):
     params = [np.ones((3, 4), "float32"), np.zeros(5)]
-    job_of_one.init_shared_params(params, EASGD(0.5))
+    job_of_one.init_shared_params(params, ASGD())
     return job_of_one, params
 
 
@@ -60,8 +60,25 @@ def test_a_late_change_is_one(job_of_one, caplog):
 
 
 def test_scalars_and_empty_arrays_are_taken(job_of_one, caplog):
-    job_of_one.init_shared_params([np.array(1.0), np.ones((0, 2)), np.ones(2)], EASGD(0.5))
+    job_of_one.init_shared_params([np.array(1.0), np.ones((0, 2)), np.ones(2)], ASGD())
     for _ in range(5):
         job_of_one.sync_params()
     (record,) = caplog.records
     assert "parameter 0, parameter 2 did not change" in record.getMessage()  # there is nothing to learn of an empty one
+
+
+def test_gradients_may_be_accumulated_over_some_mini_batches(job_of_one, caplog):
+    """A rule that synchronizes at each of them does not take a few for the training of other arrays."""
+    w = np.ones(3)
+    job_of_one.init_shared_params([w], AveragedEASGD(), moments=[])
+    for step in range(64):
+        if step % 16 == 15:
+            w += 1
+        job_of_one.sync_params()
+    assert not caplog.records
+    job_of_one.release_shared_params()
+    job_of_one.init_shared_params([w], AveragedEASGD(), moments=[])
+    for _ in range(40):
+        job_of_one.sync_params()
+    (record,) = caplog.records
+    assert "did not change in 30 synchronizations" in record.getMessage()
