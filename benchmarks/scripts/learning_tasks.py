@@ -80,6 +80,26 @@ class Transformer(NamedTuple):
     classes: int
 
 
+class Residual(NamedTuple):
+    """A ResNet: stages of blocks of two 3x3 convolutions with BatchNormalization, softmax over the mean of all places.
+
+    Attributes
+    ----------
+    inputs : tuple of int
+        Shape of a row; the last number is the channels.
+    filters : tuple of int
+        Of each stage.
+    blocks : int
+        In a stage.
+    classes : int
+    """
+
+    inputs: tuple[int, ...]
+    filters: tuple[int, ...]
+    blocks: int
+    classes: int = 10
+
+
 class Task(NamedTuple):
     """Real data, the network that learns them, and the targets, which were set before any method was measured.
 
@@ -88,13 +108,13 @@ class Task(NamedTuple):
     data : callable() -> ((x, y), (x, y))
         Rows to train on and rows to validate on: float32, with labels as one-hot rows; or characters as numbers, with
         the characters that follow.
-    network : Network, Recurrent or Transformer
+    network : Network, Recurrent, Transformer or Residual
     batch_size : int
         Rows of a mini-batch of each worker.
     epochs : int
         Passes over the rows, all workers together.
     rates : tuple of float
-        Learning rates of Adam; the best one for a single process is kept for all methods.
+        Learning rates; the best one for a single process is kept for all methods.
     targets : tuple of float
         On the validation rows, the hardest last.
     value : str
@@ -104,11 +124,13 @@ class Task(NamedTuple):
     frameworks : tuple of str
         Those that it is written for.
     validations : int
-        In each pass over the rows; Lasagne alone can make more than one.
+        In each pass over the rows.
+    optimizer : {"adam", "sgd"}
+        In Keras; "sgd" has momentum 0.9.
     """
 
     data: Callable[[], tuple[Rows, Rows]]
-    network: Network | Recurrent | Transformer
+    network: Network | Recurrent | Transformer | Residual
     batch_size: int
     epochs: int
     rates: tuple[float, ...]
@@ -117,6 +139,7 @@ class Task(NamedTuple):
     lower: bool = False
     frameworks: tuple[str, ...] = ("keras", "lasagne")
     validations: int = 1
+    optimizer: str = "adam"
 
 
 def digits() -> tuple[Rows, Rows]:
@@ -238,10 +261,21 @@ TASKS = {
 TASKS["stdlib-lstm-long"] = TASKS["stdlib-lstm"]._replace(
     data=whole_stdlib, epochs=2, targets=(2.6, 2.5, 2.4), validations=8
 )
-TASKS["fashion-mnist-sgd"] = TASKS["fashion-mnist"]._replace(rates=(0.02, 0.05, 0.1, 0.2), frameworks=())
+TASKS["fashion-mnist-sgd"] = TASKS["fashion-mnist"]._replace(
+    rates=(0.02, 0.05, 0.1, 0.2), frameworks=("keras",), optimizer="sgd"
+)
+TASKS["fashion-mnist-resnet"] = Task(
+    fashion_mnist,
+    Residual((28, 28, 1), (16, 32, 64), 3),
+    128,
+    12,
+    (0.001, 0.002, 0.004),
+    (0.90, 0.91, 0.92),
+    frameworks=("keras",),
+)
 TASKS["stdlib-transformer"] = TASKS["stdlib-lstm-long"]._replace(
     network=Transformer(width=64, blocks=2, length=50, classes=97),
     rates=(0.001, 0.002, 0.004, 0.008),
     targets=(2.6, 2.4, 2.3),
-    frameworks=(),
+    frameworks=("keras",),
 )

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from learning_methods import ALONE, AVERAGED, DEFAULTS, METHODS
+from learning_networks import build
 from learning_run import parse, write
 from learning_tasks import TASKS
 from platoon_base import connect
@@ -23,15 +24,15 @@ EMA_MOMENTUM = 0.99  # the average is over the latest hundred steps or so
 
 
 class Curve(keras.callbacks.Callback):
-    """Keeps steps, seconds and the accuracy on all validation rows, at the end of each epoch.
+    """Keeps steps, seconds and the accuracy, or bits, on all validation rows, at the end of each epoch.
 
     Steps are those of this worker. Seconds, which include validation, begin with its second step: the first one may
     compile.
     """
 
-    def __init__(self):
+    def __init__(self, bits):
         super().__init__()
-        self.steps, self.points = 0, []
+        self.bits, self.steps, self.points = bits, 0, []
 
     def on_train_batch_begin(self, batch, logs=None):
         self.steps += 1
@@ -39,7 +40,8 @@ class Curve(keras.callbacks.Callback):
             self.began = time.perf_counter()
 
     def on_epoch_end(self, epoch, logs=None):
-        self.points.append((self.steps, time.perf_counter() - self.began, float(logs["val_accuracy"])))
+        value = logs["val_loss"] / math.log(2) if self.bits else logs["val_accuracy"]
+        self.points.append((self.steps, time.perf_counter() - self.began, float(value)))
 
 
 class Slow(keras.callbacks.Callback):
@@ -57,16 +59,6 @@ class Slow(keras.callbacks.Callback):
         self.last = time.perf_counter()
 
 
-def build(network):
-    layers = [keras.layers.InputLayer(network.inputs)]
-    for filters in network.filters:
-        layers += [keras.layers.Conv2D(filters, 3, activation="relu"), keras.layers.MaxPooling2D(2)]
-    layers += [keras.layers.Flatten()] * bool(network.filters)
-    layers += [keras.layers.Dense(units, activation="relu") for units in network.dense]
-    layers += [keras.layers.Dropout(network.dropout)] * bool(network.dropout)
-    return keras.Sequential([*layers, keras.layers.Dense(network.classes, activation="softmax")])
-
-
 def callbacks_of(method, mine):
     """Return the callbacks of a method, with one's own."""
     if method.rule == ALONE:
@@ -76,41 +68,54 @@ def callbacks_of(method, mine):
     return distribute(mine, rule=method.rule(), every_n_batches=method.every_n_batches)
 
 
-def half(x, y, batch_size):
-    """Return rows of an even number of mini-batches, and half that number: two epochs are one pass over them."""
-    steps = max(1, math.ceil(len(x) / batch_size) // 2)
-    rows = 2 * steps * batch_size
+def pieces(x, y, batch_size, count):
+    """Return rows of a whole number of mini-batches in each of so many epochs of one pass, and that number."""
+    steps = max(1, math.ceil(len(x) / batch_size) // count)
+    rows = count * steps * batch_size
     return (x[:rows], y[:rows]), steps
+
+
+def optimizer_of(task, rate, averages):
+    """Return the task's optimizer, with an average of the weights if a method wants one."""
+    average = {"use_ema": True, "ema_momentum": EMA_MOMENTUM} if averages else {}
+    if task.optimizer == "sgd":
+        return keras.optimizers.SGD(rate, momentum=0.9, **average)
+    return keras.optimizers.Adam(rate, **average)
 
 
 def main(args):
     worker, task, method = connect(), TASKS[args.task], METHODS[args.method]
-    training, validation = ((x.reshape(-1, *task.network.inputs), y) for x, y in task.data())
+    training, validation = task.data()
+    if not task.lower:
+        training, validation = ((x.reshape(-1, *task.network.inputs), y) for x, y in (training, validation))
     getattr(keras.utils, "set_random_seed", np.random.seed)(args.seed)  # Keras 2 on Theano knows NumPy's alone
-    model, curve = build(task.network), Curve()
-    average = {"use_ema": True, "ema_momentum": EMA_MOMENTUM} if method.averages else {}
-    optimizer = keras.optimizers.Adam(args.rate, **average)
+    model, curve = build(task.network), Curve(task.lower)
+    optimizer = optimizer_of(task, args.rate, method.averages)
     model.compile(
         DistributedOptimizer(optimizer) if method.rule == AVERAGED else optimizer,
-        loss="categorical_crossentropy",
-        metrics=["accuracy"],
+        loss="sparse_categorical_crossentropy" if task.lower else "categorical_crossentropy",
+        metrics=None if task.lower else ["accuracy"],
     )
-    rows, steps, mine = shard(*training), None, [curve, *([keras.callbacks.SwapEMAWeights()] if average else ())]
-    if worker.global_rank == args.slow:
+    rows, steps = shard(*training, reshuffle=task.validations == 1), None
+    mine = [curve, *([keras.callbacks.SwapEMAWeights()] if method.averages else ())]
+    halves = args.slow is not None and worker.global_rank == args.slow
+    if halves:
         mine.append(Slow())
-        if not method.waits:
-            rows, steps = half(*rows, task.batch_size)
+    if task.validations > 1 or (halves and not method.waits):
+        count = task.validations * (2 if halves and not method.waits else 1)
+        rows, steps = pieces(*rows, task.batch_size, count)
     model.fit(
         *rows,
         validation_data=shard(*validation),
         batch_size=task.batch_size,
-        epochs=args.epochs,
+        epochs=args.epochs * task.validations,
         steps_per_epoch=steps,
         callbacks=callbacks_of(method, mine),
         verbose=0,
     )
     parameters = sum(int(np.prod(weights.shape)) for weights in model.get_weights())
-    write(args, worker, f"Keras {keras.__version__}", parameters, curve.points, ends=args.epochs)
+    ends = args.epochs * task.validations
+    write(args, worker, f"Keras {keras.__version__}", parameters, curve.points, ends=ends)
 
 
 if __name__ == "__main__":
