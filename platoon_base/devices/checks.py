@@ -60,8 +60,8 @@ def warn_if_not_on_device(device: str, params: Iterable[Any]) -> None:
     """
     if device == "cpu":
         return
-    params = [param[1] if isinstance(param, tuple) else param for param in params]  # of pairs with names
-    values = [_internal(param) for param in params]
+    params = list(params)
+    values = [_internal(param[1] if isinstance(param, tuple) else param) for param in params]  # pairs have names
     on_host = [_name(param, i) for i, (param, value) in enumerate(zip(params, values)) if isinstance(value, np.ndarray)]
     if on_host and len(on_host) == len(params):
         warn_once(
@@ -78,7 +78,7 @@ def warn_if_not_on_device(device: str, params: Iterable[Any]) -> None:
         )
     wide = [_name(param, i) for i, (param, value) in enumerate(zip(params, values)) if _is_float64(value)]
     if wide and len(on_host) < len(params):
-        _warn_of_float64(device, f"{_some(wide)}:")
+        _warn_of_float64(device, f"{_some(wide)}:", of_torch=any(map(is_tensor, values)))
 
 
 def _internal(param: Any) -> Any:
@@ -98,6 +98,8 @@ def _is_float64(value: Any) -> bool:
 
 
 def _name(param: Any, index: int) -> str:
+    if isinstance(param, tuple):
+        return str(param[0])
     return getattr(param, "name", None) or f"parameter {index}"
 
 
@@ -106,8 +108,9 @@ def _some(names: list[str], at_most: int = 5) -> str:
     return ", ".join(names[:at_most]) + rest
 
 
-def _warn_of_float64(device: str, what: str) -> None:
+def _warn_of_float64(device: str, what: str, of_torch: bool = False) -> None:
+    in_theano = "Set floatX=float32 in THEANO_FLAGS, and cast the data to theano.config.floatX"
     warn_once(
         f"{what} float64 on {device}: that is half the speed of float32 at best, a thirtieth on most GPUs, and twice "
-        "the bytes to synchronize. Set floatX=float32 in THEANO_FLAGS, and cast the data to theano.config.floatX"
+        f"the bytes to synchronize. {'Call model.float(), and pass float32 data' if of_torch else in_theano}"
     )

@@ -147,4 +147,8 @@ def _multiply(part: Tensor, factor: Any) -> None:
         return
     # A factor that overflows float16 would turn zeros, the gradients if everything is masked, into NaN.
     most = torch.finfo(part.dtype).max
-    part.mul_(factor.clamp(max=most) if torch.is_tensor(factor) else min(factor, most))
+    if torch.is_tensor(factor):
+        most = min(most, torch.finfo(factor.dtype).max)  # that of float64 is no float32
+        part.mul_(factor.clamp(max=most))
+    else:
+        part.mul_(min(factor, most))

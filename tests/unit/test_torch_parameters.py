@@ -72,6 +72,13 @@ def test_a_model_that_was_left_on_the_host_of_a_gpu_worker_is_warned_of(named):
         warn_if_not_on_device(f"cuda7{int(named)}", model.named_parameters() if named else model.parameters())
 
 
+def test_parameters_in_float64_are_named_in_the_words_of_torch():
+    model = torch.nn.ModuleDict({"first": torch.nn.Linear(2, 2), "last": torch.nn.Linear(2, 2).double()}).to("meta")
+    with pytest.warns(PlatoonWarning, match=r"^last.weight, last.bias: float64 on cuda73.*model.float\(\)") as said:
+        warn_if_not_on_device("cuda73", model.named_parameters())
+    assert not any("THEANO" in str(each.message) for each in said)
+
+
 def test_a_sparse_tensor_is_refused():
     with pytest.raises(ConfigurationError, match="dense"):
         Parameters([torch.zeros(3).to_sparse()])
