@@ -7,8 +7,10 @@ before, so whatever is in no other phase is computation.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -92,10 +94,13 @@ class PhaseClock:
         self._phase, self._since = COMPUTE, 0.0
         self._thread = 0  # of the steps; 0 before the first one
         self._at_step: list[float] = [0.0] * len(PHASES)
+        if not _clocks:
+            os.register_at_fork(after_in_child=_close_all)
+        _clocks.add(self)
 
     def enter(self, phase: int) -> int:
         """Begin a phase; return the argument of `leave` at its end."""
-        if threading.get_native_id() != self._thread:  # a forked child, such as a loader, has another one too
+        if threading.get_ident() != self._thread:
             return _STRANGER
         before = self._phase
         self._switch(phase)
@@ -113,7 +118,7 @@ class PhaseClock:
 
     def step(self, steps: int) -> None:
         """Record that so many steps have been made since the last call."""
-        thread = threading.get_native_id()
+        thread = threading.get_ident()
         if thread != self._thread:
             if self._thread:
                 return
@@ -128,6 +133,12 @@ class PhaseClock:
         counts[BINS + bin_of(sync + collective)] += steps
         counts[2 * BINS + bin_of(waiting)] += steps
         counts[3 * BINS + bin_of(loading)] += steps
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds so far, by the name of the phase."""
+        self.leave(self.enter(self._phase))
+        return dict(zip(PHASES, self._seconds))
 
     def phase(self, phase: int) -> Phase:
         """Return a context manager within which this phase lasts."""
@@ -150,6 +161,15 @@ class PhaseClock:
         """Detach from the job's shared memory."""
         self._thread = -1  # no thread's
         self._seconds, self._counts = [0.0] * len(PHASES), [0] * len(PARTS) * BINS
+
+
+# A forked child, such as a loader, is not the worker, whose memory it shares.
+_clocks: weakref.WeakSet[PhaseClock] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for clock in list(_clocks):
+        clock.close()
 
 
 class Phase:

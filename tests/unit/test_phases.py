@@ -1,5 +1,6 @@
 """The clock of a worker's phases, against sums by hand on a clock that the test moves."""
 
+import os
 import threading
 
 import numpy as np
@@ -138,6 +139,23 @@ def test_another_thread_is_not_timed(timed):
     clock.step(1)
     assert seconds_of(read()) == {**dict.fromkeys(PHASES, 0.0), "compute": 1.0}
     assert read().counts.sum() == len(PARTS)
+
+
+def test_a_forked_child_is_not_timed(timed):
+    spend, clock, read = timed
+    clock.step(1)
+    child = os.fork()
+    if not child:
+        try:
+            with clock.phase(SYNC):
+                spend(1.0)
+            clock.step(1)
+            os._exit(0 if clock.seconds == dict.fromkeys(PHASES, 0.0) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    spend(1.0)
+    assert clock.seconds == seconds_of(read()) == {**dict.fromkeys(PHASES, 0.0), "compute": 1.0}
 
 
 def test_a_closed_clock_leaves_the_memory_alone(timed):
