@@ -17,7 +17,7 @@ from blocks.extensions.saveload import Checkpoint
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.shm.phases import COMPUTE, LOADING
+from platoon_base.worker import COMPUTE, LOADING
 from platoon_plugins.blocks.learning_rate import warn_of_unscaled_schedules
 from platoon_plugins.blocks.training import Settings, Training
 from platoon_plugins.blocks.user_extensions import all_extensions, run_in_center, run_on_leader

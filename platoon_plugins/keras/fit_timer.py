@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from platoon_base import Worker
-from platoon_base.shm.phases import COMPUTE, LOADING, VALIDATION
+from platoon_base.worker import COMPUTE, LOADING, VALIDATION
 
 __all__ = ["FitTimer"]
 
