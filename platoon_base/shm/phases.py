@@ -24,6 +24,7 @@ __all__ = [
     "LOADING",
     "PARTS",
     "PHASES",
+    "STEP",
     "SYNC",
     "VALIDATION",
     "WAITING",
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 COMPUTE, SYNC, COLLECTIVE, WAITING, LOADING, VALIDATION = range(6)
+STEP = 6  # for `PhaseClock.record`
 PHASES = ("compute", "sync", "collective", "waiting", "loading", "validation")
 PARTS = ("compute", "sync", "waiting", "loading")  # of a step: those with a histogram; sync with collective calls
 BINS = 48
@@ -85,6 +87,11 @@ class PhaseClock:
     counts : ndarray, shape (parts, BINS), uint32
     clock : callable
         Returns seconds.
+
+    Attributes
+    ----------
+    record : callable or None
+        ``record(phase, began, ended)`` is called at the end of each phase, and with `STEP` at the end of each step.
     """
 
     def __init__(self, seconds: Any, counts: Any, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -94,6 +101,8 @@ class PhaseClock:
         self._phase, self._since = COMPUTE, 0.0
         self._thread = 0  # of the steps; 0 before the first one
         self._at_step: list[float] = [0.0] * len(PHASES)
+        self._at_latest_step = 0.0
+        self.record: Callable[[int, float, float], None] | None = None
         if not _clocks:
             os.register_at_fork(after_in_child=_close_all)
         _clocks.add(self)
@@ -114,6 +123,8 @@ class PhaseClock:
     def _switch(self, phase: int) -> None:
         now = self._clock()
         self._seconds[self._phase] += now - self._since
+        if self.record is not None:
+            self.record(self._phase, self._since, now)
         self._phase, self._since = phase, now
 
     def step(self, steps: int) -> None:
@@ -123,8 +134,12 @@ class PhaseClock:
             if self._thread:
                 return
             self._thread, self._since = thread, self._clock()  # the first step includes compilation
+            self._at_latest_step = self._since
             return
         self._switch(self._phase)
+        if self.record is not None:
+            self.record(STEP, self._at_latest_step, self._since)
+            self._at_latest_step = self._since
         seconds, before = self._seconds.tolist(), self._at_step
         compute, sync, collective, waiting, loading, _ = [(a - b) / steps for a, b in zip(seconds, before)]
         self._at_step = seconds
@@ -160,6 +175,7 @@ class PhaseClock:
     def close(self) -> None:
         """Detach from the job's shared memory."""
         self._thread = -1  # no thread's
+        self.record = None
         self._seconds, self._counts = [0.0] * len(PHASES), [0] * len(PARTS) * BINS
 
 

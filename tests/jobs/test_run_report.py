@@ -1,6 +1,7 @@
-"""`platoon launch --report`: numbers of the page are those of the job, stragglers are named while it runs."""
+"""`platoon launch --report` and `--trace`: numbers are those of the job, stragglers are named while it runs."""
 
 import csv
+import json
 import os
 import re
 import signal
@@ -156,3 +157,31 @@ def test_a_report_that_could_not_be_written_is_refused_before_the_job(platoon, t
     ran = platoon("launch", "-n", "1", "--report", "missing/run.html", script_path("run_report_phases"))
     assert ran.returncode == 2
     assert "--report missing/run.html: there is no folder missing" in ran.stderr + ran.stdout
+
+
+def test_a_trace_has_the_phases_of_all_workers_on_one_clock(platoon, tmp_path):
+    options = ("--trace", "trace.json", "--report", "run.html", "--log-dir", "logs")
+    ran = platoon("launch", "-n", "2", *options, script_path("run_report_phases"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert not (tmp_path / "logs" / "trace").exists()
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M"}
+    assert names == {(rank, name) for rank in (0, 1) for name in (f"worker {rank}", "steps", "phases")}
+    spans = {rank: [e for e in events if e["ph"] == "X" and e["pid"] == rank] for rank in (0, 1)}
+    calls = {}
+    for rank, own in spans.items():
+        assert sum(e["name"] == "step" for e in own) == 40
+        for track in (1, 2):
+            ends = [(e["ts"], e["ts"] + e["dur"]) for e in own if e["tid"] == track]
+            assert all(end <= begin + 1 for (_, end), (begin, _) in zip(ends, ends[1:]))
+        calls[rank] = [(e["ts"], e["ts"] + e["dur"]) for e in own if e["name"] == "collective"]
+        loaded = sum(e["dur"] for e in own if e["name"] == "loading") / 1e6
+        row = [row for row in rows_of(tmp_path / "run_workers.csv") if row["rank"] == str(rank)][-1]
+        assert loaded == pytest.approx(float(row["loading_seconds"]), rel=0.01)
+    assert len(calls[0]) == len(calls[1]) == 40
+    # No worker leaves a call before the other one has come to it.
+    assert all(max(a[0], b[0]) <= min(a[1], b[1]) for a, b in zip(calls[0], calls[1]))
+    instants = [e for e in events if e["ph"] == "i"]
+    assert sum("-> joined" in e["name"] for e in instants) == 2
+    first = min(e["ts"] for e in spans[0])
+    assert all(0 <= e["ts"] < first for e in instants if "-> joined" in e["name"] and e["pid"] == 0)

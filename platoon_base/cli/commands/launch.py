@@ -25,6 +25,7 @@ from platoon_base.cli.output import lenient_output
 from platoon_base.cli.run_report import RunReport, report_option, reporting
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
+from platoon_base.cli.trace_file import trace_option, tracing
 from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.job.hosting import JobOptions
@@ -130,6 +131,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
 @host_options
 @tensorboard_option
 @report_option
+@trace_option
 @data_server_option
 @click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -150,6 +152,7 @@ def command(
     module: bool,
     tensorboard: Path | None,
     report_file: Path | None,
+    trace_file: Path | None,
     data_server: list[str],
     script: str,
     args: tuple[str, ...],
@@ -205,7 +208,7 @@ def command(
         lend_terminal(size)
         events = None if tensorboard is None else EventFiles(tensorboard)
         run = None if report_file is None else RunReport(report_file, " ".join([*program.argv, *args]), folder)
-        with reporting(run), Screen(console, folder, size, tee, events, run) as screen:
+        with tracing(trace_file, folder), reporting(run), Screen(console, folder, size, tee, events, run) as screen:
             options = options._replace(observer=screen.observe)
             result = launch(program, args, chosen.devices, folder, options, signals, data_server, table)
             if run is not None:
