@@ -16,6 +16,7 @@ from platoon_base.channels.reports import EVERY_S, Reports
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_reply, decode_value, encode, encode_value
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, ProtocolError, WorkerLostError
+from platoon_base.shm.phases import WAITING, PhaseClock
 from platoon_base.system.environment import REPORTS_AT_ONCE
 from platoon_base.system.text import to_bytes
 
@@ -40,12 +41,14 @@ class ControlClient:
         For log lines.
     row : structured scalar, optional
         This worker's row of the job's state, in which others see the call that it waits in.
+    clock : PhaseClock, optional
+        Of this worker; present if ``row`` is.
     """
 
-    def __init__(self, channel: ClientChannel, rank: int, row: Any = None) -> None:
+    def __init__(self, channel: ClientChannel, rank: int, row: Any = None, clock: PhaseClock | None = None) -> None:
         self._channel = channel
         self._rank = rank
-        self._row = row
+        self._row, self._clock = row, clock
         self._call_lock = CallLock()  # a worker waits in one collective call at a time
         self._known_lost: set[int] = set()
         self._left = False
@@ -126,15 +129,17 @@ class ControlClient:
 
     @contextlib.contextmanager
     def _seen_waiting(self, name: str) -> Iterator[None]:
-        row = self._row  # close() may come meanwhile
-        if row is None:
+        row, clock = self._row, self._clock  # close() may come meanwhile
+        if row is None or clock is None:
             yield
             return
         row["waiting_in"] = to_bytes(name, row.dtype["waiting_in"].itemsize)
         row["waits"] += 1  # odd while inside
+        before = clock.enter(WAITING)
         try:
             yield
         finally:
+            clock.leave(before)
             row["waits"] += 1
 
     @contextlib.contextmanager

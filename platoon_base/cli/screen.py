@@ -24,6 +24,8 @@ from platoon_base.cli.failures import Failures
 from platoon_base.cli.log_folder import log_file
 from platoon_base.cli.log_lines import LogLines
 from platoon_base.cli.report import as_text
+from platoon_base.cli.run_report import RunReport
+from platoon_base.cli.stragglers import StragglerWatch
 from platoon_base.cli.tensorboard import EventFiles
 from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.departures import leader_of
@@ -52,14 +54,23 @@ class Screen:
         The workers whose output is shown. The logs have the output of all.
     events : EventFiles, optional
         Event files to write too; closed at the end.
+    report : RunReport, optional
+        Gets all snapshots that are shown.
     """
 
     def __init__(
-        self, console: Console, folder: Path, workers: int, tee: str = "0", events: EventFiles | None = None
+        self,
+        console: Console,
+        folder: Path,
+        workers: int,
+        tee: str = "0",
+        events: EventFiles | None = None,
+        report: RunReport | None = None,
     ) -> None:
         self._console = console
         self._display = Display(console, summary_follows=True)
-        self._events = events
+        self._events, self._report = events, report
+        self._stragglers = StragglerWatch()
         self.failures = Failures(folder, workers)
         self._terminal_request = terminal_request_file(folder)
         self._follows_leader = tee == "0"
@@ -134,7 +145,7 @@ class Screen:
         new = snapshot if snapshot is not self._shown else None
         self._shown = snapshot
         if new is not None:
-            self._record(new)
+            texts += self._record(new)
         if snapshot is not None:
             snapshot = snapshot._replace(failing=frozenset(self.failures.failing))
         drawn = snapshot is not None and bool(texts) and is_live(self._console)
@@ -145,7 +156,16 @@ class Screen:
         if snapshot is not None and new is not None and not drawn:
             self._display.show(snapshot)
 
-    def _record(self, snapshot: Snapshot) -> None:
+    def _record(self, snapshot: Snapshot) -> list[Text]:
+        """Record a snapshot in the report and the event files; return a warning of a slow worker, if there is one."""
+        now = time.monotonic()
+        if self._report is not None:
+            self._report.take(snapshot, now)
+        self._write_events(snapshot)
+        straggler = self._stragglers.take(snapshot, now)
+        return [] if straggler is None else [Text(f"WARNING: {straggler.line}", style="bold red")]
+
+    def _write_events(self, snapshot: Snapshot) -> None:
         """Write to the event files; an error, such as a full disk, ends these files, but not the job."""
         if self._events is not None:
             try:

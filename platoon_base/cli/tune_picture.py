@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from html import escape
 from statistics import median
-from typing import NamedTuple, TypeVar
 
 from platoon_base.cli.halving import Rung
 from platoon_base.cli.study import Method, Point, Trial, Watched, number, value_at
+from platoon_base.cli.svg import COLORS, Scale, thinned
 
 __all__ = ["picture"]
 
-_COLORS = ("#3b7dd8", "#e07b00", "#2e9e5b", "#d0408f", "#8a63d2", "#b08900", "#1d9aa8", "#c9504a", "#7a8794")
 _DASHES = ("", "8 4", "2 3")  # with more methods than colors
 # Without CSS variables, which viewers other than browsers do not know.
 _STYLE = """
@@ -26,30 +25,7 @@ _STYLE = """
 .median { stroke-width: 2; stroke-linejoin: round; } .run { opacity: 0.45; } .drop { stroke-width: 2.5; }
 """
 _LEFT, _TOP, _WIDTH, _HEIGHT, _BETWEEN, _LINE = 70, 40, 400, 280, 70, 20
-_MOST_POINTS = 300  # of a curve
-_T = TypeVar("_T")
 _AXES = (("seconds", "seconds of training"), ("steps", "steps of each worker"))
-
-
-class _Scale(NamedTuple):
-    """The values along one side of a panel, and the pixels to which they belong."""
-
-    low: float
-    high: float
-    begin: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        share = (min(max(value, self.low), self.high) - self.low) / ((self.high - self.low) or 1.0)
-        return self.begin + share * (self.end - self.begin)
-
-    def ticks(self) -> list[float]:
-        """Return about five round numbers within the scale."""
-        raw = ((self.high - self.low) or 1.0) / 5
-        unit = 10.0 ** math.floor(math.log10(raw))
-        step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= raw)
-        first = math.ceil(self.low / step)
-        return [step * each for each in range(first, first + 12) if step * each <= self.high]
 
 
 def picture(title: str, trials: Sequence[Trial], watched: Watched, rungs: Sequence[Rung], by: str) -> str:
@@ -82,11 +58,11 @@ def picture(title: str, trials: Sequence[Trial], watched: Watched, rungs: Sequen
         f'<rect class="paper" width="{across}" height="{down}"/>',
         f'<text x="{_LEFT}" y="24">{escape(title)}: {escape(watched.name)}, {better} is better</text>',
     ]
-    vertical = _Scale(low, high, _TOP + _HEIGHT, _TOP)
+    vertical = Scale(low, high, _TOP + _HEIGHT, _TOP)
     for panel, (axis, label) in enumerate(_AXES):
         left = _LEFT + panel * (_WIDTH + _BETWEEN)
         ends = [float(getattr(trial.curves[watched.name][-1], axis)) for own in runs.values() for trial in own]
-        horizontal = _Scale(0.0, max(ends, default=1.0), left, left + _WIDTH)
+        horizontal = Scale(0.0, max(ends, default=1.0), left, left + _WIDTH)
         parts += _frame(horizontal, vertical, label)
         moments = [rung.at for rung in rungs if by == axis and rung.at < horizontal.high]
         parts += [f'<path class="rung" d="M{horizontal(at):.1f},{_TOP}v{_HEIGHT}"/>' for at in moments]
@@ -115,7 +91,7 @@ def _range(trials: Sequence[Trial], watched: Watched) -> tuple[float, float]:
     return low, high
 
 
-def _frame(horizontal: _Scale, vertical: _Scale, label: str) -> list[str]:
+def _frame(horizontal: Scale, vertical: Scale, label: str) -> list[str]:
     """Return the grid of a panel, with its numbers and the name of its axis."""
     left, right, bottom = horizontal.begin, horizontal.end, vertical.begin
     parts = [f'<path class="grid" d="M{left},{_TOP}V{bottom}H{right}"/>']
@@ -130,7 +106,7 @@ def _frame(horizontal: _Scale, vertical: _Scale, label: str) -> list[str]:
 
 
 def _curves(
-    runs: Sequence[Trial], watched: Watched, axis: str, horizontal: _Scale, vertical: _Scale, index: int
+    runs: Sequence[Trial], watched: Watched, axis: str, horizontal: Scale, vertical: Scale, index: int
 ) -> list[str]:
     """Return the curves of a method in a panel, and a cross where it was dropped."""
     color, dash = _look(index)
@@ -142,7 +118,7 @@ def _curves(
     curves = [trial.curves[watched.name] for trial in runs]
     parts = [f"<g><title>{escape(runs[0].method.name)}</title>"]
     if len(curves) > 1:
-        own = [[(float(getattr(point, axis)), point.value) for point in _thinned(curve)] for curve in curves]
+        own = [[(float(getattr(point, axis)), point.value) for point in thinned(curve)] for curve in curves]
         parts += [line("run", [each for each in points if not math.isnan(each[1])], "") for points in own]
     parts.append(line("median", _median(curves, watched, axis), dash))
     for drop in [trial.dropped for trial in runs[:1] if trial.dropped is not None]:
@@ -154,21 +130,14 @@ def _curves(
 
 def _median(curves: Sequence[Sequence[Point]], watched: Watched, axis: str) -> list[tuple[float, float]]:
     """Return the medians of curves after as many steps, as far as all of them have come."""
-    places = sorted({point.steps for curve in curves for point in _thinned(curve)})
+    places = sorted({point.steps for curve in curves for point in thinned(curve)})
     first, last = max(curve[0].steps for curve in curves), min(curve[-1].steps for curve in curves)
     points = []
-    for at in _thinned([place for place in places if first <= place <= last]):
+    for at in thinned([place for place in places if first <= place <= last]):
         ends = [end for curve in curves if (end := value_at(curve, at, "steps")) is not None]
         x = median(float(getattr(end, axis)) for end in ends)
         points.append((x, median(number(end.value, watched) for end in ends)))
     return points
-
-
-def _thinned(items: Sequence[_T]) -> Sequence[_T]:
-    """Return at most `_MOST_POINTS` of the items, evenly spread, with the first and the last."""
-    if len(items) <= _MOST_POINTS:
-        return items
-    return [items[each * (len(items) - 1) // (_MOST_POINTS - 1)] for each in range(_MOST_POINTS)]
 
 
 def _legend(method: Method, runs: Sequence[Trial], index: int, y: float) -> list[str]:
@@ -184,5 +153,5 @@ def _legend(method: Method, runs: Sequence[Trial], index: int, y: float) -> list
 
 def _look(index: int) -> tuple[str, str]:
     """Return a color, and an attribute for the dashes of a line."""
-    dash = _DASHES[index // len(_COLORS) % len(_DASHES)]
-    return _COLORS[index % len(_COLORS)], f' stroke-dasharray="{dash}"' if dash else ""
+    dash = _DASHES[index // len(COLORS) % len(_DASHES)]
+    return COLORS[index % len(COLORS)], f' stroke-dasharray="{dash}"' if dash else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from platoon_base.checkpoints.writer import Tally
@@ -12,6 +13,7 @@ from platoon_base.coordination.budget import Spent
 from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.roster import Participant
 from platoon_base.shm.job_state import Progress
+from platoon_base.shm.phases import PhaseTimes
 
 __all__ = [
     "STOPPED_FROM_OUTSIDE",
@@ -40,6 +42,8 @@ class Snapshot(NamedTuple):
     missed_checkpoints: int = 0
     failed: Sequence[Exit] = ()  # so far, including those that were restarted
     interrupted: bool = False  # whether a signal or ``platoon stop`` ends the job
+    saved_checkpoints: int = 0
+    phases: Mapping[int, PhaseTimes] = MappingProxyType({})  # by rank; empty in another terminal
     failing: Collection[int] = ()  # workers whose script has raised, though their processes may still run
 
     def to_message(self) -> msg.Seen:

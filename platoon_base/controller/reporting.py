@@ -82,6 +82,8 @@ class Reporting:
             tally.missed,
             list(self._departures.failed),
             self._ending.signal is not None,
+            tally.written,
+            {rank: self._job_state.phases(rank) for rank in coordinator.roster},
         )
 
     def spent(self) -> Spent:

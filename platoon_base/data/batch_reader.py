@@ -32,6 +32,8 @@ from platoon_base.data.batch_memory import Held, Slot
 from platoon_base.data.batch_pinning import Mark, Pinning
 from platoon_base.devices.cuda import DriverError
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
+from platoon_base.job.joining import connected
+from platoon_base.shm.phases import LOADING
 from platoon_base.system.environment import RANK
 from platoon_base.system.warn import warn_once
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
@@ -160,8 +162,13 @@ class BatchReader:
         """
         if self.ended:
             return None
+        worker = connected()
+        with contextlib.nullcontext() if worker is None else worker.advanced.clock.phase(LOADING):
+            return self._receive(into, self._timeout_s if timeout_s is None else timeout_s)
+
+    def _receive(self, into: Sequence[Any] | None, timeout_s: float) -> Any:
         link = self._require_link()
-        message, fd = self._next(link, self._timeout_s if timeout_s is None else timeout_s)
+        message, fd = self._next(link, timeout_s)
         if isinstance(message, Batch):
             return self._open(message, fd, into)
         if isinstance(message, Failed):

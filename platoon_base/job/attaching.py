@@ -15,12 +15,13 @@ from platoon_base.job.hello import HELLO_TIMEOUT_S, send_hello
 from platoon_base.shm.job_state import CONTROLLER_LOCK, USER_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.liveness import JobLiveness
 from platoon_base.shm.segments import Segment, abandoned
-from platoon_base.system.environment import MAX_WORKERS
+from platoon_base.system.environment import MAX_WORKERS, TRACE
 from platoon_base.system.limits import require_descriptors
 from platoon_base.system.orphan import end_without, found_out, is_watched
 from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.connection import BackEnds, Connection, Identity
 from platoon_base.worker.handle import Worker
+from platoon_base.worker.tracing import SpanRecorder
 
 __all__ = ["attach"]
 
@@ -57,7 +58,9 @@ def attach(
         segment.try_lock(WORKER_LOCKS + identity.rank)
         if identity.local_size < len(os.sched_getaffinity(0)):
             channel.spin_s = _SPIN_S
-        worker = Worker(_connection(files, segment, job_state, channel, identity))
+        traces = os.environ.get(TRACE)
+        spans = SpanRecorder(traces, identity.rank) if traces else None
+        worker = Worker(_connection(files, segment, job_state, channel, identity, spans))
         if not is_watched() and files.origin.pid != os.getpid():
             end_without(lambda: _watched_for(segment))
         undo.pop_all()
@@ -94,7 +97,12 @@ def _lock(files: JobFiles, segment: Segment, channel: ClientChannel, identity: I
 
 
 def _connection(
-    files: JobFiles, segment: Segment, job_state: JobState, channel: ClientChannel, identity: Identity
+    files: JobFiles,
+    segment: Segment,
+    job_state: JobState,
+    channel: ClientChannel,
+    identity: Identity,
+    spans: SpanRecorder | None,
 ) -> Connection:
     """Make the connection of a worker that the controller has welcomed."""
     liveness = JobLiveness(
@@ -105,6 +113,8 @@ def _connection(
     )
 
     def on_close() -> None:
+        if spans is not None:
+            spans.write()
         job_state.detach()
         _close_segment(files, segment)
 
@@ -119,7 +129,7 @@ def _connection(
         ),
         checkpoint=lambda: read_checkpoint(files.checkpoint),
     )
-    return Connection(
+    connection = Connection(
         identity,
         channel,
         job_state,
@@ -128,3 +138,6 @@ def _connection(
         controller_alive=lambda: _controller_lives(segment),
         on_close=on_close,
     )
+    if spans is not None:
+        connection.progress.clock.record = spans.record
+    return connection

@@ -12,13 +12,14 @@ import numpy as np
 
 from platoon_base.errors import ProtocolError
 from platoon_base.sharding import START, Position
+from platoon_base.shm.phases import BINS, PARTS, PHASES, PhaseTimes
 from platoon_base.system.text import to_bytes
 from platoon_base.views import array_on
 
 __all__ = ["CONTROLLER_LOCK", "ROW", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
 
 MAGIC = b"PLATOON\0"
-VERSION = 9
+VERSION = 10
 
 # Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
 CONTROLLER_LOCK = 0  # held while the controller lives
@@ -68,7 +69,10 @@ ROW = np.dtype(
         ("led", "i8"),
         ("limit", "S48"),
         ("waiting_in", "S128"),
-        ("ending", "S512"),  # the last field: other hosts see what lies before it
+        ("phase_seconds", "f8", (len(PHASES),)),
+        # Other hosts see what lies before these.
+        ("ending", "S512"),
+        ("phase_counts", "u4", (len(PARTS), BINS)),
     ],
     align=True,
 )
@@ -297,3 +301,8 @@ class JobState:
         row = self.table[rank]
         numbers = [row[name].item() for name in Progress._fields[:-1]]
         return Progress._make([*numbers, self.read_text(rank, "limit")])
+
+    def phases(self, rank: int) -> PhaseTimes:
+        """Read a worker's time by phase."""
+        row = self.table[rank]
+        return PhaseTimes(tuple(row["phase_seconds"].tolist()), row["phase_counts"].copy())

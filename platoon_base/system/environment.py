@@ -28,6 +28,7 @@ __all__ = [
     "TERMINAL",
     "TIMEOUT_S",
     "TORCH_ERROR_FILE",
+    "TRACE",
 ]
 
 PREFIX = "PLATOON_"  # of every name here
@@ -38,6 +39,7 @@ LAUNCHER = "PLATOON_LAUNCHER_PID"  # the process with which this one is to end
 REPORTS_AT_ONCE = "PLATOON_REPORTS_AT_ONCE"  # every reported value is sent, as `platoon tune` needs it
 ERROR_FILE = "PLATOON_ERROR_FILE"  # where a worker writes the exception that ends it
 TERMINAL = "PLATOON_TERMINAL"  # which rank 0 may use for a debugger
+TRACE = "PLATOON_TRACE"  # the folder to which workers write when each phase began and ended
 TORCH_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the same for processes under torchrun
 FRAMEWORK_RANK = "KERAS_DISTRIBUTION_PROCESS_ID"  # read when a script asks for the framework's own group
 

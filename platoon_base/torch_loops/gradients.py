@@ -155,10 +155,10 @@ class GradientAverage:
             Such as a DataLoader.
         """
         if self.worker.global_size == 1:
-            yield from loader
+            yield from self.worker.loading(loader)
             return
         lengths = self.worker.gather(len(loader), name="batches of an epoch", timeout_s=self._timeout_s)
-        yield from loader
+        yield from self.worker.loading(loader)
         for _ in range(max(lengths) - len(loader)):
             yield None
 

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from platoon_base.shm.phases import COMPUTE, LOADING, VALIDATION
 from platoon_base.system.lazy import lazy_names
 from platoon_base.system.warn import warn_once
 from platoon_base.worker.advisory_lock import AdvisoryLock
@@ -20,9 +21,12 @@ if TYPE_CHECKING:
     from platoon_base.worker.training_start import start_training
 
 __all__ = [
+    "COMPUTE",
     "DEFAULT_TIMEOUT_S",
+    "LOADING",
     "ON_NONFINITE",
     "SAME_DATA_REMEDY",
+    "VALIDATION",
     "AdvisoryLock",
     "BackEnds",
     "Connection",

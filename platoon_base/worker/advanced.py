@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from platoon_base.coordination import messages as msg
+from platoon_base.shm.phases import COLLECTIVE
 from platoon_base.shm.stop_votes import StopVotes
 from platoon_base.worker.array_sums import Summed, sum_arrays
 from platoon_base.worker.connection import Connection
@@ -32,10 +33,13 @@ class Advanced:
     ----------
     stop_votes : StopVotes
         Votes to stop a part of the job, such as one training of several. Reading them costs a memory access.
+    clock : PhaseClock
+        The time of this worker by phase.
     """
 
     def __init__(self, connection: Connection, sharing: Sharing) -> None:
         self.stop_votes = StopVotes(connection.job_state, connection.identity.rank)
+        self.clock = connection.progress.clock
         self._connection = connection
         self._sharing = sharing
         self._data_seen = DataSeen(connection.identity.resume_at)
@@ -193,7 +197,8 @@ class Advanced:
         self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Any:
         """Combine as `Worker.all_reduce` does; return this worker's part: ``(workers, *shape)`` becomes ``shape``."""
-        return self._connection.group(array, timeout_s).reduce_scatter(array, op, dest, timeout_s=timeout_s)
+        with self._connection.progress.clock.phase(COLLECTIVE):
+            return self._connection.group(array, timeout_s).reduce_scatter(array, op, dest, timeout_s=timeout_s)
 
     def device_all_reduce(self, ordinal: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> DeviceAllReduce | None:
         """Form an NCCL group that sums memory of the workers' CUDA devices, given by address; a collective call.

@@ -102,7 +102,7 @@ class Connection:
         self.progress = ProgressRow(job_state, identity.rank)
         self.stop_signal = StopSignal(job_state, identity.rank, controller_alive)
         self.closed = False
-        self._client = ControlClient(channel, identity.rank, self.progress.row)
+        self._client = ControlClient(channel, identity.rank, self.progress.row, self.progress.clock)
         self._arrays = Collectives(collectives(self._client) if collectives else LocalFactory(), identity.late)
         self._controller_alive = controller_alive
         self._on_close = on_close

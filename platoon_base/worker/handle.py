@@ -13,6 +13,7 @@ from platoon_base.metrics import means
 from platoon_base.rules import Rule
 from platoon_base.schedule import require_policy
 from platoon_base.sharding import shard, shard_seed
+from platoon_base.shm.phases import COLLECTIVE, VALIDATION
 from platoon_base.system.text import legible
 from platoon_base.worker.advanced import Advanced
 from platoon_base.worker.connection import Connection
@@ -339,7 +340,8 @@ class Worker:
         CollectiveTimeoutError
             If some worker did not make it in time.
         """
-        return self._connection.group(array, timeout_s).all_reduce(array, op, dest, timeout_s=timeout_s)
+        with self._connection.progress.clock.phase(COLLECTIVE):
+            return self._connection.group(array, timeout_s).all_reduce(array, op, dest, timeout_s=timeout_s)
 
     def broadcast(self, arrays: Sequence[Any], root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Copy the arrays of one worker into those of all others.
@@ -354,12 +356,14 @@ class Worker:
         self._connection.require_open()
         if hasattr(arrays, "dtype"):
             raise ConfigurationError("got one array: pass a list, even of one")
-        for array in arrays:
-            self._connection.group(array, timeout_s).broadcast(array, root, timeout_s=timeout_s)
+        with self._connection.progress.clock.phase(COLLECTIVE):
+            for array in arrays:
+                self._connection.group(array, timeout_s).broadcast(array, root, timeout_s=timeout_s)
 
     def all_gather(self, array: Any, dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
         """Stack the arrays of all workers, in the order of their ranks: ``shape`` becomes ``(workers, *shape)``."""
-        return self._connection.group(array, timeout_s).all_gather(array, dest, timeout_s=timeout_s)
+        with self._connection.progress.clock.phase(COLLECTIVE):
+            return self._connection.group(array, timeout_s).all_gather(array, dest, timeout_s=timeout_s)
 
     # Data.
 
@@ -387,6 +391,22 @@ class Worker:
         return shard(
             data, self.global_rank, self.global_size, shuffle=shuffle, seed=self.seed, epoch=epoch, uneven=uneven
         )
+
+    def loading(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Iterate over batches; the wait for each counts as loading in the report of `platoon launch --report`.
+
+        Batches of `platoon_base.data` and of the adapters are timed without it.
+
+        Examples
+        --------
+        >>> for x, y in worker.loading(loader):                                     # doctest: +SKIP
+        ...     train(x, y)
+        """
+        return self._connection.progress.clock.loading(batches)
+
+    def validating(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager: the time in its ``with`` block counts as validation in the report."""
+        return self._connection.progress.clock.phase(VALIDATION)
 
     # Progress and decisions.
 

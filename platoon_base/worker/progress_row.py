@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from platoon_base.shm.job_state import JobState
+from platoon_base.shm.phases import PhaseClock
 from platoon_base.system.text import to_bytes
 
 __all__ = ["ProgressRow"]
@@ -25,11 +26,13 @@ class ProgressRow:
     ----------
     row : structured scalar
         In the job's shared memory; a copy after `close`.
+    clock : PhaseClock
     """
 
     def __init__(self, job_state: JobState, rank: int) -> None:
         self._job_state = job_state
         self.row: Any = job_state.row(rank)
+        self.clock = PhaseClock(self.row["phase_seconds"], self.row["phase_counts"])
         self._script_reports_epochs = self._script_counts = self._epoch_steps_known = False
         self._counted_for_it = 0
 
@@ -48,6 +51,7 @@ class ProgressRow:
             self._begin_epoch(epoch)
         if steps:
             row["steps"] += steps
+            self.clock.step(steps)
             self._script_counts = True
         if loss is not None:
             row["loss"] = loss
@@ -58,6 +62,7 @@ class ProgressRow:
         if not self._script_counts:
             self._counted_for_it += 1
             row["steps"] += 1
+            self.clock.step(1)
         if loss is not None:
             row["loss"] = loss
 
@@ -123,4 +128,5 @@ class ProgressRow:
 
     def close(self) -> None:
         """Detach from the job's shared memory."""
+        self.clock.close()
         self.row = self.row.copy()

@@ -32,6 +32,7 @@ from platoon_base.rules.center import (
     shares_moments,
 )
 from platoon_base.rules.outer import step_form_of, waits
+from platoon_base.shm.phases import SYNC
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
 from platoon_base.worker.rounds import make_round
@@ -77,7 +78,7 @@ class SharedParameters:
         self._on_nonfinite = on_nonfinite
         self._connection = connection
         self._rank = connection.identity.rank
-        self._progress = connection.progress
+        self._progress, self._clock = connection.progress, connection.progress.clock
         self._alone = connection.is_single_worker
         self._call_lock = CallLock()
         self._watched = slice(watched)
@@ -149,7 +150,7 @@ class SharedParameters:
         return checkpoint.states
 
     def _take_over(self, center: Center, timeout_s: float, averaged: bool = False) -> None:
-        with self._call_lock.take("copy_to_local", timeout_s) as left_s:
+        with self._call_lock.take("copy_to_local", timeout_s) as left_s, self._clock.phase(SYNC):
             arrays = self._borrow_as_shared()
             center.read(arrays, True, left_s, begin=True, averaged=averaged)
             self.parameters.give_back(arrays)
@@ -158,7 +159,7 @@ class SharedParameters:
         """Apply the rule to the parameters; see `Worker.sync_params`."""
         if self.center is None:
             return
-        with self._call_lock.take("sync_params", timeout_s) as left_s:
+        with self._call_lock.take("sync_params", timeout_s) as left_s, self._clock.phase(SYNC):
             arrays = self._borrow()
             self._unchanged_watch.before_sync(arrays[self._watched])
             try:
@@ -171,7 +172,7 @@ class SharedParameters:
         """Apply the rule to ``arrays``; see `Advanced.sync_arrays`."""
         if self.center is None:
             return
-        with self._call_lock.take("sync_arrays", timeout_s) as left_s:
+        with self._call_lock.take("sync_arrays", timeout_s) as left_s, self._clock.phase(SYNC):
             self._sync(self.center, arrays, synchronous, part, left_s)
 
     def _sync(self, center: Center, arrays: Sequence[Any], synchronous: bool, part: float, timeout_s: float) -> None:
@@ -218,7 +219,7 @@ class SharedParameters:
                 "of all hosts equal: change the parameters and call copy_to_global, or use a rule that does not wait"
             )
         moved_by_others = across_hosts is not None
-        with self._call_lock.take("update_center", timeout_s) as left_s:
+        with self._call_lock.take("update_center", timeout_s) as left_s, self._clock.phase(SYNC):
             began = time.perf_counter()
             if synchronous:
                 lock.acquire(left_s)
@@ -272,7 +273,7 @@ class SharedParameters:
         """Center := parameters."""
         if self.center is not None:
             require_finite(self.parameters.layout, self.parameters.borrow())
-            with self._call_lock.take("copy_to_global", timeout_s) as left_s:
+            with self._call_lock.take("copy_to_global", timeout_s) as left_s, self._clock.phase(SYNC):
                 self.center.write(self._borrow_as_shared(), True, left_s)
             self._progress.count_copy()
 

@@ -60,6 +60,10 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
         dict of str to value, or None
             None if this main loop has to end now, because another one has ended.
         """
+        with training.worker.validating():
+            return self._evaluate_together(training, name, stream, sharded)
+
+    def _evaluate_together(self, training: Training, name: str, stream: Any, sharded: bool) -> dict[str, Any] | None:
         training.end_round()
         meeting = training.meet(name)
         if meeting is None:

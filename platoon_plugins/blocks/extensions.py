@@ -17,6 +17,7 @@ from blocks.extensions.saveload import Checkpoint
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
+from platoon_base.worker import COMPUTE, LOADING
 from platoon_plugins.blocks.learning_rate import warn_of_unscaled_schedules
 from platoon_plugins.blocks.training import Settings, Training
 from platoon_plugins.blocks.user_extensions import all_extensions, run_in_center, run_on_leader
@@ -70,6 +71,16 @@ class Cost:
             worker.progress(loss=float(self._latest.get_value()))
 
 
+# The main loop reads a batch behind `after_batch` and `before_epoch`.
+_PHASES = {
+    "before_epoch": LOADING,
+    "before_batch": COMPUTE,
+    "after_batch": LOADING,
+    "after_epoch": COMPUTE,
+    "after_training": COMPUTE,
+}
+
+
 class DistributedExtension(TrainingExtension):  # type: ignore[misc]
     """Base class of extensions that take part in the training of several workers.
 
@@ -103,6 +114,8 @@ class DistributedExtension(TrainingExtension):  # type: ignore[misc]
         elif training is not None and callback == "after_training":
             training.finish()
         super().dispatch(callback_invoked, *from_main_loop)
+        if training is not None and callback in _PHASES:
+            training.worker.advanced.clock.enter(_PHASES[callback])
 
 
 def training_of(main_loop: Any) -> Training | None:

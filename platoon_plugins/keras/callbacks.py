@@ -12,6 +12,7 @@ import keras
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.fit_timer import FitTimer
 from platoon_plugins.keras.learning_rate import warn_of_schedules
 from platoon_plugins.keras.optimizers import average_of_model
 from platoon_plugins.keras.resuming import agree_to_resume, given_initial_epoch, warn_if_anew
@@ -25,8 +26,8 @@ __all__ = [
     "in_center",
     "make_first",
     "make_last",
-    "make_progress_reporter",
     "saves_in_mid_epoch",
+    "with_progress_reports",
 ]
 
 
@@ -51,12 +52,14 @@ class Fits:
         The argument of ``fit``.
     swaps_at_epochs : bool
         Whether a callback of the user replaces the weights by averages between epochs.
+    timer : FitTimer
     """
 
     def __init__(self, worker: Worker, backend: Backend, settings: Settings, leader_only: tuple[type, ...]) -> None:
         self.worker, self.backend, self.leader_only = worker, backend, leader_only
         self._settings = settings
         self._training: Training | None = None
+        self.timer = FitTimer(worker, None)
         self.leads = worker.is_leader
         self.verbose: Any = 0
         self.swaps_at_epochs = False
@@ -77,6 +80,7 @@ class Fits:
     def prepare(self, model: Any) -> None:
         """Make the `Training` of the next fit."""
         self._training = Training(self.worker, self.backend, self._settings, model)
+        self.timer = FitTimer(self.worker, model)
         if self.swaps_at_epochs:
             self._training.require_no_swap_at_epochs()
 
@@ -134,9 +138,11 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
     # Not on_train_batch_end: if no callback overrides it, Keras does not wait for the logs of each batch.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._fits.training.batch_begins(batch)
+        self._fits.timer.computes()
 
     def on_test_begin(self, logs: Any = None) -> None:
         if self._fits.testing is not None:
+            self._fits.timer.validates()
             self._fits.testing.test_begins()
 
     def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -146,12 +152,15 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
     def on_test_end(self, logs: Any = None) -> None:
         if self._fits.testing is not None:
             self._fits.testing.test_ends({} if logs is None else logs)
+            self._fits.timer.computes()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._fits.timer.computes()
         self._fits.training.epoch_ends(logs)
         self._fits.follow_leader(self)
 
     def on_train_end(self, logs: Any = None) -> None:
+        self._fits.timer.end()
         self._fits.training.finish()
 
 
@@ -183,7 +192,11 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         warn_of_schedules(self._owner, self._fits.worker, self.params or {})
         self._fits.training.start((self.params or {}).get("epochs"))
+        self._fits.timer.begin(isinstance(self, _LastAtBatches))
         self._fits.follow_leader(self)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._fits.timer.loads()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._fits.training.callbacks_end_epoch(logs)
@@ -197,6 +210,7 @@ class _LastAtBatches(_Last):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._fits.training.callbacks_end_batch()
+        self._fits.timer.loads()
 
 
 class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
@@ -206,11 +220,12 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._worker = worker
         self._owner: Any = None
+        self.timer = FitTimer(worker, None)
         self._counted = self._last = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _ProgressReporter:
         """Return a reporter for another list with the same worker, whose connection cannot be copied."""
-        return _ProgressReporter(self._worker)
+        return type(self)(self._worker)
 
     def set_model(self, model: Any) -> None:
         """Store the model."""
@@ -220,10 +235,13 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         restored = getattr(self._owner, "_initial_epoch", None) or given_initial_epoch(self._owner)
         warn_if_anew(self._worker, restored)
+        self.timer = FitTimer(self._worker, self._owner)
+        self.timer.begin(isinstance(self, _ProgressReporterAtBatches))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._counted = self._last = 0
         report_epoch_begin(self._worker, epoch, self.params or {})
+        self.timer.loads()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._count_to(batch)
@@ -234,11 +252,17 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
     def on_test_begin(self, logs: Any = None) -> None:
         self._count_to(self._last)
 
+    def on_test_end(self, logs: Any = None) -> None:
+        self.timer.computes()
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._count_to(self._last)
         report_logs(self._worker, logs)
         if self._worker.should_stop:
             self._owner.stop_training = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.timer.end()
 
     def _count_to(self, batches: int) -> None:
         if batches > self._counted:
@@ -246,9 +270,34 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
             self._counted = batches
 
 
-def make_progress_reporter(worker: Worker) -> keras.callbacks.Callback:
-    """Make the callback that reports the progress of a single worker's fit to the launcher."""
-    return _ProgressReporter(worker)
+class _PhaseReporter(keras.callbacks.Callback):  # type: ignore[misc]
+    """The callback before the user's callbacks of a single worker: enters the phases in which these run."""
+
+    def __init__(self, reporter: _ProgressReporter) -> None:
+        super().__init__()
+        self._reporter = reporter
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._reporter.timer.computes()
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._reporter.timer.validates()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._reporter.timer.computes()
+
+
+class _ProgressReporterAtBatches(_ProgressReporter):
+    """A `_ProgressReporter` that is also called at the end of batches, which costs nothing with Keras 2."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.timer.loads()
+
+
+def with_progress_reports(callbacks: list[Any], worker: Worker, at_batches: bool) -> list[Any]:
+    """Return callbacks between those that report the progress of a single worker's fit to the launcher."""
+    reporter = (_ProgressReporterAtBatches if at_batches else _ProgressReporter)(worker)
+    return [_PhaseReporter(reporter), *callbacks, reporter]
 
 
 def make_first(fits: Fits, at_batches: bool) -> keras.callbacks.Callback:

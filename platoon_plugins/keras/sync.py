@@ -22,8 +22,8 @@ from platoon_plugins.keras.callbacks import (
     in_center,
     make_first,
     make_last,
-    make_progress_reporter,
     saves_in_mid_epoch,
+    with_progress_reports,
 )
 from platoon_plugins.keras.standby import Standby, quieten, stand_by
 from platoon_plugins.keras.training import Settings
@@ -132,9 +132,8 @@ def distribute(
     backend = backends.current()
     worker = connect() if worker is None else worker
     if worker.global_size == 1:
-        return (
-            [*callbacks, make_progress_reporter(worker)] if worker.advanced.launched and not worker.late else callbacks
-        )
+        launched = worker.advanced.launched and not worker.late
+        return with_progress_reports(callbacks, worker, backend.watches_batches) if launched else callbacks
     fits = Fits(worker, backend, Settings(rule, every_n_batches, policy, on_nonfinite), leader_only)
     if worker.global_rank:
         backend.seed_early(shard_seed(worker.seed + seeds.fits(), worker.global_rank))

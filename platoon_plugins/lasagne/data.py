@@ -108,7 +108,7 @@ def iterate_minibatches(
     rows = worker.shard(count, shuffle=options["shuffle"], epoch=epoch, uneven=uneven)
     if told:
         _report_epoch(worker, epoch, skip, -(-len(rows) // rows_in_batch))
-    return _batches(data, rows, rows_in_batch, skip)
+    return worker.loading(_batches(data, rows, rows_in_batch, skip))
 
 
 def _next_epoch(worker: Worker) -> int:

@@ -78,6 +78,14 @@ def evaluate(
         raise ConfigurationError("got arrays without rows: there must be at least one to evaluate")
     worker = connect() if worker is None else worker
     rows_in_call = _rows_in_call(options["batch_size"], num_slices, count, worker.global_size)
+    with worker.validating():
+        return _evaluated_together(val_fn, data, rows_in_call, worker, timeout_s)
+
+
+def _evaluated_together(
+    val_fn: Callable[..., Any], data: Sequence[Any], rows_in_call: int, worker: Worker, timeout_s: float
+) -> Any:
+    count = len(data[0])
     name = f"evaluate {count} rows {fingerprint(*data)}"
     training = Training.of(worker)
     training.end_round(worker, timeout_s)

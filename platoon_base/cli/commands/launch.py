@@ -22,8 +22,10 @@ from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_check
 from platoon_base.cli.log_folder import LogFolder, new_log_folder
 from platoon_base.cli.other_host import other_hosts, serve_other_host
 from platoon_base.cli.output import lenient_output
+from platoon_base.cli.run_report import RunReport, report_option, reporting
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
+from platoon_base.cli.trace_file import trace_option, tracing
 from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.job.hosting import JobOptions
@@ -128,6 +130,8 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
 @engine_options
 @host_options
 @tensorboard_option
+@report_option
+@trace_option
 @data_server_option
 @click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -147,6 +151,8 @@ def command(
     summary_file: Path | None,
     module: bool,
     tensorboard: Path | None,
+    report_file: Path | None,
+    trace_file: Path | None,
     data_server: list[str],
     script: str,
     args: tuple[str, ...],
@@ -201,9 +207,12 @@ def command(
             report.print_line(console, line)
         lend_terminal(size)
         events = None if tensorboard is None else EventFiles(tensorboard)
-        with Screen(console, folder, size, tee, events) as screen:
+        run = None if report_file is None else RunReport(report_file, " ".join([*program.argv, *args]), folder)
+        with tracing(trace_file, folder), reporting(run), Screen(console, folder, size, tee, events, run) as screen:
             options = options._replace(observer=screen.observe)
             result = launch(program, args, chosen.devices, folder, options, signals, data_server, table)
+            if run is not None:
+                run.result = result
         if allow_failures:
             result = result.with_failures_allowed()
         report.print_result(console, result, size, folder, screen.failures)

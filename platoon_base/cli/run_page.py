@@ -1,0 +1,214 @@
+"""The page of `platoon launch --report`: one file of HTML with drawings in it, which loads nothing and runs nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from platoon_base.cli.run_charts import Series, chart, timeline
+from platoon_base.cli.run_recorder import SHOWN, Lane, RunRecorder, Value, rates
+from platoon_base.cli.run_verdict import Sentence, verdict
+from platoon_base.cli.stragglers import seconds_text
+from platoon_base.cli.table import duration
+from platoon_base.controller.outcome import Result
+from platoon_base.coordination.story import Entry
+from platoon_base.shm.phases import PARTS, quantile
+
+__all__ = ["About", "page"]
+
+_MOST_ROWS, _MOST_CHARTS = 64, 12
+_QUANTILES = (0.5, 0.9, 0.99)
+_OF_A_SET = re.compile(r"^(val|valid|validation|train|training|test|center)[_ /-]")
+_STYLE = """
+:root { color-scheme: light dark; --paper: #ffffff; --ink: #24292f; --faint: #57606a; --line: #d0d7de; --soft: #f6f8fa;
+--compute: #2e9e5b; --synchronization: #3b7dd8; --waiting: #c9504a; --loading: #e07b00; --validation: #8a63d2;
+--good: #1a7f37; --note: #9a6700; --bad: #cf222e; }
+@media (prefers-color-scheme: dark) { :root { --paper: #0d1117; --ink: #e6edf3; --faint: #9198a1; --line: #3d444d;
+--soft: #151b23; --good: #3fb950; --note: #d29922; --bad: #f85149; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 16px; max-width: 1280px; background: var(--paper); color: var(--ink);
+font: 15px/1.45 system-ui, sans-serif; }
+h1 { font-size: 22px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 17px; margin: 28px 0 8px; }
+p { margin: 4px 0; } .faint { color: var(--faint); }
+.verdict { list-style: none; margin: 12px 0; padding: 0; }
+.verdict li { border-left: 4px solid; padding: 4px 10px; margin: 6px 0; background: var(--soft); }
+.verdict li { overflow-wrap: anywhere; } .verdict .good { border-color: var(--good); }
+.verdict .note { border-color: var(--note); } .verdict .bad { border-color: var(--bad); }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: 3px 10px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
+th { font-weight: 600; } th[colspan] { text-align: center; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; }
+.bars { margin: 8px 0 16px; display: grid; grid-template-columns: max-content 1fr; gap: 4px 10px; align-items: center; }
+.bar { display: flex; height: 20px; border-radius: 3px; overflow: hidden; background: var(--soft); }
+.bar span { overflow: hidden; color: #fff; font-size: 12px; line-height: 20px; text-align: center; }
+.key { display: inline-block; white-space: nowrap; margin-right: 14px; }
+.key i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 5px; }
+.key svg { display: inline; width: 14px; margin-right: 4px; } .lives { max-width: 600px; }
+.charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr)); gap: 16px; }
+figure { margin: 0; } figcaption { font-weight: 600; } svg { width: 100%; height: auto; display: block; }
+svg text { font: 12px system-ui, sans-serif; fill: var(--ink); } svg .grid { stroke: var(--line); fill: none; }
+svg .curve { fill: none; stroke-width: 1.6; stroke-linejoin: round; } svg .end { text-anchor: end; }
+svg .middle { text-anchor: middle; } svg .life { fill: var(--line); }
+svg .good { fill: var(--good); } svg .note { fill: var(--note); } svg .bad { fill: var(--bad); }
+details { margin: 12px 0; } pre { overflow-x: auto; font-size: 13px; }
+"""
+
+
+class About(NamedTuple):
+    """The job that a page is about.
+
+    Attributes
+    ----------
+    title : str
+        The script with its arguments.
+    folder : str
+        Of the logs.
+    result : Result or None
+        None if the job could not be run to its end.
+    story : sequence of Entry
+    """
+
+    title: str
+    folder: str
+    result: Result | None
+    story: Sequence[Entry]
+
+
+def page(recorder: RunRecorder, about: About) -> str:
+    """Return the page about a job that has ended.
+
+    Parameters
+    ----------
+    recorder : RunRecorder
+    about : About
+    """
+    lanes = recorder.lanes
+    sentences = verdict(lanes, about.result, about.story)
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recorder.began_at))
+    count = f"{len(lanes)} worker{'s' * (len(lanes) != 1)}"
+    parts = [
+        "<!DOCTYPE html>",
+        '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(about.title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{escape(about.title)}</h1>",
+        f'<p class="faint">{when}, {count}, {duration(recorder.seconds)}, logs in {escape(about.folder)}</p>',
+        _verdict_list(sentences),
+        *_time_of_workers(lanes),
+        *_steps(lanes),
+        "<h2>Curves</h2>",
+        '<div class="charts">',
+        *_charts(recorder),
+        "</div>",
+        "<h2>What happened</h2>",
+        timeline(about.story, recorder.checkpoints, recorder.began_at, recorder.seconds, sorted(lanes)[:_MOST_ROWS]),
+        _story(about.story),
+        "</body></html>",
+        "",
+    ]
+    return "\n".join(parts)
+
+
+def _verdict_list(sentences: Iterable[Sentence]) -> str:
+    items = "".join(f'<li class="{each.level}">{escape(each.text)}</li>' for each in sentences)
+    return f'<ul class="verdict">{items}</ul>'
+
+
+def _time_of_workers(lanes: Mapping[int, Lane]) -> list[str]:
+    """Return the bars of the workers' time, and the table of the same numbers."""
+    keys = "".join(f'<span class="key"><i style="background: var(--{name})"></i>{name}</span>' for name in SHOWN)
+    bars, rows = [], []
+    for lane in _first(lanes):
+        total = lane.shares.total
+        percents = [100 * seconds / total if total else 0.0 for seconds in lane.shares]
+        shown = list(zip(SHOWN, percents))
+        pieces = "".join(
+            f'<span style="width: {percent:.3f}%; background: var(--{name})" title="{name} {percent:.1f} %">'
+            f"{f'{percent:.0f} %' if percent >= 8 else ''}</span>"
+            for name, percent in shown
+        )
+        bars.append(f'<div>worker {lane.rank}</div><div class="bar">{pieces}</div>')
+        loss = next((point.loss for point in reversed(lane.points) if not math.isnan(point.loss)), math.nan)
+        numbers = [
+            str(lane.steps),
+            f"{lane.steps / total:.1f}" if total else "-",
+            "-" if math.isnan(loss) else f"{loss:.4g}",
+            *("-" if name == "loading" and not lane.has_loading else f"{percent:.1f} %" for name, percent in shown),
+        ]
+        cells = "".join(f"<td>{number}</td>" for number in numbers)
+        rows.append(f"<tr><td>worker {lane.rank} {escape(lane.device)}</td>{cells}</tr>")
+    names = ["", "steps", "steps/s", "latest loss", *SHOWN]
+    heads = "".join(f"<th>{name}</th>" for name in names)
+    return [
+        "<h2>Time of each worker, from its first step</h2>",
+        f"<p>{keys}</p>",
+        f'<div class="bars">{"".join(bars)}</div>',
+        _left_out(lanes),
+        f'<div class="wide"><table><tr>{heads}</tr>{"".join(rows)}</table></div>',
+    ]
+
+
+def _first(lanes: Mapping[int, Lane]) -> list[Lane]:
+    return [lanes[rank] for rank in sorted(lanes)[:_MOST_ROWS]]
+
+
+def _left_out(lanes: Mapping[int, Lane]) -> str:
+    more = len(lanes) - _MOST_ROWS
+    return f'<p class="faint">and {more} more workers</p>' if more > 0 else ""
+
+
+def _steps(lanes: Mapping[int, Lane]) -> list[str]:
+    """Return the table of percentiles of a step's parts."""
+    counted = [lane for lane in _first(lanes) if lane.counts.any()]
+    if not counted:
+        return []
+    named = {"compute": "compute", "sync": "synchronization", "waiting": "waiting", "loading": "loading"}
+    heads = "".join(f'<th colspan="3">{named[part]}</th>' for part in PARTS)
+    below = "<th>median</th><th>90 %</th><th>99 %</th>" * len(PARTS)
+    rows = []
+    for lane in counted:
+        times = [
+            "-" if part == "loading" and not lane.has_loading else seconds_text(quantile(counts.tolist(), share))
+            for part, counts in zip(PARTS, lane.counts)
+            for share in _QUANTILES
+        ]
+        cells = "".join(f"<td>{each}</td>" for each in times)
+        rows.append(f"<tr><td>worker {lane.rank}</td>{cells}</tr>")
+    return [
+        "<h2>Time of one step</h2>",
+        f'<div class="wide"><table><tr><th></th>{heads}</tr><tr><th></th>{below}</tr>{"".join(rows)}</table></div>',
+        '<p class="faint">90 % of the steps take no longer than the second number. The numbers are from counts in '
+        "classes, exact to a fifth. Synchronization includes the waits within collective calls on arrays.</p>",
+    ]
+
+
+def _charts(recorder: RunRecorder) -> list[str]:
+    """Return the charts of losses, rates and reported values."""
+    lanes = _first(recorder.lanes)
+    losses = [Series(f"worker {lane.rank}", [(point.at, point.loss) for point in lane.points]) for lane in lanes]
+    found = [chart("Training loss", losses)]
+    for title, series in _values_by_chart(recorder.values):
+        found.append(chart(title, series))
+    speeds = [Series(f"worker {lane.rank}", rates(lane)) for lane in lanes]
+    found.append(chart("Steps per second", speeds, from_zero=True))
+    found = [each for each in found if each]
+    return found or ['<p class="faint">Nothing was reported.</p>']
+
+
+def _values_by_chart(values: Mapping[str, Sequence[Value]]) -> list[tuple[str, list[Series]]]:
+    """Return reported values by chart: those of several sets of data, such as loss and val_loss, share one."""
+    groups: dict[str, list[Series]] = {}
+    for name, points in values.items():
+        groups.setdefault(_OF_A_SET.sub("", name), []).append(Series(name, [(each.at, each.value) for each in points]))
+    named = [(title if len(series) > 1 else series[0].name, series) for title, series in groups.items()]
+    return named[:_MOST_CHARTS]
+
+
+def _story(story: Sequence[Entry]) -> str:
+    lines = "\n".join(escape(entry.line) for entry in story)
+    summary = "<summary>All changes, as platoon jobs --story shows them</summary>"
+    return f"<details>{summary}<pre>{lines}</pre></details>"

@@ -1,0 +1,242 @@
+"""The course of a job in memory, from its snapshots: curves and times of each worker, of a bounded size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from platoon_base.controller.outcome import Snapshot
+from platoon_base.shm.job_state import Progress
+from platoon_base.shm.phases import BINS, COLLECTIVE, COMPUTE, LOADING, PARTS, SYNC, VALIDATION, WAITING, PhaseTimes
+
+__all__ = ["SHOWN", "Lane", "Point", "RunRecorder", "Shares", "Value", "rates"]
+
+_MOST_POINTS = 1200  # of a worker; then every second one is dropped
+_MOST_VALUES, _MOST_NAMES = 1200, 64
+_LEAST_RATE_S = 0.5
+_SPLIT_STEPS, _SPLIT_S = 20, 10.0  # enough to separate waits from the exchange in collective calls
+SHOWN = ("compute", "synchronization", "waiting", "loading", "validation")
+
+
+class Shares(NamedTuple):
+    """The seconds of one worker by phase.
+
+    Attributes
+    ----------
+    compute : float
+        All that is in no other phase; with the loading of data where the loop does not say when it loads.
+    synchronization : float
+        Exchange with the center, and collective calls on arrays without the wait for the slowest worker.
+    waiting : float
+        For other workers.
+    loading : float
+        For mini-batches.
+    validation : float
+    """
+
+    compute: float = 0.0
+    synchronization: float = 0.0
+    waiting: float = 0.0
+    loading: float = 0.0
+    validation: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """The sum."""
+        return sum(self)
+
+    def plus(self, other: Shares) -> Shares:
+        """Add part by part."""
+        return Shares(*(a + b for a, b in zip(self, other)))
+
+
+class Point(NamedTuple):
+    """One worker at one moment; ``at`` is in seconds since the start of the recorder."""
+
+    at: float
+    epoch: int
+    steps: int
+    loss: float
+    shares: Shares
+
+
+class Value(NamedTuple):
+    """A reported value, and the mean of the workers' steps at that time."""
+
+    at: float
+    steps: float
+    value: float
+
+
+class Lane:
+    """The course of one rank.
+
+    Attributes
+    ----------
+    rank : int
+    device : str
+    points : list of Point
+    shares : Shares
+        Over all processes of this rank.
+    counts : ndarray, shape (parts, BINS)
+        See `PhaseTimes`.
+    steps : int
+        Made by all processes of this rank, those that were made twice too.
+    """
+
+    def __init__(self, rank: int, device: str) -> None:
+        self.rank, self.device = rank, device
+        self.points: list[Point] = []
+        self.shares = Shares()
+        self.counts: Any = np.zeros((len(PARTS), BINS), np.int64)
+        self.steps = 0
+        self.first: Progress | None = None
+        self.pending, self.pending_steps = 0.0, 0  # collective calls that are not split yet
+        self.calls_collectives = self.gone = False
+        self._latest: tuple[Progress, PhaseTimes] | None = None
+
+    def take(self, progress: Progress, times: PhaseTimes | None, gone: bool) -> None:
+        """Add the steps and the time since the latest snapshot."""
+        self.gone = gone
+        times = times or PhaseTimes((0.0,) * 6, np.zeros((len(PARTS), BINS), np.int64))
+        before = self._latest
+        anew = before is None or before[0].started != progress.started
+        done = progress.steps - (progress.steps_before_start if anew else before[0].steps)  # type: ignore[index]
+        old = (0.0,) * 6 if anew else before[1].seconds  # type: ignore[index]
+        new = [max(0.0, a - b) for a, b in zip(times.seconds, old)]
+        self.counts += times.counts if anew else times.counts - before[1].counts.astype(np.int64)  # type: ignore[index]
+        self.shares = self.shares.plus(Shares(new[COMPUTE], new[SYNC], new[WAITING], new[LOADING], new[VALIDATION]))
+        if progress.started:
+            self.first = self.first or progress
+            self.steps += max(0, done)
+            self.pending_steps += max(0, done)
+        self.pending += new[COLLECTIVE]
+        self.calls_collectives = self.calls_collectives or self.pending > 0
+        self._latest = progress, times
+
+    def split(self, exchange_s: float) -> None:
+        """Count so much of the pending collective calls as synchronization, and the rest as waiting."""
+        exchange_s = min(exchange_s, self.pending)
+        self.shares = self.shares.plus(Shares(synchronization=exchange_s, waiting=self.pending - exchange_s))
+        self.pending, self.pending_steps = 0.0, 0
+
+    def add_point(self, at: float, progress: Progress) -> None:
+        """Keep the state at this moment."""
+        shares = self.shares.plus(Shares(synchronization=self.pending))
+        point = Point(at, progress.epoch, progress.steps, progress.loss, shares)
+        if not self.points or point[1:] != self.points[-1][1:]:
+            self.points.append(point)
+
+    @property
+    def has_loading(self) -> bool:
+        """Whether it is known when this worker loads."""
+        return self.shares.loading > 0
+
+
+class RunRecorder:
+    """Records snapshots of a job; `platoon_base.cli.run_page` draws them.
+
+    In collective calls on arrays all workers wait for the slowest one. They leave together, so the exchange took as
+    long as the shortest of their calls, and the rest of the others' calls was waiting.
+
+    Attributes
+    ----------
+    lanes : dict of int to Lane
+    values : dict of str to list of Value
+        Reported numbers.
+    checkpoints : list of float
+        When each was noticed.
+    seconds : float
+        From the start of the recorder to the latest snapshot.
+    began_at : float
+        The start, in seconds since the epoch.
+    start : float
+        The same in seconds of the monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.began_at, self.start = time.time(), time.monotonic()
+        self.lanes: dict[int, Lane] = {}
+        self.values: dict[str, list[Value]] = {}
+        self.checkpoints: list[float] = []
+        self.snapshot: Snapshot | None = None
+        self.seconds = 0.0
+        self._next_point, self._interval_s = 0.0, 0.0
+        self._split_at = 0.0
+        self._saved = 0
+
+    def take(self, snapshot: Snapshot, now: float) -> None:
+        """Add a snapshot; ``now`` is in seconds of the monotonic clock."""
+        at = self.seconds = now - self.start
+        self.snapshot = snapshot
+        for each in snapshot.participants:
+            lane = self.lanes.setdefault(each.rank, Lane(each.rank, each.device))
+            lane.device = each.device or lane.device
+            lane.take(snapshot.progress[each.rank], snapshot.phases.get(each.rank), each.phase.gone)
+        self._split_collectives(at)
+        self._take_values(snapshot.reported, at)
+        if snapshot.saved_checkpoints > self._saved:
+            self.checkpoints = _halved([*self.checkpoints, at], _MOST_VALUES)
+        self._saved = snapshot.saved_checkpoints  # a restart of all workers counts anew
+        if at >= self._next_point:
+            self._add_points(at)
+
+    def end(self) -> None:
+        """Add the last points."""
+        self._split_collectives(self.seconds, last=True)
+        self._add_points(self.seconds)
+
+    def _add_points(self, at: float) -> None:
+        if self.snapshot is None:
+            return
+        self._next_point = at + self._interval_s
+        for rank, progress in self.snapshot.progress.items():
+            if progress.started:
+                self.lanes[rank].add_point(at, progress)
+        if max((len(lane.points) for lane in self.lanes.values()), default=0) > _MOST_POINTS:
+            self._interval_s = max(2 * self._interval_s, 2 * at / _MOST_POINTS)
+            for lane in self.lanes.values():
+                lane.points = [*lane.points[:-1:2], lane.points[-1]] if lane.points else []
+
+    def _split_collectives(self, at: float, last: bool = False) -> None:
+        """Tell waits from the exchange once all workers have made enough calls since the last time."""
+        calling = [lane for lane in self.lanes.values() if lane.calls_collectives and (lane.pending or not lane.gone)]
+        if not calling:
+            return
+        complete = all(lane.pending > 0 and lane.pending_steps >= _SPLIT_STEPS for lane in calling)
+        if not (complete or last or (at - self._split_at >= _SPLIT_S and all(lane.pending > 0 for lane in calling))):
+            return
+        self._split_at = at
+        # Per step, since one worker may be a step ahead when the snapshot is taken.
+        per_step = min((lane.pending / max(1, lane.pending_steps) for lane in calling if lane.pending), default=0.0)
+        for lane in calling:
+            lane.split(per_step * max(1, lane.pending_steps))
+
+    def _take_values(self, reported: Mapping[str, float | str], at: float) -> None:
+        steps = [lane.steps for lane in self.lanes.values()]
+        mean = sum(steps) / max(1, len(steps))
+        for name, value in reported.items():
+            if isinstance(value, str) or not (name in self.values or len(self.values) < _MOST_NAMES):
+                continue
+            known = self.values.setdefault(name, [])
+            if not known or known[-1].value != value:
+                self.values[name] = _halved([*known, Value(at, mean, float(value))], _MOST_VALUES)
+
+
+def _halved(items: list[Any], most: int) -> list[Any]:
+    """Return the items, without every second one if there are too many; the last one stays."""
+    return items if len(items) <= most else [*items[:-1:2], items[-1]]
+
+
+def rates(lane: Lane) -> list[tuple[float, float]]:
+    """Return the mini-batches per second between the points of a worker, each with the moment of its end."""
+    found, before = [], lane.points[0] if lane.points else None
+    for point in lane.points:
+        if before is not None and point.at - before.at >= _LEAST_RATE_S:
+            if point.steps >= before.steps:  # a worker that is started again may go back
+                found.append((point.at, (point.steps - before.steps) / (point.at - before.at)))
+            before = point
+    return found

@@ -1,0 +1,117 @@
+"""The option ``--report`` of `platoon launch`: a page about the job, and its curves as CSV."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import logging
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from platoon_base.cli.commands.arguments import require_folder_of
+from platoon_base.cli.json_file import write_text
+from platoon_base.cli.run_page import About, page
+from platoon_base.cli.run_recorder import SHOWN, RunRecorder
+from platoon_base.cli.story_file import read_story
+from platoon_base.controller.outcome import Result, Snapshot
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["RunReport", "report_option", "reporting"]
+
+log = logging.getLogger(__name__)
+
+
+def _file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    require_folder_of(path, "--report")
+    return path
+
+
+report_option = click.option(
+    "--report",
+    "report_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE.html",
+    callback=_file,
+    help="At the end write a page with curves, the time of each worker by phase, and a verdict in words; "
+    "beside it the curves as CSV.",
+)
+
+
+class RunReport:
+    """Records a job, and writes the files about it at the end.
+
+    Parameters
+    ----------
+    path : Path
+        Of the page.
+    title : str
+        The script with its arguments.
+    folder : Path
+        Of the logs.
+
+    Attributes
+    ----------
+    result : Result or None
+        Set it before `write`, if the job could be run to its end.
+    """
+
+    def __init__(self, path: Path, title: str, folder: Path) -> None:
+        self._path, self._title, self._folder = path, title, folder
+        self._recorder = RunRecorder()
+        self.result: Result | None = None
+
+    def take(self, snapshot: Snapshot, now: float) -> None:
+        """Record a snapshot; ``now`` is in seconds of the monotonic clock."""
+        self._recorder.take(snapshot, now)
+
+    def write(self) -> None:
+        """Write the page and the curves; what cannot be written is reported on standard error."""
+        self._recorder.end()
+        try:
+            story = read_story(self._folder)
+        except ConfigurationError as exc:
+            log.warning("the report has no timeline: %s", exc)
+            story = []
+        about = About(self._title, str(self._folder), self.result, story)
+        write_text(self._path, page(self._recorder, about), "the report")
+        write_text(self._beside("workers"), workers_as_csv(self._recorder), "the workers' curves")
+        write_text(self._beside("values"), values_as_csv(self._recorder), "the reported values")
+
+    def _beside(self, what: str) -> Path:
+        return self._path.with_name(f"{self._path.stem}_{what}.csv")
+
+
+@contextlib.contextmanager
+def reporting(report: RunReport | None) -> Iterator[None]:
+    """Write the report at the end of the ``with`` block, also after an error."""
+    try:
+        yield
+    finally:
+        if report is not None:
+            report.write()
+
+
+def workers_as_csv(recorder: RunRecorder) -> str:
+    """Return the curves of all workers as CSV: a line for each moment and worker."""
+    file = io.StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(["seconds", "rank", "epoch", "steps", "loss", *(f"{name}_seconds" for name in SHOWN)])
+    for rank in sorted(recorder.lanes):
+        for at, epoch, steps, loss, shares in recorder.lanes[rank].points:
+            times = [f"{seconds:.6g}" for seconds in shares]
+            rows.writerow([f"{at:.3f}", rank, epoch, steps, "" if math.isnan(loss) else f"{loss:.9g}", *times])
+    return file.getvalue()
+
+
+def values_as_csv(recorder: RunRecorder) -> str:
+    """Return the reported values as CSV: a line for each value, those of training and of validation."""
+    file = io.StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(["seconds", "mean_steps", "name", "value"])
+    for name, values in recorder.values.items():
+        rows.writerows([f"{each.at:.3f}", f"{each.steps:.1f}", name, f"{each.value:.9g}"] for each in values)
+    return file.getvalue()

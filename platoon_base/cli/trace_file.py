@@ -1,0 +1,120 @@
+"""The option ``--trace`` of `platoon launch`: the phases of all workers on one clock, for Perfetto."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from platoon_base.cli.commands.arguments import require_folder_of
+from platoon_base.cli.json_file import write_text
+from platoon_base.cli.story_file import read_story
+from platoon_base.coordination.story import Entry
+from platoon_base.errors import ConfigurationError
+from platoon_base.shm.phases import PHASES, STEP
+from platoon_base.system.environment import TRACE
+from platoon_base.worker.tracing import Spans
+
+__all__ = ["events_of", "trace_option", "tracing"]
+
+log = logging.getLogger(__name__)
+
+_MOST_SPANS = 1_000_000  # of all workers; a browser takes some seconds to read them
+_STEPS, _PHASES = 1, 2  # tracks of a worker
+
+
+def _file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    require_folder_of(path, "--trace")
+    return path
+
+
+trace_option = click.option(
+    "--trace",
+    "trace_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE.json",
+    callback=_file,
+    help="At the end write the steps and phases of this host's workers for https://ui.perfetto.dev; the latest 50,000 "
+    "of each.",
+)
+
+
+@contextlib.contextmanager
+def tracing(path: Path | None, folder: Path) -> Iterator[None]:
+    """Let the workers that start in the ``with`` block record their phases, and write the trace at its end.
+
+    Parameters
+    ----------
+    path : Path or None
+        None to record nothing.
+    folder : Path
+        Of the logs, where the workers leave their parts.
+    """
+    if path is None:
+        yield
+        return
+    parts, wall, start = folder.absolute() / "trace", time.time(), time.monotonic()
+    parts.mkdir(parents=True, exist_ok=True)
+    os.environ[TRACE] = str(parts)
+    try:
+        yield
+    finally:
+        del os.environ[TRACE]
+        try:
+            story = read_story(folder)
+        except ConfigurationError as exc:
+            log.warning("the trace has no events of the job: %s", exc)
+            story = []
+        found = {"traceEvents": events_of(_read(parts), story, wall, start), "displayTimeUnit": "ms"}
+        write_text(path, msgspec.json.encode(found).decode(), "the trace")
+        shutil.rmtree(parts, ignore_errors=True)
+
+
+def _read(folder: Path) -> list[Spans]:
+    found = []
+    for path in sorted(folder.glob("rank*.json")):
+        try:
+            found.append(msgspec.json.decode(path.read_bytes(), type=Spans))
+        except (OSError, msgspec.MsgspecError) as exc:
+            log.warning("a part of the trace cannot be read: %s: %s", path, exc)
+    return found
+
+
+def events_of(parts: Sequence[Spans], story: Iterable[Entry], wall: float, start: float) -> list[dict[str, Any]]:
+    """Return the events of a trace in Chrome's format: a process for each worker, with tracks of steps and phases.
+
+    Parameters
+    ----------
+    parts : sequence of Spans
+        Several of one rank, if it was started again.
+    story : iterable of Entry
+        Each change is an instant.
+    wall, start : float
+        One moment in seconds since the epoch and in seconds of the monotonic clock: the zero of the trace.
+    """
+    events: list[dict[str, Any]] = []
+    for rank in sorted({part.rank for part in parts}):
+        events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"worker {rank}"}})
+        for track, name in ((_STEPS, "steps"), (_PHASES, "phases")):
+            events.append({"ph": "M", "name": "thread_name", "pid": rank, "tid": track, "args": {"name": name}})
+    most = _MOST_SPANS // max(1, len(parts))
+    for part in parts:
+        for phase, began, ended in part.spans[-most:]:
+            track, name = (_STEPS, "step") if phase == STEP else (_PHASES, PHASES[phase])
+            at, length = round(1e6 * (began - start), 1), round(1e6 * (ended - began), 1)
+            events.append({"ph": "X", "pid": part.rank, "tid": track, "name": name, "ts": at, "dur": length})
+    for entry in story:
+        at, text = round(1e6 * (entry.at - wall), 1), entry.line.partition("  ")[2]
+        # Of a worker, or of the job as a whole ("g" for global).
+        places = entry.numbers if entry.who == "rank" else [0]
+        scope = "p" if entry.who == "rank" else "g"
+        events += [{"ph": "i", "s": scope, "pid": place, "tid": _STEPS, "name": text, "ts": at} for place in places]
+    return events

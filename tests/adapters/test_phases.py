@@ -1,0 +1,33 @@
+"""Adapters enter the phases in which batches load and validations run: each has what a script slept in it."""
+
+import pytest
+from scripts_here import script_path
+
+SLEPT = ("loading", "compute", "validation")
+
+
+def require_in_their_phases(reported, ranks=2, names=SLEPT):
+    for rank in range(ranks):
+        slept = {name: reported[f"slept {name}{rank}"] for name in SLEPT}
+        clock = {name: reported[f"{name}{rank}"] for name in SLEPT}
+        assert all(slept[name] > 0.1 for name in SLEPT)
+        for name in names:
+            assert clock[name] >= 0.98 * slept[name], (name, slept, clock)
+    return reported
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("workers", [1, 2])
+def test_of_a_fit(run_keras, workers):
+    outcome = run_keras(script_path("phases_keras"), workers).require_success()
+    require_in_their_phases(outcome.reported, workers)
+
+
+@pytest.mark.theano
+def test_of_a_loop_of_lasagne(run_lasagne):
+    require_in_their_phases(run_lasagne(script_path("phases_lasagne")).require_success().reported)
+
+
+@pytest.mark.blocks
+def test_of_a_main_loop(run_blocks):
+    require_in_their_phases(run_blocks(script_path("phases_blocks")).require_success().reported)

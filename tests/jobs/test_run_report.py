@@ -1,0 +1,187 @@
+"""`platoon launch --report` and `--trace`: numbers are those of the job, stragglers are named while it runs."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+
+import pytest
+from scripts_here import script_path
+
+pytestmark = pytest.mark.base
+
+TIMEOUT_S = 120
+NAMED_WITHIN_S = 10
+
+
+class Page(HTMLParser):
+    """The page as a browser reads it: its texts by element, and all attributes."""
+
+    VOID = ("meta", "path", "rect", "circle", "polyline")
+
+    def __init__(self, path):
+        super().__init__()
+        self.texts, self.attributes, self.open = [], [], []
+        self.feed(path.read_text())
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append((self.open[-1] if self.open else "", data))
+
+    def of(self, tag):
+        return [text for each, text in self.texts if each == tag]
+
+
+def rows_of(path):
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_times_are_those_that_the_script_measures(platoon, tmp_path):
+    ran = platoon("launch", "-n", "2", "--report", "run.html", script_path("run_report_phases"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    values = {row["name"]: float(row["value"]) for row in rows_of(tmp_path / "run_values.csv")}
+    last = {int(row["rank"]): row for row in rows_of(tmp_path / "run_workers.csv")}
+    for rank, row in last.items():
+        shown = {name: float(row[f"{name}_seconds"]) for name in ("compute", "synchronization", "waiting", "loading")}
+        assert row["steps"] == "41"
+        assert float(row["loss"]) == pytest.approx(1 / 41)
+        assert shown["loading"] == pytest.approx(values[f"loading{rank}"], rel=0.05)
+        assert float(row["validation_seconds"]) == pytest.approx(values[f"validation{rank}"], rel=0.05)
+        exchange = shown["synchronization"] + shown["waiting"]
+        assert exchange == pytest.approx(values[f"exchange{rank}"], rel=0.2, abs=0.02)
+        assert shown["compute"] >= 40 * 0.005
+    # Worker 1 loads 26 ms longer in each step, for which worker 0 waits.
+    assert float(last[0]["waiting_seconds"]) > 20 * 0.026
+    assert float(last[0]["waiting_seconds"]) > 5 * float(last[1]["waiting_seconds"])
+    page = Page(tmp_path / "run.html")
+    items = page.of("li")
+    assert any(re.match(r"\d+ % of rank 1's time is waiting for batches", item) for item in items), items
+    assert any(item.startswith("Worker 1 is slower than the others in loading") for item in items), items
+    assert {"Training loss", "loss", "Steps per second", "<b>&"} <= set(page.of("figcaption"))
+
+
+def test_the_page_loads_and_runs_nothing(platoon, tmp_path):
+    ran = platoon("launch", "-n", "2", "--report", "run.html", script_path("run_report_phases"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    page = Page(tmp_path / "run.html")
+    names = {(tag, name) for tag, name, _ in page.attributes}
+    assert not any(tag in ("script", "link", "img", "iframe") for tag, _ in names)
+    assert not any(name in ("href", "src") or name.startswith("on") for _, name in names)
+    text = (tmp_path / "run.html").read_text()
+    assert "@import" not in text
+    assert "url(" not in text
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_losses_and_restarts_are_on_the_timeline(platoon, tmp_path):
+    options = ("--max-restarts", "1", "--checkpoint-every", "0.2", "--report", "run.html", "--log-dir", "logs")
+    ran = platoon("launch", "-n", "2", *options, script_path("run_report_fails"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    page = Page(tmp_path / "run.html")
+    assert {"1 restart.", "Worker 1 failed: exit status 3 (run_report_fails.py:22)."} <= set(page.of("li"))
+    marks = [text for text in page.of("title") if text.endswith(" s")]
+    assert sum("rank 1: " in mark and "-> lost" in mark for mark in marks) == 1
+    assert sum("rank 1: lost -> expected late" in mark for mark in marks) == 1
+    assert sum("-> joined" in mark for mark in marks) == 3
+    assert any(mark.startswith("checkpoint saved") for mark in marks)
+    assert sum(name == "class" and value == "life" for _, name, value in page.attributes) == 3
+    assert "training -> left" in page.of("pre")[0]
+
+
+def launched(tmp_path, *words):
+    command = [sys.executable, "-m", "platoon_base", "launch", "-n", "2", "--report", "run.html", *map(str, words)]
+    return subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ}
+    )
+
+
+def line_with(process, text, deadline, lines):
+    for line in process.stdout:
+        lines.append(line)
+        if text in line:
+            return line
+        assert time.monotonic() < deadline, lines
+    raise AssertionError("".join(lines))
+
+
+@pytest.mark.parametrize(("rank", "phase"), [(1, "compute"), (0, "loading")])
+def test_an_injected_straggler_is_named_within_10_s(tmp_path, rank, phase):
+    over, lines = tmp_path / "over", []
+    process = launched(tmp_path, script_path("run_report_straggler"), rank, phase, over)
+    try:
+        line_with(process, "a step", time.monotonic() + TIMEOUT_S, lines)
+        began = time.monotonic()
+        line = line_with(process, "is slower", began + TIMEOUT_S, lines)
+        assert time.monotonic() - began < NAMED_WITHIN_S
+    finally:
+        over.touch()
+        rest, _ = process.communicate(timeout=TIMEOUT_S)
+    name = {"compute": "computation", "loading": "loading"}[phase]
+    assert line.startswith(f"WARNING: worker {rank} is slower than the others in {name}: 2")
+    assert "they wait for " in line
+    assert "is slower" not in rest
+    assert process.returncode == 0, rest
+
+
+def test_the_report_is_written_after_ctrl_c(tmp_path):
+    lines = []
+    process = launched(tmp_path, "--grace", "5", script_path("run_report_straggler"), 9, "none", tmp_path / "never")
+    try:
+        line_with(process, "a step", time.monotonic() + TIMEOUT_S, lines)
+        process.send_signal(signal.SIGINT)
+    finally:
+        rest, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 130, rest
+    assert any(item.startswith("The job was stopped after") for item in Page(tmp_path / "run.html").of("li"))
+
+
+def test_a_report_that_could_not_be_written_is_refused_before_the_job(platoon, tmp_path):
+    ran = platoon("launch", "-n", "1", "--report", "missing/run.html", script_path("run_report_phases"))
+    assert ran.returncode == 2
+    assert "--report missing/run.html: there is no folder missing" in ran.stderr + ran.stdout
+
+
+def test_a_trace_has_the_phases_of_all_workers_on_one_clock(platoon, tmp_path):
+    options = ("--trace", "trace.json", "--report", "run.html", "--log-dir", "logs")
+    ran = platoon("launch", "-n", "2", *options, script_path("run_report_phases"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert not (tmp_path / "logs" / "trace").exists()
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    names = {(e["pid"], e["args"]["name"]) for e in events if e["ph"] == "M"}
+    assert names == {(rank, name) for rank in (0, 1) for name in (f"worker {rank}", "steps", "phases")}
+    spans = {rank: [e for e in events if e["ph"] == "X" and e["pid"] == rank] for rank in (0, 1)}
+    calls = {}
+    for rank, own in spans.items():
+        assert sum(e["name"] == "step" for e in own) == 40
+        for track in (1, 2):
+            ends = [(e["ts"], e["ts"] + e["dur"]) for e in own if e["tid"] == track]
+            assert all(end <= begin + 1 for (_, end), (begin, _) in zip(ends, ends[1:]))
+        calls[rank] = [(e["ts"], e["ts"] + e["dur"]) for e in own if e["name"] == "collective"]
+        loaded = sum(e["dur"] for e in own if e["name"] == "loading") / 1e6
+        row = [row for row in rows_of(tmp_path / "run_workers.csv") if row["rank"] == str(rank)][-1]
+        assert loaded == pytest.approx(float(row["loading_seconds"]), rel=0.01)
+    assert len(calls[0]) == len(calls[1]) == 40
+    # No worker leaves a call before the other one has come to it.
+    assert all(max(a[0], b[0]) <= min(a[1], b[1]) for a, b in zip(calls[0], calls[1]))
+    instants = [e for e in events if e["ph"] == "i"]
+    assert sum("-> joined" in e["name"] for e in instants) == 2
+    first = min(e["ts"] for e in spans[0])
+    assert all(0 <= e["ts"] < first for e in instants if "-> joined" in e["name"] and e["pid"] == 0)

@@ -1,0 +1,42 @@
+"""Two workers that average arrays; the script measures itself what it loads, exchanges and validates."""
+
+import sys
+import time
+
+import numpy as np
+
+from platoon_base import connect
+
+LOAD_S = (0.004, 0.03)  # of each rank
+STEPS = 40
+spent = dict.fromkeys(("loading", "validation", "exchange"), 0.0)
+
+
+def batches(rank, count):
+    """Make batches, slowly."""
+    for number in range(count):
+        began = time.perf_counter()
+        time.sleep(LOAD_S[rank])
+        spent["loading"] += time.perf_counter() - began
+        yield number
+
+
+with connect() as worker:
+    rank = worker.global_rank
+    gradient = np.ones(1000, np.float32)
+    worker.all_reduce(gradient, dest=gradient)
+    worker.progress(steps=1, loss=1.0)
+    for batch in worker.loading(batches(rank, STEPS)):
+        time.sleep(0.005)
+        began = time.perf_counter()
+        worker.all_reduce(gradient, "mean", dest=gradient)
+        spent["exchange"] += time.perf_counter() - began
+        worker.progress(steps=1, epoch=batch // 10, loss=1.0 / (batch + 2))
+    with worker.validating():
+        began = time.perf_counter()
+        time.sleep(0.2)
+        spent["validation"] += time.perf_counter() - began
+    worker.report({f"{name}{rank}": seconds for name, seconds in spent.items()})
+    worker.report({"val_loss": 0.5} if rank == 0 else {"train_loss": 0.25})
+    worker.report({"<b>&": 1.0})
+    sys.stdout.flush()

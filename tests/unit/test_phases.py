@@ -1,0 +1,190 @@
+"""The clock of a worker's phases, against sums by hand on a clock that the test moves."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from platoon_base.shm.job_state import JobState
+from platoon_base.shm.phases import (
+    BINS,
+    COLLECTIVE,
+    LOADING,
+    PARTS,
+    PHASES,
+    SYNC,
+    VALIDATION,
+    WAITING,
+    PhaseClock,
+    bin_of,
+    edges,
+    quantile,
+)
+
+pytestmark = pytest.mark.base
+
+
+class Hand:
+    """A clock that the test moves."""
+
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def timed():
+    """Return a function that lets seconds pass, the clock, and a function that reads the row."""
+    hand, job_state = Hand(), JobState(bytearray(JobState.size_bytes(2)), rows=2, create=True)
+    row = job_state.row(1)
+    clock = PhaseClock(row["phase_seconds"], row["phase_counts"], hand)
+
+    def spend(seconds):
+        hand.now += seconds
+
+    return spend, clock, lambda: job_state.phases(1)
+
+
+def seconds_of(times):
+    return dict(zip(PHASES, times.seconds))
+
+
+def test_time_goes_to_the_innermost_phase_and_the_rest_is_computation(timed):
+    spend, clock, read = timed
+    spend(50.0)  # before the first step
+    clock.step(1)
+    spend(1.0)
+    with clock.phase(SYNC):
+        spend(2.0)
+        with clock.phase(WAITING):
+            spend(4.0)
+        spend(8.0)
+    spend(16.0)
+    with clock.phase(VALIDATION):
+        spend(32.0)
+        with clock.phase(COLLECTIVE):
+            spend(64.0)
+    spend(128.0)
+    clock.step(1)
+    assert seconds_of(read()) == {
+        "compute": 145.0, "sync": 10.0, "waiting": 4.0, "collective": 64.0, "validation": 32.0, "loading": 0.0
+    }  # fmt: skip
+
+
+def test_batches_are_loaded_in_the_time_until_each_comes(timed):
+    spend, clock, read = timed
+
+    def batches():
+        for number in range(3):
+            spend(0.25)
+            yield number
+        spend(0.25)
+
+    clock.step(1)
+    for number in clock.loading(batches()):
+        spend(1.0 + number)
+        clock.step(1)
+    clock.step(1)
+    times = read()
+    assert seconds_of(times)["loading"] == 1.0
+    assert seconds_of(times)["compute"] == 6.0
+    loading, compute = times.counts[PARTS.index("loading")], times.counts[PARTS.index("compute")]
+    assert loading[bin_of(0.25)] == 4
+    assert [int(compute[bin_of(s)]) for s in (1.0, 2.0, 3.0)] == [1, 1, 1]
+
+
+def test_a_phase_ends_with_the_exception_that_leaves_it(timed):
+    spend, clock, read = timed
+    clock.step(1)
+
+    def failing():
+        with clock.phase(LOADING):
+            spend(1.0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
+    spend(2.0)
+    clock.step(1)
+    assert (seconds_of(read())["loading"], seconds_of(read())["compute"]) == (1.0, 2.0)
+
+
+def test_steps_that_are_counted_together_are_equal_parts(timed):
+    spend, clock, read = timed
+    clock.step(1)
+    spend(1.0)
+    with clock.phase(SYNC):
+        spend(0.5)
+    clock.step(4)
+    counts = dict(zip(PARTS, read().counts))
+    assert counts["compute"][bin_of(0.25)] == 4
+    assert counts["sync"][bin_of(0.125)] == 4
+    assert counts["waiting"][0] == counts["loading"][0] == 4
+
+
+def test_another_thread_is_not_timed(timed):
+    spend, clock, read = timed
+    clock.step(1)
+
+    def other():
+        with clock.phase(SYNC):
+            spend(1.0)
+        clock.step(1)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(30)
+    clock.step(1)
+    assert seconds_of(read()) == {**dict.fromkeys(PHASES, 0.0), "compute": 1.0}
+    assert read().counts.sum() == len(PARTS)
+
+
+def test_a_forked_child_is_not_timed(timed):
+    spend, clock, read = timed
+    clock.step(1)
+    child = os.fork()
+    if not child:
+        try:
+            with clock.phase(SYNC):
+                spend(1.0)
+            clock.step(1)
+            os._exit(0 if clock.seconds == dict.fromkeys(PHASES, 0.0) else 1)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    spend(1.0)
+    assert clock.seconds == seconds_of(read()) == {**dict.fromkeys(PHASES, 0.0), "compute": 1.0}
+
+
+def test_a_closed_clock_leaves_the_memory_alone(timed):
+    spend, clock, read = timed
+    clock.step(1)
+    spend(1.0)
+    before = clock.enter(SYNC)
+    clock.close()
+    spend(1.0)
+    clock.leave(before)
+    clock.step(1)
+    with clock.phase(SYNC):
+        spend(1.0)
+    assert seconds_of(read()) == {**dict.fromkeys(PHASES, 0.0), "compute": 1.0}
+
+
+def test_bins_are_those_between_the_edges():
+    durations = np.exp(np.linspace(np.log(1e-7), np.log(1e3), 5000))
+    found = [bin_of(float(each)) for each in durations]
+    assert found == np.searchsorted(edges(), durations, side="right").tolist()
+    assert [bin_of(float(edge)) for edge in edges()] == list(range(1, BINS))
+    assert (bin_of(0.0), bin_of(-1.0)) == (0, 0)
+
+
+def test_quantiles_are_within_a_fifth():
+    generator = np.random.default_rng(3)
+    durations = np.exp(generator.normal(-5.0, 1.0, 20000))
+    counts = np.bincount([bin_of(each) for each in durations], minlength=BINS).tolist()
+    for share in (0.5, 0.9, 0.99):
+        assert quantile(counts, share) == pytest.approx(np.quantile(durations, share), rel=0.2)
+    assert np.isnan(quantile([0] * BINS, 0.5))
+    assert quantile([7] + [0] * (BINS - 1), 0.5) == 0.0
