@@ -52,13 +52,21 @@ class Screen:
         The workers whose output is shown. The logs have the output of all.
     events : EventFiles, optional
         Event files to write too; closed at the end.
+    title : str
+        The script.
     """
 
     def __init__(
-        self, console: Console, folder: Path, workers: int, tee: str = "0", events: EventFiles | None = None
+        self,
+        console: Console,
+        folder: Path,
+        workers: int,
+        tee: str = "0",
+        events: EventFiles | None = None,
+        title: str = "",
     ) -> None:
         self._console = console
-        self._display = Display(console, summary_follows=True)
+        self._display = Display(console, summary_follows=True, title=title)
         self._events = events
         self.failures = Failures(folder, workers)
         self._terminal_request = terminal_request_file(folder)

@@ -41,6 +41,7 @@ class Snapshot(NamedTuple):
     failed: Sequence[Exit] = ()  # so far, including those that were restarted
     interrupted: bool = False  # whether a signal or ``platoon stop`` ends the job
     failing: Collection[int] = ()  # workers whose script has raised, though their processes may still run
+    reported_in: Mapping[str, int] = {}  # the epoch in which each value was reported
 
     def to_message(self) -> msg.Seen:
         """Return a message for observers of the job, without the failures."""
@@ -59,6 +60,7 @@ class Snapshot(NamedTuple):
             stop=self.stop_reason or "",
             seconds=self.seconds,
             missed_checkpoints=self.missed_checkpoints,
+            reported_in={name[:_SENT]: epoch for name, epoch in self.reported_in.items()},
         )
 
     @classmethod
@@ -74,6 +76,7 @@ class Snapshot(NamedTuple):
             seen.seconds,
             seen.missed_checkpoints,
             interrupted=interrupted,
+            reported_in=seen.reported_in,
         )
 
 

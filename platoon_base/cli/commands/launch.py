@@ -201,7 +201,7 @@ def command(
             report.print_line(console, line)
         lend_terminal(size)
         events = None if tensorboard is None else EventFiles(tensorboard)
-        with Screen(console, folder, size, tee, events) as screen:
+        with Screen(console, folder, size, tee, events, program.shown) as screen:
             options = options._replace(observer=screen.observe)
             result = launch(program, args, chosen.devices, folder, options, signals, data_server, table)
         if allow_failures:
