@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import struct
 import subprocess
@@ -246,7 +247,44 @@ def test_stop_without_a_name_ends_no_job_of_another_folder_unasked(launch):
             error = asked.stderr.read()
         # Python's input() may show its question on either stream.
         assert f"job {job.job} (train.py) was launched from {job.folder}: stop it? [y/N]" in shown.decode() + error
-        assert asked.returncode == (2 if answer == "n" else 0)
+        assert asked.returncode == (1 if answer == "n" else 0)
+    assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
+
+
+def test_stop_asks_on_a_terminal_and_not_in_the_background(launch):
+    job = launch()
+    for words, answer in (([], "n"), (["--yes"], "")):
+        assert job.files.alive
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.chdir(job.folder)
+            os.execv(sys.executable, [*PLATOON, "stop", *words, job.job])
+        os.write(terminal, f"{answer}\n".encode())
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux has no end of file here
+            while data := os.read(terminal, 4096):
+                shown += data
+        os.close(terminal)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        asked = f"stop job {job.job} (train.py)? [y/N]".encode() in shown
+        assert (asked, status) == ((True, 1) if answer else (False, 0)), shown
+    assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
+
+
+def test_stop_in_the_background_of_a_terminal_does_not_wait_for_an_answer(launch):
+    """A question would stop it, by SIGTTIN, for as long as nobody brings it to the front."""
+    job = launch()
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(job.folder)
+        command = shlex.join([*PLATOON, "stop", job.job])
+        os.execv("/bin/bash", ["bash", "--norc", "-c", f"set -m; {command} & wait $!"])
+    shown = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(terminal, 4096):
+            shown += data
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
     assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
 
 
