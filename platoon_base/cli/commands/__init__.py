@@ -58,9 +58,9 @@ class _Overview(click.Group):
         try:
             name, known, rest = super().resolve_command(ctx, args)
         except click.UsageError as exc:
-            if "Did you mean" not in exc.format_message():  # before click 8.4
-                exc.message += did_you_mean(args[0], SUBCOMMANDS)
-            raise
+            if "Did you mean" in exc.format_message():  # older releases of click suggest nothing
+                raise
+            raise click.UsageError(f"{exc.message}{did_you_mean(args[0], SUBCOMMANDS)}", ctx) from exc
         if known is None:
             return name, None, rest
         if not sys.platform.startswith("linux"):

@@ -50,7 +50,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
 _EXAMPLES = (
     (
         "platoon launch train.py --epochs 10",
-        "a worker for each GPU, or for each core, at most 4; --epochs is the script's",
+        "a worker for each GPU, or core, at most 4; --epochs is the script's",
     ),
     ("platoon launch -n 2 train.py", "two workers, on the first two GPUs or on the CPU"),
     (
