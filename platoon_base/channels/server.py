@@ -50,7 +50,7 @@ class ControlServer:
     on_drop : callable, optional
         Called with the parameters and the rule that the workers shared, before they are told that all let go of them.
     on_report : callable, optional
-        Called with the values that a worker reports, while that worker waits.
+        Called with the values that a worker reports and its rank, while that worker waits.
     answer_observer : callable, optional
         Answers those who take no part in the job.
     on_hosts : callable, optional
@@ -64,7 +64,7 @@ class ControlServer:
         send: Callable[[bytes, bytes, bytes], None],
         handler: UserHandler | None = None,
         on_drop: Callable[[Shared], None] = lambda shared: None,
-        on_report: Callable[[Mapping[str, float | str]], None] = lambda values: None,
+        on_report: Callable[[Mapping[str, float | str], int], None] = lambda values, rank: None,
         answer_observer: Callable[[msg.Watch | msg.AskStory | msg.EndJob], msg.Reply] | None = None,
         on_hosts: Callable[[CenterMade | CenterSource | RoundReached], None] = lambda event: None,
     ) -> None:
@@ -91,8 +91,8 @@ class ControlServer:
         if isinstance(request, (msg.Watch, msg.AskStory, msg.EndJob)) and self._answer_observer is not None:
             self._reply(SendReply(Requester(peer, request_id), self._answer_observer(request)))
             return
-        if isinstance(request, msg.Report) and self.coordinator.roster.of_peer(peer) is not None:
-            self._on_report(request.metrics)
+        if isinstance(request, msg.Report) and (reporter := self.coordinator.roster.of_peer(peer)) is not None:
+            self._on_report(request.metrics, reporter.rank)
         self.carry_out(self.coordinator.handle(peer, request_id, request, now))
 
     def carry_out(self, actions: Iterable[Action]) -> None:

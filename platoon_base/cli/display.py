@@ -12,8 +12,9 @@ from rich.live import Live
 from rich.text import Text
 
 from platoon_base.checkpoints.writer import Tally
+from platoon_base.cli.painting import painted, shows_ascii_only
 from platoon_base.cli.recent import Recent
-from platoon_base.cli.table import plain_line, table
+from platoon_base.cli.table import Line, draw, plain_line
 from platoon_base.controller.outcome import Result, Snapshot
 
 __all__ = ["Display", "is_live", "summary"]
@@ -32,6 +33,8 @@ class Display:
         (TERM=dumb), it is a short line for each change.
     summary_follows : bool
         Whether to leave out the reported values once all workers have ended, since a summary shows them.
+    title : str
+        The script.
 
     Attributes
     ----------
@@ -39,8 +42,9 @@ class Display:
         A temporary line above the table, such as a progress bar.
     """
 
-    def __init__(self, console: Console, summary_follows: bool = False) -> None:
+    def __init__(self, console: Console, summary_follows: bool = False, title: str = "") -> None:
         self._console = console
+        self._title, self._plain = title, shows_ascii_only(console)
         self._summary_follows = summary_follows
         self._live = None
         self._table = _Table()
@@ -71,9 +75,9 @@ class Display:
 
     def show(self, snapshot: Snapshot, draw: bool = True) -> None:
         """Show the state of the job; on a terminal, without ``draw``, only at the next print above the table."""
-        if self._summary_follows and all(each.phase.gone for each in snapshot.participants):
-            snapshot = snapshot._replace(reported={})
         self._recent.take(snapshot, time.monotonic())
+        if self._summary_follows and all(each.phase.gone for each in snapshot.participants):
+            self._recent.snapshot = snapshot._replace(reported={})
         if self._paused:
             return
         if self._live is not None:
@@ -87,8 +91,8 @@ class Display:
         size = self._console.size
         above = [self.unfinished[: size.width]] if self.unfinished else []
         height = max(_MIN_HEIGHT, size.height - _LINES_ABOVE - len(above))
-        lines = [*above, *table(self._recent, size.width, height)]
-        self._table.text = Text("\n".join(lines), no_wrap=True, overflow="crop")
+        lines = draw(self._recent, size.width, height, self._title, self._plain)
+        self._table.text = painted([*(Line("output", text) for text in above), *lines])
 
     def pause(self) -> bool:
         """Stop showing, since a debugger uses the terminal; return whether the display was on."""

@@ -68,7 +68,9 @@ def framework_checks() -> Iterator[Check]:
         remedy = f"repair or uninstall the distribution that has the entry point {name!r} in the group {GROUP}"
         yield Check(name, False, why, remedy)
     if not found.frameworks:
-        yield Check("adapters", False, "no framework is registered", "pip install platoon-plugins again")
+        yield Check(
+            "adapters", False, "no framework is registered", "pip install --force-reinstall --no-deps platoon-plugins"
+        )
     yield importable("mpi4py", "mpi4py", "pip install mpi4py")
 
 
@@ -84,7 +86,12 @@ def _compiled(name: str, found: bool) -> Check:
         return Check(name, True, "C extension")
     if os.environ.get(NO_KERNELS):
         return Check(name, False, "switched off: NumPy is used", "unset PLATOON_NO_KERNELS")
-    return Check(name, False, "not built: NumPy is used, several times slower", "install gcc, then pip install again")
+    return Check(
+        name,
+        False,
+        "not built: NumPy is used, several times slower",
+        "install gcc, then pip install --force-reinstall --no-deps platoon-plugins",
+    )
 
 
 def _shared_memory() -> Check:
@@ -112,7 +119,7 @@ def _devices() -> Iterator[Check]:
     try:
         devices = list_devices()
     except BackendUnavailableError as exc:
-        remedy = "apt-get install python3-pygpu libgpuarray-dev"
+        remedy = "on Debian 12 apt-get install python3-pygpu libgpuarray-dev, and use Debian's Python 3.11"
         yield Check("pygpu", False, str(exc), remedy, goes_with="Theano", absent=True)
         return
     yield Check("pygpu", True, "devices " + " ".join(devices))

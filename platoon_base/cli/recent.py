@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
+from platoon_base.cli.history import Course, Track
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.shm.job_state import Progress
 
-__all__ = ["Recent"]
+__all__ = ["TREND_POINTS", "Recent"]
 
 _WINDOW_S = 10.0
 _MIN_S = 1.0  # rates over shorter windows are not reliable
 _MIN_TO_ESTIMATE_S = 3.0
 _WAITS_S = 3.0  # a shorter wait is part of training
 _FRESH_S = 2.0  # a wait for arrays that was not seen for this long is over
+TREND_POINTS, _TREND_EVERY_S = 8, 3.0  # of a worker's rate
 
 
 class _Course:
@@ -34,6 +37,7 @@ class _Course:
         self.points: deque[Progress] = deque()
         self.waits, self.waits_since = -1, 0.0
         self.longest_pause_s = 0.0  # such as a validation
+        self.rates: deque[float] = deque(maxlen=TREND_POINTS)
 
     def take(self, progress: Progress, now: float) -> None:
         points = self.points
@@ -81,13 +85,21 @@ class Recent:
         The latest.
     now : float
         When it was taken, in seconds of the machine's monotonic clock.
+    tracks : dict of str to Track
+        The reported numbers over the whole job, by name.
+    loss : Course
+        The mean of the workers' losses over the whole job.
     """
 
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
         self.now = 0.0
+        self.tracks: dict[str, Track] = {}
+        self.loss = Course()
+        self._steps = 0  # of all workers, at the latest value of `loss`
         self._is_first = True
         self._courses: dict[int, _Course] = {}
+        self._next_trend = 0.0
 
     def take(self, snapshot: Snapshot, now: float) -> None:
         """Add a snapshot."""
@@ -98,6 +110,28 @@ class Recent:
                 course = self._courses[rank] = _Course(seen_late=self._is_first and _made(progress) > 0)
             course.take(progress, now)
         self._is_first = False
+        self._keep_history(snapshot, now)
+
+    def _keep_history(self, snapshot: Snapshot, now: float) -> None:
+        for name, value in snapshot.reported.items():
+            if isinstance(value, (int, float)):
+                track = self.tracks.get(name) or self.tracks.setdefault(name, Track(name))
+                track.take(float(value), snapshot.reported_in.get(name, 0))
+        here = [each.rank for each in snapshot.participants if not each.phase.gone]
+        losses = [loss for rank in here if not math.isnan(loss := snapshot.progress[rank].loss)]
+        steps = sum(snapshot.progress[rank].steps for rank in here)
+        if losses and steps != self._steps:
+            self._steps = steps
+            self.loss.add(sum(losses) / len(losses))
+        if now >= self._next_trend:
+            self._next_trend = now + _TREND_EVERY_S
+            for rank in here:
+                if not math.isnan(rate := self.rate(rank)):
+                    self._courses[rank].rates.append(rate)
+
+    def trend(self, rank: int) -> Sequence[float]:
+        """Return a worker's rates of the latest half a minute."""
+        return list(self._courses[rank].rates)
 
     def rate(self, rank: int) -> float:
         """Return mini-batches per second in the latest seconds; 0 if one is overdue, NaN if not known.
@@ -129,6 +163,11 @@ class Recent:
         progress = self._progress(rank)
         return self.now - progress.waited_at < _FRESH_S and self.now - progress.updated >= _WAITS_S
 
+    def idle_s(self, rank: int) -> float:
+        """Return the seconds since a worker's latest step; NaN before its first one."""
+        progress = self._progress(rank)
+        return max(0.0, self.now - progress.updated) if _made(progress) > 0 else math.nan
+
     def stalled_s(self, rank: int) -> float:
         """Return for how long a training worker has made no step; 0 if none is overdue, or if it waits for others."""
         progress = self._progress(rank)
@@ -152,6 +191,14 @@ class Recent:
         here = [each.rank for each in snapshot.participants if not each.phase.gone]
         rates = [rate for rank in here if not math.isnan(rate := self.rate(rank))]
         return sum(rates) if rates else math.nan
+
+    def share_done(self) -> float:
+        """Return the fraction of the job that its slowest worker has done; NaN if its limits are not known."""
+        if self.snapshot is None:
+            return math.nan
+        here = [self._progress(each.rank) for each in self.snapshot.participants if not each.phase.gone]
+        ended = [self._progress(each.rank) for each in self.snapshot.participants if each.phase.left]
+        return min((share for each in here or ended if not math.isnan(share := _share(each))), default=math.nan)
 
     def seconds_left(self) -> float:
         """Estimate the remaining time of the slowest worker; NaN if its limits are not known.
@@ -180,6 +227,16 @@ class Recent:
         last = course.points[-1]
         left = steps_left(last) * window[0] / window[2] - (self.now - last.updated)
         return left if left > 0 else math.nan  # the end, or a step that is overdue
+
+
+def _share(progress: Progress) -> float:
+    """Return how much of its training a worker has done, by the nearest limit; NaN if there is none."""
+    shares = [progress.steps / progress.last_step] if progress.last_step else []
+    if progress.last_epoch:
+        in_epoch = progress.steps - progress.steps_before_epoch
+        part = in_epoch / progress.epoch_steps if progress.epoch_steps else 0.0
+        shares.append((max(0, progress.epoch - 1) + part) / progress.last_epoch)
+    return min(1.0, max(shares)) if shares else math.nan
 
 
 def steps_left(progress: Progress) -> float:

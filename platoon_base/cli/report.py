@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -36,14 +37,16 @@ __all__ = [
 ]
 
 _VALUE_CHARACTERS = 500
+_KERNEL = "JPY_PARENT_PID"  # set in kernels of notebooks, whose `!command` has a terminal
 
 
 def open_console(stderr: bool = False, plain: bool = False) -> Console:
     """Return a console that prints texts literally: brackets are no markup.
 
-    With ``plain`` it treats a terminal as a pipe and redraws nothing, since other processes write there too.
+    With ``plain``, and in a cell of a notebook, which cannot move its cursor, it treats a terminal as a pipe and
+    redraws nothing.
     """
-    terminal = False if plain else None
+    terminal = False if plain or _KERNEL in os.environ else None
     return Console(stderr=stderr, force_terminal=terminal, markup=False, emoji=False, highlight=False)
 
 

@@ -56,6 +56,8 @@ class Screen:
         Event files to write too; closed at the end.
     report : RunReport, optional
         Gets all snapshots that are shown.
+    title : str
+        The script.
     """
 
     def __init__(
@@ -66,9 +68,10 @@ class Screen:
         tee: str = "0",
         events: EventFiles | None = None,
         report: RunReport | None = None,
+        title: str = "",
     ) -> None:
         self._console = console
-        self._display = Display(console, summary_follows=True)
+        self._display = Display(console, summary_follows=True, title=title)
         self._events, self._report = events, report
         self._stragglers = StragglerWatch()
         self.failures = Failures(folder, workers)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
+from platoon_base.cli.value_names import higher_is_better, is_loss, is_validation
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import CenterMomentum, Rule, default_period, default_rule, parse_rule, settings_of
 
@@ -29,9 +30,6 @@ __all__ = [
     "value_at",
 ]
 
-_HIGHER = re.compile(r"acc|auc|precision|recall|f1|score|bleu|r2|psnr", re.IGNORECASE)
-_VALIDATION = re.compile(r"val|test|dev", re.IGNORECASE)
-_LOSS = re.compile(r"loss|cost|error|nll|perplexity|mse|mae", re.IGNORECASE)
 _METHOD = re.compile(r"(?P<rule>.*?)\s*(?:\bevery\s+(?P<period>\d+))?", re.DOTALL)
 
 
@@ -202,10 +200,6 @@ def _text_of(rule: Rule) -> str:
     return f"{kind.__name__}()" if rule == kind() else settings_of(rule)
 
 
-def _higher_is_better(name: str) -> bool:
-    return bool(_HIGHER.search(name)) and not _LOSS.search(name)
-
-
 def guess(names: Iterable[str], wanted: str | None = None) -> Watched:
     """Choose the value to compare: by default a validation loss, if there is one.
 
@@ -228,9 +222,9 @@ def guess(names: Iterable[str], wanted: str | None = None) -> Watched:
             raise ConfigurationError(
                 f"got --watch {wanted}, but the script reports {', '.join(names)}: name one of these"
             )
-        return Watched(name, direction == "max" if direction else _higher_is_better(name))
-    best = max(names, key=lambda name: (bool(_VALIDATION.search(name)), bool(_LOSS.search(name))))
-    return Watched(best, _higher_is_better(best))
+        return Watched(name, direction == "max" if direction else higher_is_better(name))
+    best = max(names, key=lambda name: (is_validation(name), is_loss(name)))
+    return Watched(best, higher_is_better(best))
 
 
 def common_end(trials: Sequence[Trial], watched: Watched, budget: float, by: str) -> float:

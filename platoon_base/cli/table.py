@@ -8,29 +8,55 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from platoon_base.cli.recent import Recent
+from platoon_base.cli.history import sparkline
+from platoon_base.cli.recent import TREND_POINTS, Recent
+from platoon_base.cli.value_names import is_validation
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.roster import Participant
 from platoon_base.shm.job_state import Progress
 
-__all__ = ["GAP", "aligned", "cut", "duration", "plain_line", "table", "workers_line"]
+__all__ = ["GAP", "Line", "aligned", "cut", "draw", "duration", "plain_line", "table", "workers_line"]
 
-GAP = "  "
+GAP, _BETWEEN = "  ", " |  "
 _VALUE_CHARACTERS, _MOST_VALUE_LINES, _LINE_CHARACTERS = 60, 4, 120
-_HEADINGS = ("worker", "state", "epoch", "batches/s", "loss", "in sync")
+_HEADINGS = ("worker", "state", "epoch", "batches/s", "", "loss", "in sync", "last step")
 _WORDS = 2  # columns
+_TREND = 4
+# The columns in the order in which narrow terminals lose them.
+_LOST_FIRST = (7, _TREND, 6, 5, 2)
 _STALLED = "no step for"
+_LOWEST_FULL = 9  # rows of the lowest table that has a title and a bar
+_BAR_CHARACTERS, _SHORTEST_BAR, _TRACK_CHARACTERS, _SHORT_TRACK_CHARACTERS = 40, 5, 20, 8
+
+
+class Line(NamedTuple):
+    """A line of the table.
+
+    Attributes
+    ----------
+    kind : {"title", "bar", "heading", "workers", "total", "values"}
+    text : str
+    """
+
+    kind: str
+    text: str
 
 
 class _Row(NamedTuple):
     rank: int
     state: str
+    rate: float
     cells: list[str]
 
 
-def table(recent: Recent, width: int, height: int) -> list[str]:
-    """Draw the latest snapshot: a line for each worker, and lines about the whole job below.
+def table(recent: Recent, width: int, height: int, title: str = "", plain: bool = False) -> list[str]:
+    """Draw the latest snapshot as lines of text; see `draw`."""
+    return [line.text for line in draw(recent, width, height, title, plain)]
+
+
+def draw(recent: Recent, width: int, height: int, title: str = "", plain: bool = False) -> list[Line]:
+    """Draw the latest snapshot: title, progress of the job, a line for each worker, and lines about the job below.
 
     Workers that do not fit into the height are laid out in several columns. If these are too wide, the last line sums
     up the rest, and workers that do not train are listed first.
@@ -40,43 +66,112 @@ def table(recent: Recent, width: int, height: int) -> list[str]:
     recent : Recent
     width, height : int
         Of the terminal.
+    title : str
+        The script.
+    plain : bool
+        Whether to use ASCII only.
 
     Returns
     -------
-    list of str
+    list of Line
         At most ``height`` lines of at most ``width`` columns.
     """
     snapshot = recent.snapshot
     if snapshot is None:
         return []
-    first = _first_below(recent, snapshot, width)
-    spare = height - 1 - len(snapshot.participants) - len(first)
-    below = [*first, *_values_below(snapshot, width, min(max(spare, 2), _MOST_VALUE_LINES))][: max(1, height - 2)]
-    room = max(1, height - 1 - len(below))
-    rows = [_row(recent, snapshot, participant) for participant in snapshot.participants]
-    return [line[:width].rstrip() for line in [*_workers(rows, width, room), *below]]
+    full = height >= _LOWEST_FULL
+    above, first = _head(recent, snapshot, width, title, plain) if full else ([], _total(recent, snapshot, width))
+    spare = height - 1 - len(above) - len(snapshot.participants) - len(first)
+    values = _values_below(recent, snapshot, width, min(max(spare, 2), _MOST_VALUE_LINES), plain)
+    below = [*first, *(Line("values", text) for text in values)][: max(1, height - 2 - len(above))]
+    room = max(1, height - 1 - len(above) - len(below))
+    rows = [_row(recent, snapshot, participant, plain) for participant in snapshot.participants]
+    heading, *workers = _workers(rows, width, room)
+    lines = [*above, Line("heading", heading), *(Line("workers", text) for text in workers), *below]
+    return [Line(kind, text[:width].rstrip()) for kind, text in lines]
+
+
+def _head(recent: Recent, snapshot: Snapshot, width: int, title: str, plain: bool) -> tuple[list[Line], list[Line]]:
+    """Draw the lines about the whole job: those above the workers, and the reason of a stop below them."""
+    rate = recent.total_rate()
+    rest = [_team(snapshot), *([] if math.isnan(rate) else [f"{rate:.1f} batches/s"]), duration(snapshot.seconds)]
+    room = width - sum(len(each) + len(GAP) for each in rest)
+    name = title if len(title) <= room else f"{title[: max(0, room - 3)]}..."
+    lines = [Line("title", GAP.join([*([name] if len(name) > 3 else []), *rest]))]
+    bar = _bar(recent, snapshot, width, plain)
+    lines += [Line("bar", bar)] if bar else []
+    return lines, [Line("total", text) for text in _wrapped(_stop(snapshot), width)]
+
+
+def _team(snapshot: Snapshot) -> str:
+    """Return how many workers there are, and on which kinds of devices."""
+    here = [each for each in snapshot.participants if not each.phase.gone] or snapshot.participants
+    kinds = Counter(each.device.rstrip("0123456789") or "cpu" for each in here)
+    devices = " and ".join(f"{count} on {kind}" if len(kinds) > 1 else kind for kind, count in kinds.items())
+    workers = f"{len(here)} worker{'s' * (len(here) != 1)}"
+    return f"{workers}: {devices}" if len(kinds) > 1 else f"{workers} on {devices}"
+
+
+def _bar(recent: Recent, snapshot: Snapshot, width: int, plain: bool) -> str:
+    """Draw how much of the job is done, the time that is left and other limits; empty if none of it is known."""
+    share = recent.share_done()
+    words = [] if math.isnan(share) else [f"{int(100 * share):3} %"]
+    words += _limits(recent, snapshot)
+    while len(words) > 1 and len(GAP.join(words)) + len(GAP) + _SHORTEST_BAR > width:
+        words.pop()
+    text = GAP.join(words)
+    if math.isnan(share):
+        return text
+    room = max(0, min(_BAR_CHARACTERS, width - len(GAP) - len(text)))
+    full = int(share * room)
+    done, rest = "#-" if plain else "█░"
+    return f"{done * full}{rest * (room - full)}{GAP}{text}"
 
 
 def _workers(rows: Sequence[_Row], width: int, room: int) -> list[str]:
     """Draw the heading and one line for each worker, with at most ``room`` lines below the heading."""
     columns = -(-len(rows) // room)
-    lines = _columns(rows, columns)
-    if columns == 1 or max(map(len, lines)) <= width:
-        return lines
-    columns = max(1, width // (max(map(len, _columns(rows, 1))) + 4))
+    kept = _fitting(rows, columns, width)
+    if kept or columns == 1:
+        return _columns(rows, columns, kept or _kept(rows)[-1])
+    kept = _fitting(rows, 1, width) or _kept(rows)[-1]
+    columns = max(1, width // (_width(rows, 1, kept) + len(_BETWEEN)))
     odd = sorted(rows, key=lambda row: row.state == "training")
     shown = odd[: max(0, columns * (room - 1))]
     rest = odd[len(shown) :]
-    return [*_columns(sorted(shown), columns), f"and {len(rest)} more: {_states(row.state for row in rest)}"]
+    last = f"and {len(rest)} more: {_states(row.state for row in rest)}"
+    rates = [row.rate for row in rest if not math.isnan(row.rate)]
+    if rates and len(with_rates := f"{last}, {min(rates):.1f} to {max(rates):.1f} batches/s") <= width:
+        last = with_rates
+    return [*_columns(sorted(shown), columns, kept), last]
 
 
-def _columns(rows: Sequence[_Row], columns: int) -> list[str]:
-    """Lay out rows in several columns."""
+def _kept(rows: Sequence[_Row]) -> list[list[int]]:
+    """Return the numbers of the cells that may be shown together, from all to the fewest."""
+    has_trend = any(row.cells[_TREND] for row in rows)
+    shown = [i for i in range(len(_HEADINGS)) if has_trend or i != _TREND]
+    return [[i for i in shown if i not in _LOST_FIRST[:lost]] for lost in range(len(_LOST_FIRST) + 1)]
+
+
+def _fitting(rows: Sequence[_Row], columns: int, width: int) -> list[int]:
+    """Return the most cells that fit into the width in so many columns; empty if none do."""
+    return next((kept for kept in _kept(rows) if _width(rows, columns, kept) <= width), [])
+
+
+def _width(rows: Sequence[_Row], columns: int, kept: Sequence[int]) -> int:
+    """Return the width of rows in several columns."""
     count = max(1, -(-len(rows) // columns))
-    cells = [row.cells for row in rows]
-    blocks = [aligned([_HEADINGS, *cells[i : i + count]], _WORDS) for i in range(0, max(1, len(rows)), count)]
-    lines = [" |  ".join(parts) for parts in zip(*(block + [""] * (count + 1 - len(block)) for block in blocks))]
-    return lines
+    blocks = [rows[i : i + count] for i in range(0, max(1, len(rows)), count)]
+    cells = sum(max(len(_HEADINGS[i]), *(len(row.cells[i]) for row in block)) for block in blocks for i in kept)
+    return cells + len(blocks) * len(GAP) * (len(kept) - 1) + (len(blocks) - 1) * len(_BETWEEN)
+
+
+def _columns(rows: Sequence[_Row], columns: int, kept: Sequence[int]) -> list[str]:
+    """Lay out the cells of rows whose numbers are in ``kept`` in several columns."""
+    count = max(1, -(-len(rows) // columns))
+    heading, *cells = [[cells[i] for i in kept] for cells in (_HEADINGS, *(row.cells for row in rows))]
+    blocks = [aligned([heading, *cells[i : i + count]], _WORDS) for i in range(0, max(1, len(rows)), count)]
+    return [_BETWEEN.join(parts) for parts in zip(*(block + [""] * (count + 1 - len(block)) for block in blocks))]
 
 
 def aligned(rows: Sequence[Sequence[str]], words: int) -> list[str]:
@@ -98,19 +193,24 @@ def aligned(rows: Sequence[Sequence[str]], words: int) -> list[str]:
     ]
 
 
-def _row(recent: Recent, snapshot: Snapshot, participant: Participant) -> _Row:
-    progress = snapshot.progress[participant.rank]
+def _row(recent: Recent, snapshot: Snapshot, participant: Participant, plain: bool) -> _Row:
+    progress, rank = snapshot.progress[participant.rank], participant.rank
     state = _state_of(recent, snapshot, participant)
     gone = participant.phase.gone
+    rate = math.nan if gone else recent.rate(rank)
+    rates = [] if gone else recent.trend(rank)
+    ago = math.nan if gone else recent.idle_s(rank)
     cells = [
-        f"{participant.rank} {participant.device}".strip(),
+        f"{rank} {participant.device}".strip(),
         state,
         _epoch(progress),
-        "-" if gone else _number(recent.rate(participant.rank), ".1f"),
+        _number(rate, ".1f"),
+        sparkline(rates, TREND_POINTS, 0.0, plain).rjust(TREND_POINTS) if len(rates) > 1 else "",
         _number(progress.loss, ".4g"),
-        "-" if gone else _number(recent.sync_share(participant.rank), ".1%"),
+        "-" if gone else _number(recent.sync_share(rank), ".1%"),
+        "-" if math.isnan(ago) else duration(ago),
     ]
-    return _Row(participant.rank, state, cells)
+    return _Row(rank, state, rate, cells)
 
 
 def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> str:
@@ -149,35 +249,85 @@ def _states(states: Iterable[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in Counter(states).items())
 
 
-def _first_below(recent: Recent, snapshot: Snapshot, width: int) -> list[str]:
-    """Draw the line about the whole job."""
-    first = [f"stopping: {snapshot.stop_reason}"] if snapshot.stop_reason else []
+def _total(recent: Recent, snapshot: Snapshot, width: int) -> list[Line]:
+    """Draw the lines about the whole job for a terminal that is too low for a title and a bar."""
     total = f"total {_number(recent.total_rate(), '.1f')} batches/s"
-    return _wrapped([*first, total, duration(snapshot.seconds), *_limits(recent, snapshot)], width)
+    items = [*_stop(snapshot), total, duration(snapshot.seconds), *reversed(_limits(recent, snapshot))]
+    return [Line("total", text) for text in _wrapped(items, width)]
 
 
-def _values_below(snapshot: Snapshot, width: int, most: int) -> list[str]:
-    """Draw the reported values in at most ``most`` lines."""
-    values = _values(snapshot)
-    shown = _wrapped(values, width)
-    if len(shown) > most:
-        kept = shown[: most - 1]
-        shown = [*kept, f"and {len(values) - sum(line.count(GAP) + 1 for line in kept)} more values"]
-    return shown
+def _stop(snapshot: Snapshot) -> list[str]:
+    return [f"stopping: {snapshot.stop_reason}"] if snapshot.stop_reason else []
+
+
+def _values_below(recent: Recent, snapshot: Snapshot, width: int, most: int, plain: bool) -> list[str]:
+    """Draw the loss and the validation values with their courses, then the other reported values.
+
+    A value that has a course gets a line of its own where there is room for all of these.
+    """
+    tracks = _tracks(recent, snapshot, plain)
+    others = {name: value for name, value in snapshot.reported.items() if name not in tracks}
+    values = _values(snapshot._replace(reported=others))
+    lines = (
+        aligned([[*each[:2], each[2].ljust(_TRACK_CHARACTERS), each[3]] for each in tracks.values()], 4)
+        if tracks
+        else []
+    )
+    if lines and (len(lines) > most - bool(values) or max(map(len, lines)) > width):
+        lines = []
+        short = _tracks(recent, snapshot, plain, _SHORT_TRACK_CHARACTERS).values()
+        values = [*(_first_within(width, each) for each in short), *values]
+    wrapped = _wrapped(values, width)
+    if len(lines) + len(wrapped) > most:
+        wrapped = wrapped[: most - len(lines) - 1]
+        wrapped.append(f"and {len(values) - sum(line.count(GAP) + 1 for line in wrapped)} more values")
+    return [*lines, *wrapped]
+
+
+def _first_within(width: int, words: Sequence[str]) -> str:
+    """Return as many of the words as fit into the width, at least two."""
+    words = [word for word in words if word]
+    while len(words) > 2 and len(" ".join(words)) > width:
+        words.pop()
+    return " ".join(words)
+
+
+def _tracks(recent: Recent, snapshot: Snapshot, plain: bool, size: int = _TRACK_CHARACTERS) -> dict[str, list[str]]:
+    """Return name, value, sparkline and best value of the values that have a course, by name.
+
+    Where a summary will show the values, only those that have a best one are left.
+    """
+    found = {}
+    losses = recent.loss.values
+    if (
+        len(losses) > 1
+        and snapshot.reported
+        and ("loss" not in recent.tracks or len(recent.tracks["loss"].course.values) < 2)
+    ):
+        found["loss"] = ["loss", f"{losses[-1]:.4g}", sparkline(losses, size, None, plain), ""]
+    for name in sorted(recent.tracks, key=lambda name: name != "loss"):
+        track, value = recent.tracks[name], snapshot.reported.get(name)
+        shown = name == "loss" or (is_validation(name) and len(name) <= _TRACK_CHARACTERS)
+        if len(track.course.values) < 2 or isinstance(value, str) or not shown:
+            continue
+        best = "" if math.isnan(track.best) or name == "loss" else f"best {track.best:.4g}"
+        best += f" in epoch {track.best_epoch}" if best and track.best_epoch else ""
+        if best or value is not None:
+            latest = "" if value is None else f"{value:.4g}"
+            found[name] = [name, latest, sparkline(track.course.values, size, None, plain), best]
+    return found
 
 
 def _limits(recent: Recent, snapshot: Snapshot) -> list[str]:
-    """Return the known limits of the training and the remaining time."""
-    found = []
+    """Return the remaining time and the known limits of the training."""
+    seconds = recent.seconds_left()
+    found = [] if math.isnan(seconds) or snapshot.stop_reason else [f"about {duration(seconds)} left"]
     here = [snapshot.progress[each.rank] for each in snapshot.participants if not each.phase.gone]
     steps = [each for each in here if each.last_step]
     if steps:
         slowest = min(steps, key=lambda each: each.steps)
         found.append(f"batch {slowest.steps}/{slowest.last_step}")
     found += sorted({each.limit for each in here if each.limit})[:1]
-    left = recent.seconds_left()
-    if not (math.isnan(left) or snapshot.stop_reason):
-        found.append(f"about {duration(left)} left")
     return found
 
 
@@ -239,7 +389,7 @@ def plain_line(recent: Recent) -> tuple[tuple[str, ...], str]:
         rate = recent.total_rate()
         items += [] if math.isnan(rate) else [f"{rate:.1f} batches/s"]
         items += [f"loss {sum(losses) / len(losses):.4g}"] if losses and "loss" not in snapshot.reported else []
-        items += _limits(recent, snapshot)
+        items += reversed(_limits(recent, snapshot))
     lines = _wrapped([*items, *values], _LINE_CHARACTERS)
     more = f"{GAP}..." if len(lines) > 1 else ""
     stalled = [recent.stalled_s(each.rank) for each in snapshot.participants if not each.phase.gone]

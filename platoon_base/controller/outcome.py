@@ -45,6 +45,7 @@ class Snapshot(NamedTuple):
     saved_checkpoints: int = 0
     phases: Mapping[int, PhaseTimes] = MappingProxyType({})  # by rank; empty in another terminal
     failing: Collection[int] = ()  # workers whose script has raised, though their processes may still run
+    reported_in: Mapping[str, int] = {}  # the epoch in which each value was reported
 
     def to_message(self) -> msg.Seen:
         """Return a message for observers of the job, without the failures."""
@@ -63,6 +64,7 @@ class Snapshot(NamedTuple):
             stop=self.stop_reason or "",
             seconds=self.seconds,
             missed_checkpoints=self.missed_checkpoints,
+            reported_in={name[:_SENT]: epoch for name, epoch in self.reported_in.items()},
         )
 
     @classmethod
@@ -78,6 +80,7 @@ class Snapshot(NamedTuple):
             seen.seconds,
             seen.missed_checkpoints,
             interrupted=interrupted,
+            reported_in=seen.reported_in,
         )
 
 

@@ -55,6 +55,7 @@ class Reporting:
         self._on_report = options.on_report
         self._began = time.monotonic()
         self._shown_failures = 0
+        self._epochs: dict[str, int] = {}  # in which each value was reported
         self.next_due = math.inf if self._observer is None else self._began
 
     def seconds(self) -> float:
@@ -82,8 +83,9 @@ class Reporting:
             tally.missed,
             list(self._departures.failed),
             self._ending.signal is not None,
-            tally.written,
-            {rank: self._job_state.phases(rank) for rank in coordinator.roster},
+            saved_checkpoints=tally.written,
+            phases={rank: self._job_state.phases(rank) for rank in coordinator.roster},
+            reported_in=dict(self._epochs),
         )
 
     def spent(self) -> Spent:
@@ -92,8 +94,13 @@ class Reporting:
         began = min((each.started for each in launched if each.started), default=now)
         return Spent(sum(each.steps for each in launched) / max(1, len(launched)), now - began, now - self._began)
 
-    def take_report(self, values: Mapping[str, float | str]) -> None:
-        """Pass on the values that a worker has reported."""
+    def take_report(self, values: Mapping[str, float | str], rank: int) -> None:
+        """Note in which epoch a worker has reported values, and pass them on."""
+        epoch, known = self._job_state.progress(rank).epoch, self._coordinator.reported
+        kept = {
+            name: epoch for name, epoch in self._epochs.items() if name in known
+        }  # those of refused reports are not
+        self._epochs = {**kept, **dict.fromkeys(values, epoch)}
         if self._on_report is None:
             return
         shared, launched = self._coordinator.shared, self._launched()

@@ -334,6 +334,7 @@ class Seen(Message, frozen=True, kw_only=True, tag="seen"):
     stop: str
     seconds: float
     missed_checkpoints: int = 0
+    reported_in: dict[str, int] = {}
 
 
 class StoryReply(Message, frozen=True, kw_only=True, tag="story"):

@@ -226,7 +226,8 @@ def list_devices() -> list[str]:
         reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         raise BackendUnavailableError(
             f"pygpu does not work ({reason[0]}), and Theano computes on devices with it only: "
-            "on Debian 12 run `apt-get install python3-pygpu`, then `make setup`"
+            "on Debian 12 run `apt-get install python3-pygpu libgpuarray-dev`, and use Debian's Python 3.11 or an "
+            "environment of `python3 -m venv --system-site-packages`"
         )
     return ["cpu", *done.stdout.split()]
 

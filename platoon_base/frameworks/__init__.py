@@ -8,7 +8,7 @@ An adapter, of this project or of another one, has an entry point in the group `
 from platoon_base.frameworks.registered import Framework, Registrations, registered
 from platoon_base.system.lazy import lazy_names
 
-_OF_CHECKS = ("IS_CHECKOUT", "SETUP", "Check", "importable", "installed", "last_line")
+_OF_CHECKS = ("SETUP", "Check", "importable", "installed", "last_line")
 
 __all__ = [*_OF_CHECKS, "Framework", "Registrations", "registered"]
 

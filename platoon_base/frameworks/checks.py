@@ -8,17 +8,14 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["IS_CHECKOUT", "SETUP", "Check", "importable", "installed", "last_line"]
+__all__ = ["SETUP", "Check", "importable", "installed", "last_line"]
 
 _TIMEOUT_S = 120
 _MAX_REASON = 120  # characters
 _PREPARE = "from platoon_base import compat; compat.apply(); "
-# What installs Theano: a checkout has a Makefile for it, and those who installed a wheel have pip.
-IS_CHECKOUT = (Path(__file__).parents[2] / "Makefile").exists()
-SETUP = "make setup" if IS_CHECKOUT else "pip install 'platoon-plugins[theano]'"
+SETUP = "pip install 'platoon-plugins[theano]'"  # what installs Theano, with a NumPy that it compiles with
 
 
 class Check(NamedTuple):

@@ -21,7 +21,7 @@ def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
     """Compile a function: Theano can often be imported where nothing compiles."""
     from importlib import metadata
 
-    from platoon_base.frameworks.checks import IS_CHECKOUT, SETUP, importable, installed
+    from platoon_base.frameworks.checks import SETUP, importable, installed
 
     numpy = metadata.version("numpy")
     unsuitable = tuple(map(int, numpy.split(".")[:2])) >= _FIRST_NUMPY_WITHOUT
@@ -30,10 +30,9 @@ def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
     elif unsuitable and not installed("theano", "").works:
         remedy = f"in an environment of its own, with NumPy below 1.24: {SETUP}, or as docs/compat.md says"
     elif unsuitable:
-        own = ", which make setup builds" if IS_CHECKOUT else ""
-        remedy = f"pip install 'numpy<1.24'; best in an environment of its own{own}"
+        remedy = "pip install 'numpy<1.24'; best in an environment of its own"
     else:
-        remedy = ("make setup (Python 3.11), or " if IS_CHECKOUT else "") + "pip install 'platoon-plugins[theano]'"
+        remedy = SETUP
     fails = f"cannot compile with NumPy {numpy}, it ends at 1.23" if unsuitable else "cannot compile"
     yield importable("Theano", "theano", remedy, _COMPILE, fails)
 

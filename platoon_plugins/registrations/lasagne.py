@@ -14,13 +14,9 @@ __all__ = ["FRAMEWORK"]
 
 
 def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
-    from platoon_base.frameworks import IS_CHECKOUT, importable
+    from platoon_base.frameworks import importable
 
-    remedy = "pip install 'platoon-plugins[lasagne]'"
-    if IS_CHECKOUT:
-        has_theano = "Theano" in earlier and earlier["Theano"].works
-        remedy = "make setup" if has_theano else "install Theano first; make setup does"
-    yield importable("Lasagne", "lasagne", remedy)
+    yield importable("Lasagne", "lasagne", "pip install 'platoon-plugins[lasagne]'")
 
 
 FRAMEWORK = Framework(

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import struct
 import subprocess
@@ -89,7 +90,7 @@ def test_a_running_job_is_listed_watched_and_its_logs_are_shown(platoon, launch,
     for name in ([], [job.job], [job.job[:5]]):
         lines = platoon("top", "--once", *name).stdout.splitlines()
         assert lines[0] == f"job {job.job}: train.py, logs in {tmp_path}/logs"
-        assert [line.split()[:4] for line in lines[2:4]] == [[str(rank), "cpu", "training", "3"] for rank in range(2)]
+        assert [line.split()[:4] for line in lines[3:5]] == [[str(rank), "cpu", "training", "3"] for rank in range(2)]
         assert re.search("^val_loss 0.5$", "\n".join(lines), re.MULTILINE)
 
     assert platoon("logs", job.job).stdout == "[0] first line\n[1] first line\n"
@@ -189,7 +190,7 @@ def test_a_terminal_gets_the_live_table_and_ctrl_c_ends_the_view_alone(launch):
     while shown.count(b"val_loss 0.5") < 2:  # drawn anew
         shown += os.read(terminal, 4096)
     assert b"\x1b[" in shown
-    assert b"1 cpu   training" in shown
+    assert b"1 cpu   training" in re.sub(rb"\x1b\[[0-9;]*m", b"", shown)
     top.send_signal(signal.SIGINT)
     with contextlib.suppress(OSError):  # Linux has no end of file here
         while os.read(terminal, 4096):
@@ -246,7 +247,44 @@ def test_stop_without_a_name_ends_no_job_of_another_folder_unasked(launch):
             error = asked.stderr.read()
         # Python's input() may show its question on either stream.
         assert f"job {job.job} (train.py) was launched from {job.folder}: stop it? [y/N]" in shown.decode() + error
-        assert asked.returncode == (2 if answer == "n" else 0)
+        assert asked.returncode == (1 if answer == "n" else 0)
+    assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
+
+
+def test_stop_asks_on_a_terminal_and_not_in_the_background(launch):
+    job = launch()
+    for words, answer in (([], "n"), (["--yes"], "")):
+        assert job.files.alive
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.chdir(job.folder)
+            os.execv(sys.executable, [*PLATOON, "stop", *words, job.job])
+        os.write(terminal, f"{answer}\n".encode())
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux has no end of file here
+            while data := os.read(terminal, 4096):
+                shown += data
+        os.close(terminal)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        asked = f"stop job {job.job} (train.py)? [y/N]".encode() in shown
+        assert (asked, status) == ((True, 1) if answer else (False, 0)), shown
+    assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
+
+
+def test_stop_in_the_background_of_a_terminal_does_not_wait_for_an_answer(launch):
+    """A question would stop it, by SIGTTIN, for as long as nobody brings it to the front."""
+    job = launch()
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(job.folder)
+        command = shlex.join([*PLATOON, "stop", job.job])
+        os.execv("/bin/bash", ["bash", "--norc", "-c", f"set -m; {command} & wait $!"])
+    shown = b""
+    with contextlib.suppress(OSError):
+        while data := os.read(terminal, 4096):
+            shown += data
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
     assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
 
 

@@ -245,7 +245,7 @@ def test_a_terminal_shows_output_above_the_table(write_script, tmp_path):
     assert b"\x1b[32mgreen" in output
     assert "100%\n" in text
     assert "10%100%" not in text
-    assert text.index("green") < text.index("worker 0 failed: KeyError: 'x'") < text.rindex("total")
+    assert text.index("green") < text.index("worker 0 failed: KeyError: 'x'") < text.rindex("1 worker on cpu")
 
 
 def test_many_lines_at_once_are_shown_to_the_last(platoon, write_script, tmp_path):

@@ -31,7 +31,7 @@ def terminal(tmp_path):
 
     def run(*words):
         done = subprocess.run(
-            ["tmux", "-S", str(tmp_path / "tmux"), "-f", "/dev/null", *map(str, words)],
+            ["tmux", "-u", "-S", str(tmp_path / "tmux"), "-f", "/dev/null", *map(str, words)],
             cwd=tmp_path, env={**outside, "TERM": "xterm"}, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         return done.stdout if done.returncode == 0 else ""
@@ -44,16 +44,21 @@ def picture(screen):
     """Return what tmux has captured, from the script's line on, without what differs from run to run."""
     lines = [line.rstrip() for line in screen.splitlines()]
     found = [i for i, line in enumerate(lines) if line.startswith("worker ")]
-    text = "\n".join(lines[max(0, found[-1] - 1) :]) if found else ""
-    return re.sub(r"(batches/s  )\d+ s", r"\1SOME s", text).rstrip() + "\n"
+    begin = max([i for i, line in enumerate(lines) if line == "a line of the script"], default=0)
+    text = "\n".join(lines[begin:]) if found else ""
+    return re.sub(r"(on cpu  )\d+ s", r"\1SOME s", text).rstrip() + "\n"
 
 
-@pytest.mark.parametrize(("width", "height", "workers"), [(80, 24, 16), (120, 40, 5), (60, 14, 16)])
-def test_a_terminal_shows_what_is_expected(terminal, tmp_path, width, height, workers):
+@pytest.mark.parametrize(
+    ("width", "height", "workers", "locale"),
+    [(80, 24, 16, "C.UTF-8"), (120, 40, 5, "C.UTF-8"), (60, 14, 16, "C.UTF-8"), (40, 24, 4, "C")],
+)
+def test_a_terminal_shows_what_is_expected(terminal, tmp_path, width, height, workers, locale):
     script = SCRIPT
     wanted = PICTURES / f"{width}x{height}.txt"
     command = [sys.executable, "-m", "platoon_base", "launch", "-n", workers, "--grace", 0, "--log-dir", "logs", script]
-    terminal("new-session", "-d", "-x", width, "-y", height, shlex.join(map(str, command)))
+    line = f"LC_ALL={locale} {shlex.join(map(str, command))}"
+    terminal("new-session", "-d", "-x", width, "-y", height, line)
     seen = [""]
 
     def is_there():
@@ -103,7 +108,7 @@ def test_the_table_goes_on_below_what_rank_0_prints(terminal, write_script, tmp_
     def measured():
         """Take a picture; return the value that the table shows, if the script's newest line is right above it."""
         lines = terminal("capture-pane", "-p").rstrip().splitlines()
-        found = [i for i, line in enumerate(lines) if line.startswith("worker ")]
+        found = [i for i, line in enumerate(lines) if re.search(r"  1 worker on cpu  ", line)]
         value = re.search(r"^measure (\d+)$", "\n".join(lines), re.MULTILINE)
         if not found or value is None or not re.fullmatch(r"(line|bar) \d+ *", lines[found[-1] - 1]):
             return 0

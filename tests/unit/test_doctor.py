@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -34,6 +35,11 @@ class Doctor:
         )
         assert done.returncode == 0, done.stderr
         self._checks = {check["name"]: check for check in json.loads(done.stdout)}
+
+    @property
+    def names(self):
+        """The names of all checks."""
+        return list(self._checks)
 
     def __getitem__(self, name):
         """Return whether something works, what was found, and the remedy."""
@@ -104,7 +110,8 @@ def test_what_is_not_here_and_what_nothing_here_uses_is_one_line(monkeypatch):
 def test_where_there_is_no_framework_each_is_named_with_how_to_get_it(environment):
     told = Doctor(environment(["numpy", *PURE]), {})
     for name, remedy in (
-        ("Theano", "make setup"),
+        ("Theano", "pip install 'platoon-plugins[theano]'"),
+        ("Lasagne", "pip install 'platoon-plugins[lasagne]'"),
         ("PyTorch", "pip install torch"),
         ("JAX", "pip install jax"),
         ("TensorFlow", "pip install tensorflow"),
@@ -113,6 +120,9 @@ def test_where_there_is_no_framework_each_is_named_with_how_to_get_it(environmen
         works, finding, advice = told[name]
         assert (works, finding) == (False, "not installed")
         assert remedy in advice
+    assert not [name for name in told.names if re.search(r"\bmake\b(?! an)", told[name][2])], (
+        "users of pip have no Makefile"
+    )
 
 
 @pytest.mark.slow

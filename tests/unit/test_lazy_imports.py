@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from platoon_base.cli import commands
@@ -61,6 +62,20 @@ def test_the_name_of_no_subcommand_is_answered_by_its_neighbours():
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert run.returncode == 2
     assert "No such command 'lanch'" in run.stderr
+    assert "Did you mean" in run.stderr
+    assert "launch" in run.stderr.partition("Did you mean")[2]
+
+
+@pytest.mark.parametrize("name", ["launch", "tune"])
+def test_the_help_has_three_examples_first_and_all_options_below_headings(name):
+    command = importlib.import_module(f"{commands.__name__}.{name}").command
+    page = command.get_help(click.Context(command, info_name=f"platoon {name}"))
+    assert page.index("Examples:") < page.index("Workers and devices:")
+    examples = page.partition("Examples:")[2].partition("Workers and devices:")[0]
+    assert examples.count(f"\n  platoon {name} ") == 3
+    for option in command.params:
+        if isinstance(option, click.Option):
+            assert re.search(rf"^  (-\w, )?{max(option.opts, key=len)}\b", page, re.MULTILINE), option.name
 
 
 def test_importing_the_package_loads_nothing_heavy_and_a_name_brings_what_it_needs():

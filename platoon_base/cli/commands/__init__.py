@@ -15,6 +15,7 @@ from collections.abc import Iterator
 import click
 
 from platoon_base import __version__
+from platoon_base.cli.help_page import did_you_mean, write_examples
 from platoon_base.cli.output import lenient_output, lost_output, output_error, watch_output
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.system.signals import default_sigchld
@@ -37,13 +38,29 @@ SUBCOMMANDS = {
 }
 
 
+_EXAMPLES = (
+    ("platoon launch -n 2 train.py", "run a script as two workers that train one model"),
+    ("platoon doctor", "what is installed and works, and how to get the rest"),
+    ("platoon tune -n 2 train.py", "find out which method to train a script with"),
+)
+
+
 class _Overview(click.Group):
     """A group that knows its subcommands by name and line; the one that is given is imported."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_examples(formatter, _EXAMPLES)
+        super().format_options(ctx, formatter)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        name, known, rest = super().resolve_command(ctx, args)
+        try:
+            name, known, rest = super().resolve_command(ctx, args)
+        except click.UsageError as exc:
+            if "Did you mean" in exc.format_message():  # older releases of click suggest nothing
+                raise
+            raise click.UsageError(f"{exc.message}{did_you_mean(args[0], SUBCOMMANDS)}", ctx) from exc
         if known is None:
             return name, None, rest
         if not sys.platform.startswith("linux"):

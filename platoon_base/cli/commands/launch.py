@@ -16,6 +16,7 @@ from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.display import summary
 from platoon_base.cli.engine_options import engine_options
+from platoon_base.cli.help_page import GroupedCommand
 from platoon_base.cli.host_options import HostOptions, host_options
 from platoon_base.cli.json_file import write_json
 from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_checkpoints, require_runnable
@@ -48,7 +49,32 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
     return seconds
 
 
-@click.command("launch", context_settings=SCRIPT)
+_EXAMPLES = (
+    (
+        "platoon launch train.py --epochs 10",
+        "a worker for each GPU, or core, at most 4; --epochs is the script's",
+    ),
+    ("platoon launch -n 2 train.py", "two workers, on the first two GPUs or on the CPU"),
+    (
+        "platoon launch --checkpoint-every 60 --resume saved train.py",
+        "saves each minute, and goes on from what an earlier run has saved",
+    ),
+)
+_GROUPS = {
+    "Workers and devices": ("workers", "devices", "center", "seed", "module"),
+    "Output": ("tee", "log_dir", "summary_file", "report_file", "trace_file", "tensorboard"),
+    "Failures, checkpoints and the end": (
+        *("max_restarts", "checkpoint_every", "resume", "allow_failures", "fail_fast", "grace"),
+    ),
+    "Data": ("data_server",),
+    "Several hosts": (
+        *("host_names", "nnodes", "node_rank", "rdzv_endpoint", "rdzv_timeout", "host_timeout"),
+        *("no_encryption", "hosts_backend", "on"),
+    ),
+}
+
+
+@click.command("launch", cls=GroupedCommand, examples=_EXAMPLES, groups=_GROUPS, context_settings=SCRIPT)
 @click.option(
     "-n", "--workers", type=int, metavar="N", help="Number of workers: on the first N CUDA devices, or on the CPU."
 )
@@ -208,7 +234,8 @@ def command(
         lend_terminal(size)
         events = None if tensorboard is None else EventFiles(tensorboard)
         run = None if report_file is None else RunReport(report_file, " ".join([*program.argv, *args]), folder)
-        with tracing(trace_file, folder), reporting(run), Screen(console, folder, size, tee, events, run) as screen:
+        screen_of_job = Screen(console, folder, size, tee, events, run, program.shown)
+        with tracing(trace_file, folder), reporting(run), screen_of_job as screen:
             options = options._replace(observer=screen.observe)
             result = launch(program, args, chosen.devices, folder, options, signals, data_server, table)
             if run is not None:

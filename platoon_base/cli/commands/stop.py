@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 
 import click
@@ -45,16 +46,22 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float 
     help="Wait up to S seconds for the end of the job.",
 )
 @click.option("--kill", "by_force", is_flag=True, help="Kill launcher and workers: for a job whose launcher hangs.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask. Without a terminal nobody is asked.")
 @job_argument
-def command(grace: float | None, patience_s: float, by_force: bool, job: str) -> None:
+def command(grace: float | None, patience_s: float, by_force: bool, yes: bool, job: str) -> None:
     """End JOB in order, as Ctrl-C to its launcher does: workers may save, and the last checkpoint is written.
 
     JOB is a name of `platoon jobs`, or its beginning. It may be left out for the only job that was launched from this
-    folder; on a terminal you are asked about the only one of another folder. A second `platoon stop` has the workers
-    killed at once, as a second Ctrl-C does. The exit status is 0 once the job has ended.
+    folder. On a terminal you are asked first, also about the only job of another folder; --yes answers. A second
+    `platoon stop` has the workers killed at once, as a second Ctrl-C does. The exit status is 0 once the job has ended.
     """
-    files = JobFiles.find(job) if job else _only_job()
+    files = JobFiles.find(job) if job else _only_job(yes)
     name = _name(files)
+    where = "" if job or _is_of_here(files) else f" was launched from {_folder(files)}"
+    question = f"{name}{where}: stop it?" if where else f"stop {name}?"
+    if not yes and _can_ask() and not click.confirm(question):
+        click.echo(f"{name} goes on", err=True)
+        sys.exit(1)
     if by_force:
         kill(files)
         click.echo(f"killed {name}")
@@ -80,22 +87,35 @@ def _name(files: JobFiles) -> str:
     return f"job {files.job} ({program_of(files)})"
 
 
-def _only_job() -> JobFiles:
-    """Return the only job that was launched from this folder, or the only one of all that the user confirms.
+def _can_ask() -> bool:
+    """Return whether there is a terminal to ask on; a process in the background would stop at the question."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return False
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except OSError:  # it is not this session's terminal, so that nothing stops who reads from it
+        return True
+
+
+def _is_of_here(files: JobFiles) -> bool:
+    here = working_folder()
+    return bool(here) and files.origin.working_folder == here
+
+
+def _only_job(yes: bool) -> JobFiles:
+    """Return the only job that was launched from this folder, or the only one of all, about which the user is asked.
 
     Raises
     ------
     ConfigurationError
-        If there is none, or no terminal to ask on.
+        If there is none, or if it is of another folder and the user can neither be asked nor has said yes.
     """
-    jobs, here = running(), working_folder()
-    launched_here = [files for files in jobs if here and files.origin.working_folder == here]
+    jobs = running()
+    launched_here = [files for files in jobs if _is_of_here(files)]
     if len(launched_here) == 1:
         return launched_here[0]
-    if len(jobs) == 1 and sys.stdin.isatty() and sys.stdout.isatty():
-        question = f"{_name(jobs[0])} was launched from {_folder(jobs[0])}: stop it?"
-        if click.confirm(question):
-            return jobs[0]
+    if len(jobs) == 1 and (yes or _can_ask()):
+        return jobs[0]
     if not jobs:
         return JobFiles.find()  # it raises the error
     shown = launched_here or jobs

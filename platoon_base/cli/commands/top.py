@@ -10,6 +10,7 @@ from platoon_base.cli import report
 from platoon_base.cli.commands.arguments import job_argument
 from platoon_base.cli.display import Display
 from platoon_base.cli.job_list import program_of
+from platoon_base.cli.painting import shows_ascii_only
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.table import table
 from platoon_base.controller.stop_signals import StopSignals
@@ -42,14 +43,15 @@ def command(once: bool, every: float, job: str) -> None:
     report.print_line(
         console, f"job {files.job}: {program_of(files)}, logs in {files.origin.log_folder or 'no folder'}"
     )
+    title = program_of(files).partition(" ")[0]
     with Observer(files) as observer:
         if once:
             recent = Recent()
             recent.take(observer.poll(), time.monotonic())
-            for line in table(recent, console.width, 10_000):
+            for line in table(recent, console.width, 10_000, title, shows_ascii_only(console)):
                 report.print_line(console, line)
             return
-        with StopSignals() as signals, Display(console) as display:
+        with StopSignals() as signals, Display(console, title=title) as display:
             while not signals.take(every):
                 try:
                     display.show(observer.poll())

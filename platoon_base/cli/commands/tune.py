@@ -11,6 +11,7 @@ import click
 from platoon_base.cli import report
 from platoon_base.cli.commands.arguments import SCRIPT, program_and_args, require_folder_of
 from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
+from platoon_base.cli.help_page import GroupedCommand
 from platoon_base.cli.json_file import write_json, write_text
 from platoon_base.cli.launcher import CENTERS, choose_center, require_runnable
 from platoon_base.cli.log_folder import new_log_folder
@@ -25,7 +26,20 @@ from platoon_base.errors import ConfigurationError
 __all__ = ["command"]
 
 
-@click.command("tune", context_settings=SCRIPT)
+_EXAMPLES = (
+    ("platoon tune -n 4 train.py", "three methods on four workers, three runs of a minute each"),
+    ("platoon tune -n 4 --seeds 1 --steps 500 train.py --rate 0.1", "one run of each, 500 mini-batches long"),
+    ('platoon tune -n 2 --method "EASGD(alpha=0.2) every 4" train.py', "a method of your own beside plain training"),
+)
+_GROUPS = {
+    "Workers and devices": ("workers", "devices", "center", "module"),
+    "Methods": ("texts", "every", "also", "no_halving", "seeds"),
+    "Runs": ("steps", "minutes", "limit", "watch"),
+    "Output": ("summary_file", "picture_file"),
+}
+
+
+@click.command("tune", cls=GroupedCommand, examples=_EXAMPLES, groups=_GROUPS, context_settings=SCRIPT)
 @click.option("-n", "--workers", type=int, metavar="N", help="Number of workers, as of launch.")
 @click.option("-D", "--devices", multiple=True, metavar="DEV ...", help="As of launch.  [auto]")
 @click.option("--center", type=click.Choice(CENTERS), default="auto", show_default=True, help="As of launch.")
