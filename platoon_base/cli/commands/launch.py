@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -20,10 +21,12 @@ from platoon_base.cli.host_options import HostOptions, host_options
 from platoon_base.cli.json_file import write_json
 from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_checkpoints, require_runnable
 from platoon_base.cli.log_folder import LogFolder, new_log_folder
+from platoon_base.cli.metrics_port import Metrics, MetricsPort, metrics_option
 from platoon_base.cli.other_host import other_hosts, serve_other_host
 from platoon_base.cli.output import lenient_output
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
+from platoon_base.controller.outcome import Snapshot
 from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.job.hosting import JobOptions
@@ -128,6 +131,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
 @engine_options
 @host_options
 @tensorboard_option
+@metrics_option
 @data_server_option
 @click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -147,6 +151,7 @@ def command(
     summary_file: Path | None,
     module: bool,
     tensorboard: Path | None,
+    metrics_port: tuple[str, int] | None,
     data_server: list[str],
     script: str,
     args: tuple[str, ...],
@@ -201,8 +206,12 @@ def command(
             report.print_line(console, line)
         lend_terminal(size)
         events = None if tensorboard is None else EventFiles(tensorboard)
+        metrics = None if metrics_port is None else Metrics(program.title)
+        if metrics is not None and metrics_port is not None:
+            served = stack.enter_context(MetricsPort(*metrics_port, metrics))
+            report.print_line(console, f"Prometheus reads {served.url}")
         with Screen(console, folder, size, tee, events) as screen:
-            options = options._replace(observer=screen.observe)
+            options = options._replace(observer=_to_both(screen.observe, metrics))
             result = launch(program, args, chosen.devices, folder, options, signals, data_server, table)
         if allow_failures:
             result = result.with_failures_allowed()
@@ -212,6 +221,18 @@ def command(
         report.warn_of_lost_output(folder)
         signals.ignore_from_now_on()
     sys.exit(result.status)
+
+
+def _to_both(observe: Callable[[Snapshot], None], metrics: Metrics | None) -> Callable[[Snapshot], None]:
+    """Return an observer of a job that shows each snapshot, and serves it where there is a port."""
+    if metrics is None:
+        return observe
+
+    def observe_and_serve(snapshot: Snapshot) -> None:
+        observe(snapshot)
+        metrics.take(snapshot)
+
+    return observe_and_serve
 
 
 def _open_logs(folder: Path, saving: Saving | None) -> LogFolder:
