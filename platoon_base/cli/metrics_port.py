@@ -6,7 +6,7 @@ import copy
 import importlib.util
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -116,40 +116,55 @@ class MetricsPort:
 
     Parameters
     ----------
-    address : str
-    port : int
-        0 takes a free one.
+    address : tuple of str and int, or None
+        Where to listen; port 0 takes a free one. With None nothing is served.
     metrics : Metrics
 
     Attributes
     ----------
     url : str
-        Where the numbers are, once it is entered.
+        Where the numbers are, once it is entered; empty if nothing is served.
     """
 
-    def __init__(self, address: str, port: int, metrics: Metrics) -> None:
-        self._address, self._port, self._metrics = address, port, metrics
+    def __init__(self, address: tuple[str, int] | None, metrics: Metrics) -> None:
+        self._address, self._metrics = address, metrics
+        self._server: Any = None
         self.url = ""
 
     def __enter__(self) -> MetricsPort:
+        if self._address is None:
+            return self
         from prometheus_client import CollectorRegistry, start_http_server
 
         registry = CollectorRegistry(auto_describe=False)
         registry.register(self._metrics)
+        address, port = self._address
         try:
-            self._server, self._thread = start_http_server(self._port, self._address, registry)
+            self._server, self._thread = start_http_server(port, address, registry)
         except OSError as exc:
             raise ConfigurationError(
-                f"got --metrics-port {self._address}:{self._port}, and nothing can listen there: {exc}; name another "
-                "port or address of this host, or 0 for a free port"
+                f"got --metrics-port {address}:{port}, and nothing can listen there: {exc}; name another port or "
+                "address of this host, or 0 for a free port"
             ) from exc
-        shown = f"[{self._address}]" if ":" in self._address else self._address
+        shown = f"[{address}]" if ":" in address else address
         self.url = f"http://{shown}:{self._server.server_port}/metrics"
         return self
+
+    def beside(self, observe: Callable[[Snapshot], None]) -> Callable[[Snapshot], None]:
+        """Return an observer of the job that serves each snapshot, and passes it to ``observe``."""
+        if self._address is None:
+            return observe
+
+        def observe_and_serve(snapshot: Snapshot) -> None:
+            self._metrics.take(snapshot)
+            observe(snapshot)
+
+        return observe_and_serve
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()

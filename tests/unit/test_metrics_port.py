@@ -56,7 +56,7 @@ def read(url, accept="text/plain"):
 @needs_client
 def test_prometheus_reads_workers_and_reported_values():
     metrics = Metrics('a "train".py')
-    with MetricsPort("127.0.0.1", 0, metrics) as port:
+    with MetricsPort(("127.0.0.1", 0), metrics) as port:
         assert [name for name, *_ in samples(read(port.url))] == ["platoon_job_info"]
         metrics.take(snapshot())
         found = samples(read(port.url))
@@ -113,10 +113,10 @@ def test_a_job_serves_its_numbers_until_it_ends(tmp_path):
 
 @needs_client
 def test_a_port_that_is_taken_is_refused():
-    with MetricsPort("127.0.0.1", 0, Metrics("train.py")) as port:
+    with MetricsPort(("127.0.0.1", 0), Metrics("train.py")) as port:
         taken = int(re.search(r":(\d+)/", port.url)[1])
         with pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{taken}, and nothing can listen there"):
-            MetricsPort("127.0.0.1", taken, Metrics("train.py")).__enter__()
+            MetricsPort(("127.0.0.1", taken), Metrics("train.py")).__enter__()
 
 
 def invoke(*words):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -26,7 +25,6 @@ from platoon_base.cli.other_host import other_hosts, serve_other_host
 from platoon_base.cli.output import lenient_output
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
-from platoon_base.controller.outcome import Snapshot
 from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.job.hosting import JobOptions
@@ -205,13 +203,12 @@ def command(
         for line in lines:
             report.print_line(console, line)
         lend_terminal(size)
-        events = None if tensorboard is None else EventFiles(tensorboard)
-        metrics = None if metrics_port is None else Metrics(program.title)
-        if metrics is not None and metrics_port is not None:
-            served = stack.enter_context(MetricsPort(*metrics_port, metrics))
+        served = stack.enter_context(MetricsPort(metrics_port, Metrics(program.title)))
+        if served.url:
             report.print_line(console, f"Prometheus reads {served.url}")
+        events = None if tensorboard is None else EventFiles(tensorboard)
         with Screen(console, folder, size, tee, events) as screen:
-            options = options._replace(observer=_to_both(screen.observe, metrics))
+            options = options._replace(observer=served.beside(screen.observe))
             result = launch(program, args, chosen.devices, folder, options, signals, data_server, table)
         if allow_failures:
             result = result.with_failures_allowed()
@@ -221,18 +218,6 @@ def command(
         report.warn_of_lost_output(folder)
         signals.ignore_from_now_on()
     sys.exit(result.status)
-
-
-def _to_both(observe: Callable[[Snapshot], None], metrics: Metrics | None) -> Callable[[Snapshot], None]:
-    """Return an observer of a job that shows each snapshot, and serves it where there is a port."""
-    if metrics is None:
-        return observe
-
-    def observe_and_serve(snapshot: Snapshot) -> None:
-        observe(snapshot)
-        metrics.take(snapshot)
-
-    return observe_and_serve
 
 
 def _open_logs(folder: Path, saving: Saving | None) -> LogFolder:
