@@ -16,11 +16,16 @@ sys.path.insert(0, str(ROOT))
 project = "platoon-plugins"
 author = "the platoon-plugins developers"
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.mathjax", "numpydoc", "myst_parser", "sphinx-mathjax-offline"]
+extensions += ["sphinx_copybutton", "sphinx_design"]
+copybutton_prompt_text = "$ "
 html_theme = "furo"
 html_title = project
+html_show_copyright = False
 exclude_patterns = ["_build"]
 myst_heading_anchors = 3
-myst_enable_extensions = ["dollarmath"]
+myst_enable_extensions = ["dollarmath", "colon_fence"]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 suppress_warnings = ["myst.header"]  # pages that begin a level deeper
 numpydoc_show_class_members = False
 autodoc_mock_imports = ["theano", "pygpu", "lasagne", "keras", "tensorflow", "torch", "jax", "blocks", "fuel"]

@@ -39,6 +39,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointFolder",
     "check_checkpoint",
+    "newest_in",
     "read_checkpoint",
     "require_alike",
 ]
@@ -143,6 +144,23 @@ class Checkpoint(NamedTuple):
         """Make a checkpoint, and fill in the fields of ``about`` that describe the arrays."""
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
         return cls(msgspec.structs.replace(about, parameters=specs, states=len(states)), center, states)
+
+
+def newest_in(folder: Path) -> Path:
+    """Return the newest whole checkpoint in a folder, which a running job may go on writing to.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    found = sorted((each for each in folder.iterdir() if _NAME.fullmatch(each.name)), reverse=True)
+    for path in found:
+        with contextlib.suppress(_DamagedError):
+            check_checkpoint(path)
+            return path
+    what = "no whole checkpoint" if found else "no checkpoint"
+    raise ConfigurationError(f"there is {what} in {folder}: name the folder of --resume, or checkpoints/ in the logs")
 
 
 def _arrays(checkpoint: Checkpoint) -> dict[str, Array]:

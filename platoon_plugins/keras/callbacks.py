@@ -17,6 +17,7 @@ from platoon_plugins.keras.learning_rate import warn_of_schedules
 from platoon_plugins.keras.optimizers import average_of_model
 from platoon_plugins.keras.resuming import agree_to_resume, given_initial_epoch, warn_if_anew
 from platoon_plugins.keras.standby import Standby, take_over
+from platoon_plugins.keras.trackers import warn_of_own_runs
 from platoon_plugins.keras.training import Settings, Training, report_epoch_begin, report_logs
 
 __all__ = [
@@ -191,6 +192,7 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         warn_of_schedules(self._owner, self._fits.worker, self.params or {})
+        warn_of_own_runs(self._fits.worker)
         self._fits.training.start((self.params or {}).get("epochs"))
         self._fits.timer.begin(isinstance(self, _LastAtBatches))
         self._fits.follow_leader(self)

@@ -1,6 +1,8 @@
 """The code of README.md and docs: whole scripts run on two workers, the rest compiles, and quoted errors exist."""
 
 import ast
+import importlib.metadata
+import importlib.util
 import re
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from needing import needs, needs_blocks, needs_theano
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- runs: (\w+) -->\n)?^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+KERAS_2 = importlib.util.find_spec("keras") is not None and importlib.metadata.version("keras").startswith("2.")
 RESULTS = {"base": "w.npy", "keras": "digits.keras", "lasagne": "model.npz", "blocks": "model.tar", "torch": "model.pt"}
 
 
@@ -39,9 +42,22 @@ def test_the_script_for_any_other_loop_runs_on_two_workers(platoon, tmp_path):
     run_whole_scripts(platoon, tmp_path, "base")
 
 
-@needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .nox/keras3, .nox/tf")
+@needs("keras", "keras", "needs Keras: `make test` runs this in .nox/keras3, .nox/tf")
+@pytest.mark.skipif(KERAS_2, reason="the script is for Keras 3: run it in .nox/keras3 (make test)")
 def test_the_script_of_the_readme_runs_on_two_workers(platoon, tmp_path):
     run_whole_scripts(platoon, tmp_path, "keras")
+
+
+@needs("keras", "keras", "needs Keras: `make test` runs this in .nox/keras3, .nox/tf")
+@pytest.mark.skipif(KERAS_2, reason="the script is for Keras 3: run it in .nox/keras3 (make test)")
+def test_the_recipes_of_the_cookbook_run_on_two_workers(platoon, tmp_path):
+    page = (ROOT / "docs" / "cookbook.md").read_text()
+    code = "\n".join(match[4] for match in BLOCK.finditer(page) if match[3] == "python")
+    (tmp_path / "train.py").write_text(f"{code}\nprint('to the end', len(probabilities))\n")
+    done = platoon("launch", "-n", 2, "--tee", "all", "train.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("to the end 400") == 2
+    assert (tmp_path / "best.keras").stat().st_size > 0
 
 
 @needs_theano

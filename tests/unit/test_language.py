@@ -13,6 +13,8 @@ DOCS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md
 DOCS += [*(ROOT / name / "README.md" for name in ("tests", "examples")), *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted(path for room in ("platoon_base", "platoon_plugins") for path in (ROOT / room).rglob("*.py"))
 LONGEST = 100  # columns of a line in docs
+WIDEST = 85  # columns of code in docs, which the site shows without a scroll bar; output is as wide as it is
+CODE = re.compile(r"^```(?:python|sh|diff|ini|yaml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 # Earlier names of things that have a standard name: fork server, child, job's state, stop votes.
 OLD_WORDS = re.compile(r"(?<!PLATOON_NO_)(?:nursery|prefork|bootstrap|control.words|\bballot)", re.IGNORECASE)
@@ -39,6 +41,11 @@ def long_lines(text):
     return [number for number, line in lines if len(line) > LONGEST and not re.match(r"\||\W*\S+$", line)]
 
 
+def wide_code(text):
+    """List the lines of code that are too wide."""
+    return [line for block in CODE.findall(text) for line in block.splitlines() if len(line) > WIDEST]
+
+
 def clauses(text):
     """List the sentences that begin with what or who and are no questions."""
     sentences = re.split(r"(?<=[.!?])[*\"'`)]*\s+(?=[*\"'`(]*[A-Z])", " ".join(text.split()))
@@ -63,6 +70,7 @@ def docstrings(path):
 def test_what_breaks_a_rule_is_seen():
     wide = "x" * 60 + " " + "y" * 60
     assert long_lines(f"{wide}\n```\n{wide}\n```\n| {wide} |\n- {'z' * 120}\n{wide}") == [1, 7]
+    assert wide_code(f"{wide}\n```sh\n{wide}\n```\n```text\n{wide}\n```\n```python\nx\n```") == [wide]
     assert clauses("It works. What arrives is bounded.") == ["What arrives is bounded."]
     assert clauses("*Who* comes, leaves. What now? It says what it does. Whoever waits is told.") == [
         "*Who* comes, leaves.",
@@ -81,6 +89,11 @@ def test_what_breaks_a_rule_is_seen():
 @pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_lines_of_docs_are_not_too_long(path):
     assert long_lines(path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_code_in_docs_needs_no_scroll_bar(path):
+    assert wide_code(path.read_text()) == []
 
 
 @pytest.mark.parametrize("path", DOCS, ids=name_of)

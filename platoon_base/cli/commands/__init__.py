@@ -27,6 +27,7 @@ SUBCOMMANDS = {
     "clean": "Remove what this user's dead jobs left behind.",
     "doctor": "Print what is installed and works, and how to get the rest.",
     "env": "Print versions, limits and settings, for a report of a fault.",
+    "export": "Write the parameters in a checkpoint as safetensors.",
     "jobs": "List this user's running jobs.",
     "join": "Add one more worker to a running job.",
     "launch": "Run a script as N workers.",

@@ -21,6 +21,7 @@ from platoon_base.cli.host_options import HostOptions, host_options
 from platoon_base.cli.json_file import write_json
 from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_checkpoints, require_runnable
 from platoon_base.cli.log_folder import LogFolder, new_log_folder
+from platoon_base.cli.metrics_port import Metrics, MetricsPort, metrics_option
 from platoon_base.cli.other_host import other_hosts, serve_other_host
 from platoon_base.cli.output import lenient_output
 from platoon_base.cli.run_report import RunReport, report_option, reporting
@@ -62,7 +63,7 @@ _EXAMPLES = (
 )
 _GROUPS = {
     "Workers and devices": ("workers", "devices", "center", "seed", "module"),
-    "Output": ("tee", "log_dir", "summary_file", "report_file", "trace_file", "tensorboard"),
+    "Output": ("tee", "log_dir", "summary_file", "report_file", "trace_file", "tensorboard", "metrics_port"),
     "Failures, checkpoints and the end": (
         *("max_restarts", "checkpoint_every", "resume", "allow_failures", "fail_fast", "grace"),
     ),
@@ -158,6 +159,7 @@ _GROUPS = {
 @tensorboard_option
 @report_option
 @trace_option
+@metrics_option
 @data_server_option
 @click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -179,6 +181,7 @@ def command(
     tensorboard: Path | None,
     report_file: Path | None,
     trace_file: Path | None,
+    metrics_port: tuple[str, int] | None,
     data_server: list[str],
     script: str,
     args: tuple[str, ...],
@@ -232,11 +235,14 @@ def command(
         for line in lines:
             report.print_line(console, line)
         lend_terminal(size)
+        served = stack.enter_context(MetricsPort(metrics_port, Metrics(program.title)))
+        if served.url:
+            report.print_line(console, f"Prometheus reads {served.url}")
         events = None if tensorboard is None else EventFiles(tensorboard)
         run = None if report_file is None else RunReport(report_file, " ".join([*program.argv, *args]), folder)
         screen_of_job = Screen(console, folder, size, tee, events, run, program.shown)
         with tracing(trace_file, folder), reporting(run), screen_of_job as screen:
-            options = options._replace(observer=screen.observe)
+            options = options._replace(observer=served.beside(screen.observe))
             result = launch(program, args, chosen.devices, folder, options, signals, data_server, table)
             if run is not None:
                 run.result = result

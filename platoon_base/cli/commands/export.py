@@ -1,0 +1,38 @@
+"""``platoon export``: the center of a checkpoint for other programs."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import click
+
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["command"]
+
+
+@click.command("export")
+@click.option(
+    "--center",
+    is_flag=True,
+    help="Write the center itself. By default it is the average of it where the rule keeps one: the values that are "
+    "validated, and left in the model.",
+)
+@click.argument("checkpoint", type=click.Path(path_type=Path, exists=True))
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def command(center: bool, checkpoint: Path, file: Path) -> None:
+    """Write the parameters in CHECKPOINT, a file or a folder of them, to FILE as safetensors.
+
+    Tensors have the names of the parameters; moments of the optimizer, if they were shared, have theirs. It needs
+    safetensors. A running job may go on writing to the folder.
+    """
+    if importlib.util.find_spec("safetensors") is None:
+        raise ConfigurationError(
+            "safetensors is not installed here, which writes the file: pip install 'platoon-plugins[safetensors]', or "
+            "pip install safetensors"
+        )
+    from platoon_base.checkpoints.export import export
+
+    path, what = export(checkpoint, file, center)
+    click.echo(f"{file}: {what} of {path}")

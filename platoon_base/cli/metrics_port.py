@@ -1,0 +1,170 @@
+"""A port at which Prometheus reads the numbers of a running job: ``platoon launch --metrics-port``."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any
+
+import click
+
+from platoon_base import __version__
+from platoon_base.controller.outcome import Snapshot
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["Metrics", "MetricsPort", "metrics_option"]
+
+_HERE = "127.0.0.1"
+
+
+def _address(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, int] | None:
+    """Split ``[ADDRESS:]PORT``; raise if the option is given and prometheus_client is not installed."""
+    if text is None:
+        return None
+    address, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdigit() and int(port) < 2**16):
+        raise click.BadParameter(f"got {text!r}: it must be a port, or an address and a port, such as 0.0.0.0:9100")
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ConfigurationError(
+            f"got --metrics-port {text}, but prometheus_client is not installed here, which serves the numbers: "
+            "pip install 'platoon-plugins[metrics]', or pip install prometheus-client"
+        )
+    return address.strip("[]") or _HERE, int(port)
+
+
+metrics_option = click.option(
+    "--metrics-port",
+    metavar="[ADDRESS:]PORT",
+    callback=_address,
+    help="Serve the numbers of the job to Prometheus, at http://127.0.0.1:PORT/metrics, or at another address of this "
+    "host; 0 takes a free port. It needs prometheus_client.",
+)
+
+
+class Metrics:
+    """A collector of prometheus_client over the latest snapshot of a job.
+
+    Rates are left to Prometheus, which makes them of counters: ``rate(platoon_steps_total[1m])``.
+
+    Parameters
+    ----------
+    script : str
+        The title of the program that the workers run.
+    """
+
+    def __init__(self, script: str) -> None:
+        self._script = script
+        self._snapshot: Snapshot | None = None
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Set the state that is served next."""
+        participants = [copy.copy(participant) for participant in snapshot.participants]  # the job goes on changing
+        self._snapshot = snapshot._replace(participants=participants, reported=dict(snapshot.reported))
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the metrics; prometheus_client calls this for each request."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+        about = {"script": self._script, "version": __version__}
+        yield InfoMetricFamily("platoon_job", "The job.", value=about)
+        snapshot = self._snapshot
+        if snapshot is None:
+            return
+        yield GaugeMetricFamily("platoon_job_seconds", "Seconds since the job began.", value=snapshot.seconds)
+        for name, text, count in (
+            ("failures", "Workers that failed, those that were started again included.", len(snapshot.failed)),
+            ("missed_checkpoints", "Checkpoints that could not be written.", snapshot.missed_checkpoints),
+        ):
+            yield CounterMetricFamily(f"platoon_{name}", text, value=count)
+        phases = GaugeMetricFamily("platoon_workers", "Number of workers in a phase.", labels=["phase"])
+        counted = Counter(each.phase.name.lower() for each in snapshot.participants)
+        for phase, number in sorted(counted.items()):
+            phases.add_metric([phase], number)
+        yield phases
+        reported = GaugeMetricFamily("platoon_reported", "A value that the workers have reported.", labels=["name"])
+        for name, value in snapshot.reported.items():
+            if isinstance(value, (int, float)):
+                reported.add_metric([name], value)
+        yield reported
+        yield from self._of_workers(snapshot)
+
+    def _of_workers(self, snapshot: Snapshot) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        devices = {each.rank: each.device for each in snapshot.participants}
+        for kind, name, text in (
+            (CounterMetricFamily, "steps", "Mini-batches that a worker has trained on."),
+            (CounterMetricFamily, "syncs", "Synchronizations of a worker with the center."),
+            (CounterMetricFamily, "sync_seconds", "Seconds that a worker has spent in synchronization."),
+            (GaugeMetricFamily, "epoch", "Epoch that a worker is in."),
+            (GaugeMetricFamily, "loss", "Loss that a worker has reported last."),
+        ):
+            family = kind(f"platoon_{name}", text, labels=["rank", "device"])
+            for rank, progress in sorted(snapshot.progress.items()):
+                value = float(getattr(progress, name))
+                if not math.isnan(value):  # no loss is known yet
+                    family.add_metric([str(rank), devices.get(rank, "")], value)
+            yield family
+
+
+class MetricsPort:
+    """Serves `Metrics` by HTTP, in a thread; a context manager.
+
+    Parameters
+    ----------
+    address : tuple of str and int, or None
+        Where to listen; port 0 takes a free one. With None nothing is served.
+    metrics : Metrics
+
+    Attributes
+    ----------
+    url : str
+        Where the numbers are, once it is entered; empty if nothing is served.
+    """
+
+    def __init__(self, address: tuple[str, int] | None, metrics: Metrics) -> None:
+        self._address, self._metrics = address, metrics
+        self._server: Any = None
+        self.url = ""
+
+    def __enter__(self) -> MetricsPort:
+        if self._address is None:
+            return self
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self._metrics)
+        address, port = self._address
+        try:
+            self._server, self._thread = start_http_server(port, address, registry)
+        except OSError as exc:
+            raise ConfigurationError(
+                f"got --metrics-port {address}:{port}, and nothing can listen there: {exc}; name another port or "
+                "address of this host, or 0 for a free port"
+            ) from exc
+        shown = f"[{address}]" if ":" in address else address
+        self.url = f"http://{shown}:{self._server.server_port}/metrics"
+        return self
+
+    def beside(self, observe: Callable[[Snapshot], None]) -> Callable[[Snapshot], None]:
+        """Return an observer of the job that serves each snapshot, and passes it to ``observe``."""
+        if self._address is None:
+            return observe
+
+        def observe_and_serve(snapshot: Snapshot) -> None:
+            self._metrics.take(snapshot)
+            observe(snapshot)
+
+        return observe_and_serve
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._thread.join()

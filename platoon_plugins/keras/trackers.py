@@ -1,0 +1,28 @@
+"""Experiment trackers: a job is one run, that of the leader."""
+
+from __future__ import annotations
+
+import sys
+
+from platoon_base import Worker
+from platoon_base.worker import warn_once
+
+__all__ = ["warn_of_own_runs"]
+
+
+def warn_of_own_runs(worker: Worker) -> None:
+    """Warn on a worker other than the leader that has a run of its own at W&B or MLflow, unless it is in a group."""
+    if worker.is_leader:
+        return
+    wandb, mlflow = sys.modules.get("wandb"), sys.modules.get("mlflow")
+    run = getattr(wandb, "run", None)
+    if run is not None and not getattr(run, "disabled", False) and not getattr(run, "group", ""):
+        warn_once(
+            "this worker has a W&B run of its own, besides the leader's; for one run per job write "
+            "wandb.init(..., mode=None if connect().is_leader else 'disabled'), or name a group"
+        )
+    if getattr(mlflow, "active_run", lambda: None)() is not None:
+        warn_once(
+            "this worker has an MLflow run of its own, besides the leader's; for one run per job write "
+            "if connect().is_leader: before mlflow.autolog() or mlflow.start_run()"
+        )

@@ -1,0 +1,125 @@
+"""Trackers of experiments: a job is one run, and what it holds is read by the tracker's own tool."""
+
+import importlib.util
+import re
+import struct
+import subprocess
+import sys
+
+import pytest
+from keras_here import KERAS_2
+from scripts_here import script_path
+
+pytestmark = [
+    pytest.mark.keras,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(KERAS_2, reason="the trackers' integrations are for Keras 3: run it in .nox/keras3 (make test)"),
+]
+SCRIPT = script_path("keras_trackers_one_run")
+WORKERS = 2
+BLOCK, FULL, LAST = 2**15, 1, 4  # of LevelDB's logs
+
+
+def needs(module):
+    return pytest.mark.skipif(
+        importlib.util.find_spec(module) is None, reason=f"needs {module}: `make test` installs it in .nox/keras3"
+    )
+
+
+@pytest.fixture
+def train(platoon, tmp_path):
+    """Train with trackers that write to the test's folder and ask nobody; returns the output and the last val_loss."""
+    environment = {
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(tmp_path),
+        "MLFLOW_TRACKING_URI": (tmp_path / "mlruns").as_uri(),
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+    }
+
+    def run(*words):
+        words = ["launch", "-n", WORKERS, "--tensorboard", "board", SCRIPT, *words]
+        done = platoon(*words, environment=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout, float(re.search(r"^val_loss ([\d.]+)$", done.stdout, re.MULTILINE)[1])
+
+    return run
+
+
+def records(path):
+    """Yield the records of an offline run of W&B: a header of 7 bytes, then the format of LevelDB's logs."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, parts = path.read_bytes(), 7, b""
+    while at < len(data):
+        left = BLOCK - at % BLOCK
+        if left < 7:  # the rest of a block is empty
+            at += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (FULL, LAST):
+            yield Record.FromString(parts)
+            parts = b""
+
+
+def wandb_runs(folder):
+    """Return the last val_loss of each offline run, in W&B's own records; its command counts the runs too."""
+    found = []
+    for path in folder.glob("wandb/offline-run-*/run-*.wandb"):
+        items = [item for record in records(path) for item in record.history.item]
+        values = [item.value_json for item in items if "val_loss" in (item.key, *item.nested_key)]
+        found.append(float(values[-1]))
+    command = [sys.executable, "-m", "wandb", "sync", "--dry-run"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
+    assert len(set(re.findall(r"\brun-(\w+)\.wandb", done.stdout + done.stderr))) == len(found)
+    return found
+
+
+def mlflow_runs(folder):
+    """Return the last val_loss of each run, by MLflow's client."""
+    import mlflow
+
+    client = mlflow.MlflowClient((folder / "mlruns").as_uri())
+    experiments = [each.experiment_id for each in client.search_experiments()]
+    return [run.data.metrics["val_loss"] for run in client.search_runs(experiments)]
+
+
+@needs("wandb")
+def test_a_job_is_one_run_of_wandb(train, tmp_path):
+    output, val_loss = train("wandb")
+    assert wandb_runs(tmp_path) == pytest.approx([val_loss])
+    assert "run of its own" not in output
+
+
+@needs("mlflow")
+def test_a_job_is_one_run_of_mlflow(train, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    output, val_loss = train("mlflow")
+    assert mlflow_runs(tmp_path) == pytest.approx([val_loss])
+    assert "run of its own" not in output
+
+
+@needs("wandb")
+@needs("mlflow")
+def test_runs_of_several_workers_are_warned_of(train, tmp_path):
+    output, _ = train("wandb", "mlflow", "--each")
+    assert len(wandb_runs(tmp_path)) == WORKERS
+    for tracker in ("a W&B", "an MLflow"):
+        (line,) = [line for line in output.splitlines() if f"{tracker} run of its own" in line]
+        assert "worker 1" in line
+
+
+@needs("tensorboard")
+def test_tensorboard_reads_the_event_files_of_a_job(train, tmp_path):
+    pytest.importorskip("tensorboardX", reason="needs tensorboardX: pip install 'platoon-plugins[tensorboard]'")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _, val_loss = train()
+    center = EventAccumulator(str(tmp_path / "board" / "center"))
+    center.Reload()
+    assert center.Scalars("val_loss")[-1].value == pytest.approx(val_loss)
+    for rank in range(WORKERS):
+        worker = EventAccumulator(str(tmp_path / "board" / f"worker{rank}"))
+        worker.Reload()
+        assert worker.Scalars("loss")[-1].step == 2 * 64 // 8 // WORKERS

@@ -1,0 +1,137 @@
+"""The port for Prometheus, read by prometheus_client's own parsers of its two formats."""
+
+import importlib.util
+import math
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+import pytest
+from click.testing import CliRunner
+from scripts_here import script_path
+from watching import PATIENCE_S, until
+
+from platoon_base.cli.commands.launch import command
+from platoon_base.cli.metrics_port import Metrics, MetricsPort
+from platoon_base.controller.outcome import Snapshot
+from platoon_base.coordination.phase import Phase
+from platoon_base.coordination.roster import Participant
+from platoon_base.errors import ConfigurationError
+from platoon_base.shm.job_state import Progress
+
+pytestmark = pytest.mark.base
+
+needs_client = pytest.mark.skipif(
+    importlib.util.find_spec("prometheus_client") is None,
+    reason="needs prometheus_client: pip install 'platoon-plugins[metrics]'",
+)
+NOTHING_YET = Progress(0, 0, 0, math.nan, 0.0, 0.0, 0.0)
+
+
+def snapshot():
+    roster = [Participant(rank, True, phase=Phase.TRAINING, device="cpu") for rank in range(2)]
+    progress = {0: Progress(3, 700, 70, 0.25, 1.5, 10.0, 80.0), 1: NOTHING_YET}
+    return Snapshot(roster, progress, {"val_loss": 0.125, "note": "text"}, None, 90.0, missed_checkpoints=2)
+
+
+def samples(text):
+    """Return the values of a page by name and labels."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    return {
+        (each.name, *sorted(each.labels.values())): each.value
+        for family in text_string_to_metric_families(text)
+        for each in family.samples
+    }
+
+
+def read(url, accept="text/plain"):
+    with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": accept}), timeout=PATIENCE_S) as page:
+        return page.read().decode()
+
+
+@needs_client
+def test_prometheus_reads_workers_and_reported_values():
+    metrics = Metrics('a "train".py')
+    with MetricsPort(("127.0.0.1", 0), metrics) as port:
+        assert [name for name, *_ in samples(read(port.url))] == ["platoon_job_info"]
+        metrics.take(snapshot())
+        found = samples(read(port.url))
+        from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+        families = text_string_to_metric_families(read(port.url, "application/openmetrics-text; version=1.0.0"))
+        assert {"platoon_steps", "platoon_loss", "platoon_reported"} <= {family.name for family in families}
+    about = next(key for key in found if key[0] == "platoon_job_info")
+    assert 'a "train".py' in about
+    assert {key: value for key, value in found.items() if key[0] != "platoon_job_info"} == {
+        ("platoon_job_seconds",): 90.0,
+        ("platoon_failures_total",): 0.0,
+        ("platoon_missed_checkpoints_total",): 2.0,
+        ("platoon_workers", "training"): 2.0,
+        ("platoon_reported", "val_loss"): 0.125,
+        ("platoon_steps_total", "0", "cpu"): 700.0,
+        ("platoon_steps_total", "1", "cpu"): 0.0,
+        ("platoon_syncs_total", "0", "cpu"): 70.0,
+        ("platoon_syncs_total", "1", "cpu"): 0.0,
+        ("platoon_sync_seconds_total", "0", "cpu"): 1.5,
+        ("platoon_sync_seconds_total", "1", "cpu"): 0.0,
+        ("platoon_epoch", "0", "cpu"): 3.0,
+        ("platoon_epoch", "1", "cpu"): 0.0,
+        ("platoon_loss", "0", "cpu"): 0.25,  # that of worker 1 is not known
+    }
+
+
+@needs_client
+def test_a_job_serves_its_numbers_until_it_ends(tmp_path):
+    words = ["launch", "-n", "2", "--metrics-port", "0", script_path("metrics_until_told")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "platoon_base", *map(str, words)],
+        cwd=tmp_path,
+        env={**os.environ, "COLUMNS": "200", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        try:
+            lines = iter(launcher.stdout.readline, "")
+            url = next(found[1] for line in lines if (found := re.search(r"(http://127\.0\.0\.1:\d+/metrics)", line)))
+            until(lambda: samples(read(url)).get(("platoon_reported", "val")) == 0.5)
+            found = samples(read(url))
+            (tmp_path / "go").touch()
+            launcher.stdout.read()
+            assert launcher.wait(PATIENCE_S) == 0
+        finally:
+            launcher.kill()
+    for rank in ("0", "1"):
+        assert found["platoon_steps_total", rank, "cpu"] == 5.0
+        assert found["platoon_loss", rank, "cpu"] == 0.75
+    with pytest.raises(urllib.error.URLError):
+        read(url)
+
+
+@needs_client
+def test_a_port_that_is_taken_is_refused():
+    with MetricsPort(("127.0.0.1", 0), Metrics("train.py")) as port:
+        taken = int(re.search(r":(\d+)/", port.url)[1])
+        with pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{taken}, and nothing can listen there"):
+            MetricsPort(("127.0.0.1", taken), Metrics("train.py")).__enter__()
+
+
+def invoke(*words):
+    CliRunner().invoke(command, [*words, "script.py"], standalone_mode=False, catch_exceptions=False)
+
+
+def test_without_the_library_nothing_is_started(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)  # as where it is not installed
+    with pytest.raises(ConfigurationError, match="pip install 'platoon-plugins.metrics.'"):
+        invoke("--metrics-port", "9100")
+
+
+@pytest.mark.parametrize("text", ["", "here:", "90000", "-1", "a:b"])
+def test_other_words_than_a_port_are_refused(text):
+    import click
+
+    with pytest.raises(click.BadParameter, match="it must be a port, or an address and a port"):
+        invoke("--metrics-port", text)
