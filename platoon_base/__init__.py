@@ -7,6 +7,7 @@ from platoon_base.system.lazy import lazy_names
 if TYPE_CHECKING:
     from platoon_base.cli.notebook import notebook_launcher
     from platoon_base.job.joining import connect
+    from platoon_base.job.place import is_main, rank, world_size
     from platoon_base.rules import ASGD, EAMSGD, EASGD, AveragedEASGD, CenterMomentum, DiLoCo, LocalSGD, Rule, SlowMo
     from platoon_base.worker.handle import Worker
 
@@ -23,7 +24,10 @@ __all__ = [
     "Worker",
     "__version__",
     "connect",
+    "is_main",
     "notebook_launcher",
+    "rank",
+    "world_size",
 ]
 
 __version__ = "0.1.0.dev0"
@@ -33,6 +37,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "connect": "platoon_base.job.joining",
+        **dict.fromkeys(("is_main", "rank", "world_size"), "platoon_base.job.place"),
         "notebook_launcher": "platoon_base.cli.notebook",
         **dict.fromkeys(
             ("ASGD", "EAMSGD", "EASGD", "AveragedEASGD", "CenterMomentum", "DiLoCo", "LocalSGD", "Rule", "SlowMo"),

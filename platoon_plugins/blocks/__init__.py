@@ -5,7 +5,20 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from platoon_base import ASGD, EAMSGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, SlowMo, compat
+from platoon_base import (
+    ASGD,
+    EAMSGD,
+    EASGD,
+    AveragedEASGD,
+    CenterMomentum,
+    DiLoCo,
+    LocalSGD,
+    SlowMo,
+    compat,
+    is_main,
+    rank,
+    world_size,
+)
 from platoon_base.errors import BackendUnavailableError
 
 compat.apply()  # before Blocks and Fuel are imported, by this package or by the script
@@ -26,7 +39,20 @@ _MODULES = {
     "shard_stream": "data",
 }
 
-__all__ = ["ASGD", "EAMSGD", "EASGD", "CenterMomentum", "DiLoCo", "LocalSGD", "SlowMo", *_MODULES]
+__all__ = [
+    "ASGD",
+    "EAMSGD",
+    "EASGD",
+    "AveragedEASGD",
+    "CenterMomentum",
+    "DiLoCo",
+    "LocalSGD",
+    "SlowMo",
+    "is_main",
+    "rank",
+    "world_size",
+    *_MODULES,
+]
 
 
 def __dir__() -> list[str]:

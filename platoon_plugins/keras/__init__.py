@@ -1,6 +1,22 @@
 """Data parallelism for Keras scripts by callbacks of ``fit``, on Keras 2.3.1 with Theano and on Keras 3."""
 
-from platoon_base import ASGD, EAMSGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, SlowMo, compat, notebook_launcher
+from typing import TYPE_CHECKING, Any
+
+from platoon_base import (
+    ASGD,
+    EAMSGD,
+    EASGD,
+    AveragedEASGD,
+    CenterMomentum,
+    DiLoCo,
+    LocalSGD,
+    SlowMo,
+    compat,
+    is_main,
+    notebook_launcher,
+    rank,
+    world_size,
+)
 
 compat.apply()  # before Keras is imported, by this package or by the script
 
@@ -18,6 +34,9 @@ from platoon_plugins.keras.saving import watch_saving  # noqa: E402
 from platoon_plugins.keras.sync import LEADER_ONLY, distribute  # noqa: E402
 from platoon_plugins.keras.whole_sets import evaluate, predict  # noqa: E402
 
+if TYPE_CHECKING:
+    from platoon_plugins.keras.prepared import prepare
+
 refuse_unwrapped_copies()
 watch_fits()
 watch_saving()
@@ -27,6 +46,7 @@ __all__ = [
     "EAMSGD",
     "EASGD",
     "LEADER_ONLY",
+    "AveragedEASGD",
     "CenterMomentum",
     "DiLoCo",
     "DistributedOptimizer",
@@ -36,9 +56,27 @@ __all__ = [
     "broadcast_variables",
     "distribute",
     "evaluate",
+    "is_main",
     "notebook_launcher",
     "predict",
+    "prepare",
+    "rank",
     "scale_learning_rate",
     "scale_schedule",
     "shard",
+    "world_size",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name != "prepare":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    # To import it seeds generators: scripts with `shard` and `distribute` go without.
+    from platoon_plugins.keras.prepared import prepare
+
+    globals()[name] = prepare
+    return prepare
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

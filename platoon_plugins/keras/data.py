@@ -15,9 +15,9 @@ from platoon_base.sharding import epoch_indices, require_uneven, shard_bounds, t
 from platoon_plugins.keras import seeds
 from platoon_plugins.keras.parts import Cut, is_nested, keep_part, map_arrays
 from platoon_plugins.keras.same_data import SameBatches, require_same_data, sources
-from platoon_plugins.keras.torch_loaders import is_loader, shard_loader
+from platoon_plugins.keras.torch_loaders import is_loader, is_share, shard_loader
 
-__all__ = ["shard"]
+__all__ = ["is_dataset", "is_sequence", "is_sharded", "shard"]
 
 _SequenceBase = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence
 
@@ -101,7 +101,7 @@ def shard(
     if not 0 <= validation_split < 1:
         raise ConfigurationError(f"got validation_split={validation_split!r}: it is a fraction, from 0 to below 1")
     worker = connect() if worker is None else worker
-    sets = [part for part in data if _is_sequence(part) or _is_dataset(part) or is_loader(part)]
+    sets = [part for part in data if is_sequence(part) or is_dataset(part) or is_loader(part)]
     if sets:
         if validation_split or uneven != "keep" or not reshuffle:
             raise ConfigurationError(
@@ -187,13 +187,19 @@ def _first_rows(array: Any, cut: Cut) -> Any:
 # Sets of batches.
 
 
-def _is_sequence(data: Any) -> bool:
+def is_sequence(data: Any) -> bool:
+    """Return whether data are a PyDataset or Sequence of batches."""
     return isinstance(data, _SequenceBase)
 
 
-def _is_dataset(data: Any) -> bool:
+def is_dataset(data: Any) -> bool:
     """Return whether data are a tf.data.Dataset, by its methods, without importing TensorFlow."""
     return callable(getattr(data, "shard", None)) and callable(getattr(data, "batch", None))
+
+
+def is_sharded(data: Any) -> bool:
+    """Return whether data are a sequence of batches or a DataLoader that `shard` has returned."""
+    return isinstance(data, _ShardedSequence) or (is_loader(data) and is_share(data))
 
 
 def _shuffles(dataset: Any) -> bool:
@@ -204,7 +210,7 @@ def _shuffles(dataset: Any) -> bool:
 def _shard_set(data: Any, worker: Worker) -> Any:
     if worker.global_size == 1:
         return data
-    if _is_dataset(data):
+    if is_dataset(data):
         if _shuffles(data):
             raise ConfigurationError(
                 "got a tf.data.Dataset that shuffles: in another order on each worker, so its shards would overlap and "
@@ -216,7 +222,7 @@ def _shard_set(data: Any, worker: Worker) -> Any:
         return data.shard(worker.global_size, worker.global_rank)
     if is_loader(data):
         return shard_loader(data, worker)
-    if _is_sequence(data):
+    if is_sequence(data):
         if _batches(data) is None:
             raise ConfigurationError(
                 f"got {type(data).__name__}, a PyDataset without an end (num_batches is None): let it yield this "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,10 +13,11 @@ import numpy as np
 
 from platoon_base.sharding import shard_seed
 
-__all__ = ["common", "fits", "go_on", "restore", "state", "vary"]
+__all__ = ["common", "fits", "go_on", "restore", "seed_alike", "state", "vary"]
 
 _one_at_a_time = threading.Lock()
 _ended: list[int] = [0]
+_ALIKE = 33  # besides the job's seed, so that no worker's own seed is the same
 
 
 def state() -> Any:
@@ -43,6 +45,33 @@ def go_on(state: Any) -> None:
     random.random()
     np.random.random_sample()
     _ended[0] += 1
+
+
+def seed_alike(seed: int) -> None:
+    """Seed the generators of Python, NumPy and TensorFlow alike on all workers.
+
+    So splits and shuffles of a script without seeds are the same on all workers, as `shard` needs. A seed of the script
+    stays: that of TensorFlow, and that of NumPy (and Python) if no number has been drawn since.
+
+    Parameters
+    ----------
+    seed : int
+        That of the job.
+    """
+    number = int(np.random.SeedSequence([seed, _ALIKE]).generate_state(1)[0])
+    if not _just_seeded():
+        random.seed(number)
+        np.random.seed(number)
+    tensorflow = sys.modules.get("tensorflow")
+    if tensorflow is not None and tensorflow.compat.v1.get_seed(None) == (None, None):
+        tensorflow.random.set_seed(number)
+
+
+def _just_seeded() -> bool:
+    """Return whether NumPy's generator is as ``np.random.seed(number)`` leaves it."""
+    _, key, position, *_ = np.random.get_state()
+    first, second = int(key[0]), int(key[1])  # the second follows from the first, which is the seed
+    return bool(position == len(key) and second == (1812433253 * (first ^ (first >> 30)) + 1) % 2**32)
 
 
 def fits() -> int:

@@ -9,7 +9,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import epoch_indices
 
-__all__ = ["draws_from_all", "is_loader", "set_sampler_epoch", "shard_loader"]
+__all__ = ["draws_from_all", "is_loader", "is_share", "set_sampler_epoch", "shard_loader"]
 
 _COPIED = (
     "num_workers",
@@ -73,6 +73,11 @@ def draws_from_all(loader: Any) -> bool:
         and (shuffles or type(sampler) is SequentialSampler)
         and type(loader.batch_sampler) in (BatchSampler, type(None))
     )
+
+
+def is_share(loader: Any) -> bool:
+    """Return whether a DataLoader is one that `shard_loader` has returned."""
+    return isinstance(loader.sampler, _Share)
 
 
 def set_sampler_epoch(data: Any, epoch: int) -> None:

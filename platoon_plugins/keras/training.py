@@ -31,7 +31,7 @@ from platoon_plugins.keras.stopping import Stopping
 from platoon_plugins.keras.synchronous import Synchronous
 from platoon_plugins.keras.torch_loaders import set_sampler_epoch
 
-__all__ = ["Settings", "Training", "report_epoch_begin", "report_logs"]
+__all__ = ["Settings", "Training", "report_epoch_begin", "report_logs", "train_by_rule", "vary_noise_once"]
 
 
 class Settings(NamedTuple):
@@ -177,9 +177,7 @@ class Training:
         self._statistics.start()
         self._random_state = seeds.state(), backend.random_state()
         backend.seed(seeds.vary(worker.global_rank))
-        if worker.global_rank and not hasattr(model, _VARIED):
-            backend.vary_noise(model, worker.global_rank)
-            setattr(model, _VARIED, True)
+        vary_noise_once(model, worker, backend)
         self.begun = True
 
     def _resume(self) -> None:
@@ -210,7 +208,7 @@ class Training:
             self._resumption = agree_to_resume(self._worker, self._mode.rule is not None)
         if self._mode.rule is not None:
             self._shares_next = True
-            _trained_by_rule.update(optimizers_of(self._model))
+            train_by_rule(self._model)
         warn_if_not_sharded(self._data, self._worker)
         self._reshuffling.agree()
 
@@ -350,6 +348,18 @@ def _precision(model: Any) -> str:
     """Return the dtype policy of a model as a text; empty on Keras 2, which has one for the whole process."""
     policy = getattr(getattr(model, "dtype_policy", None), "name", "")
     return f" in {policy}" if policy else ""
+
+
+def train_by_rule(model: Any) -> None:
+    """Let ``rule="auto"`` be the default rule for a model's optimizers, even if they have made steps already."""
+    _trained_by_rule.update(optimizers_of(model))
+
+
+def vary_noise_once(model: Any, worker: Worker, backend: Backend) -> None:
+    """Make the random layers of this worker's model draw other numbers than those of rank 0."""
+    if worker.global_rank and not hasattr(model, _VARIED):
+        backend.vary_noise(model, worker.global_rank)
+        setattr(model, _VARIED, True)
 
 
 def _was_trained_by_rule(model: Any) -> bool:

@@ -1,6 +1,19 @@
 """Data parallelism for Lasagne scripts: wrap the updates and keep the training loop."""
 
-from platoon_base import ASGD, EAMSGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, SlowMo, compat
+from platoon_base import (
+    ASGD,
+    EAMSGD,
+    EASGD,
+    AveragedEASGD,
+    CenterMomentum,
+    DiLoCo,
+    LocalSGD,
+    SlowMo,
+    compat,
+    is_main,
+    rank,
+    world_size,
+)
 
 compat.apply()  # before Lasagne is imported, by this package or by the script
 
@@ -21,6 +34,7 @@ __all__ = [
     "ASGD",
     "EAMSGD",
     "EASGD",
+    "AveragedEASGD",
     "CenterMomentum",
     "DiLoCo",
     "LearningRateWarmup",
@@ -31,10 +45,13 @@ __all__ = [
     "evaluate",
     "finish_training",
     "function",
+    "is_main",
     "iterate_minibatches",
+    "rank",
     "scale_learning_rate",
     "scale_schedule",
     "scatter",
     "shard",
     "sync_updates",
+    "world_size",
 ]

@@ -1,0 +1,145 @@
+"""The arguments of a `fit` of a prepared model: this worker's part of the data, and of the steps."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from platoon_base import Worker
+from platoon_base.errors import ConfigurationError
+from platoon_base.worker import warn_once
+from platoon_plugins.keras.data import is_dataset, is_sequence, is_sharded, shard
+from platoon_plugins.keras.parts import is_nested, leaves, map_arrays, part_of
+from platoon_plugins.keras.same_data import require_same_data, sources
+
+__all__ = ["batch_of", "divide"]
+
+_ROWS = 32  # of Keras's batches, if nothing else is said
+_UNSEEDED = (
+    "got a tf.data.Dataset that shuffles without a seed: in another order on each worker, so their parts would overlap "
+    "and miss rows. Give it one, dataset.shuffle(n, seed=0), or import `prepare` after tensorflow and before the data "
+    "set is made: that seeds TensorFlow alike on all workers, if the script has not done it"
+)
+
+
+def divide(values: dict[str, Any], worker: Worker) -> None:
+    """Replace whole data among the arguments of ``fit`` by this worker's part; data of `shard` stay as they are.
+
+    Parameters
+    ----------
+    values : dict of str to object
+        The arguments by their names, which are changed. ``generator`` is that of Keras 2.
+    worker : Worker
+    """
+    name = "generator" if "generator" in values else "x"
+    if values.get("validation_data") is not None:  # first: a validation_split is divided with the rows of training
+        _divide_validation(values, worker)
+    if _has_rows(values.get(name)):
+        _divide_arrays(values, worker)
+    elif values.get(name) is not None:
+        values[name] = _part_of_set(values[name], worker)
+    if values.get("steps_per_epoch") is not None:
+        values["steps_per_epoch"] = _fewer(values["steps_per_epoch"], worker)
+
+
+def batch_of(data: tuple[Any, ...], worker: Worker) -> tuple[Any, ...]:
+    """Return this worker's rows of the arrays of one batch; all rows if there are fewer than workers."""
+    counts = [int(array.shape[0]) if hasattr(array, "shape") else len(array) for array in leaves(data)]
+    if not counts or min(counts) < worker.global_size:
+        return data
+    every = slice(worker.global_rank, None, worker.global_size)
+    return tuple(
+        map_arrays(part, lambda array: array.iloc[every] if hasattr(array, "iloc") else array[every]) for part in data
+    )
+
+
+def _has_rows(data: Any) -> bool:
+    return hasattr(data, "shape") or isinstance(data, Mapping) or is_nested(data)
+
+
+def _fewer(steps: int, worker: Worker) -> int:
+    """Return the steps that a worker makes in place of those of one process, rounded up."""
+    return -(-int(steps) // worker.global_size)
+
+
+def _divide_arrays(values: dict[str, Any], worker: Worker) -> None:
+    data = tuple(values.get(name) for name in ("x", "y", "sample_weight"))
+    if _is_from_shard(data):
+        return
+    split = values.get("validation_split") or 0.0
+    if split and values.get("validation_data") is None:
+        own, values["validation_data"] = shard(*data, validation_split=split, worker=worker)
+        values["validation_split"] = 0.0
+    else:
+        own = shard(*data, worker=worker)
+    values.update({name: part for name, part in zip(("x", "y", "sample_weight"), own) if part is not None})
+
+
+def _is_from_shard(data: Any) -> bool:
+    """Return whether an array is one that `shard` has returned."""
+    return any(part_of(array) is not None for array in leaves(data))
+
+
+def _divide_validation(values: dict[str, Any], worker: Worker) -> None:
+    data = values["validation_data"]
+    steps = values.get("validation_steps")
+    if isinstance(data, (tuple, list)) or _has_rows(data):
+        data = tuple(data) if isinstance(data, (tuple, list)) else (data,)
+        if _is_from_shard(data):
+            return
+        if steps is not None:
+            rows = values.get("validation_batch_size") or values.get("batch_size") or _ROWS
+            # The rows that one process validates.
+            data = tuple(map_arrays(part, lambda array: array[: int(steps) * rows]) for part in data)
+            values["validation_steps"] = None
+        own = shard(*data, worker=worker)
+        values["validation_data"] = own if len(data) > 1 else (own,)
+        return
+    values["validation_data"] = _part_of_set(data, worker)
+    if steps is not None:
+        values["validation_steps"] = _fewer(steps, worker)
+
+
+def _part_of_set(data: Any, worker: Worker) -> Any:
+    """Return this worker's part of a set of batches."""
+    if is_sharded(data):
+        return data
+    if is_dataset(data):
+        return _part_of_dataset(data, worker)
+    if inspect.isgenerator(data) or (isinstance(data, Iterator) and not is_sequence(data)):
+        warn_once(
+            f"got a {type(data).__name__}: each of the {worker.global_size} workers makes all its batches and trains "
+            "on every one of as many, so it has to yield the same ones on all workers, or ones that are drawn at "
+            "random; a PyDataset makes only those that a worker needs"
+        )
+        return _every(data, worker.global_rank, worker.global_size)
+    return shard(data, worker=worker)
+
+
+def _every(batches: Iterator[Any], rank: int, size: int) -> Iterator[Any]:
+    yield from itertools.islice(batches, rank, None, size)  # Keras takes generators, but not an islice
+
+
+def _part_of_dataset(data: Any, worker: Worker) -> Any:
+    """Return every N-th batch of a tf.data.Dataset, whose order is the same on all workers."""
+    made_from = list(sources(data))
+    if any("Shard" in type(source).__name__ for source in made_from):
+        return data
+    if any(_shuffles_at_random(source) for source in made_from):
+        raise ConfigurationError(_UNSEEDED)
+    require_same_data((data,), worker)
+    rank, size = worker.global_rank, worker.global_size
+    if not 0 <= int(data.cardinality()) < size:
+        return data.shard(size, rank)
+    rows = max(len(leaf) for batch in data.take(1) for leaf in leaves(batch))
+    return data.unbatch().shard(size, rank).batch(rows)
+
+
+def _shuffles_at_random(source: Any) -> bool:
+    """Return whether a data set shuffles by a seed of its own in each process."""
+    if "Shuffle" not in type(source).__name__:
+        return False
+    seeds = [getattr(source, name, 0) for name in ("_seed", "_seed2")]
+    return not any(int(seed) for seed in seeds)

@@ -1,0 +1,335 @@
+"""`prepare`, after which the script's own ``fit`` trains one model on several workers.
+
+To import it seeds the generators that the script has not seeded alike on all workers, see `seeds.seed_alike`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+
+from platoon_base import AveragedEASGD, Worker, connect
+from platoon_base.errors import ConfigurationError
+from platoon_base.learning_rate import scaled
+from platoon_base.rules import Rule, require_rule
+from platoon_base.schedule import EveryN
+from platoon_plugins.keras import backends, seeds, trained
+from platoon_plugins.keras.callbacks import bounds_of
+from platoon_plugins.keras.fit_arguments import batch_of, divide
+from platoon_plugins.keras.gradients import DistributedOptimizer, average_of, plain_again
+from platoon_plugins.keras.learning_rate import scale_schedule
+from platoon_plugins.keras.marks import is_marked
+from platoon_plugins.keras.model_state import broadcast_variables
+from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
+from platoon_plugins.keras.sync import LEADER_ONLY, distribute
+from platoon_plugins.keras.training import train_by_rule, vary_noise_once
+
+__all__ = ["prepare"]
+
+_MODES = ("async", "sync")
+
+
+def prepare(
+    model: Any,
+    mode: str | None = None,
+    *,
+    strategy: Rule | None = None,
+    sync_every: int | None = None,
+    scaling: str | float | None = None,
+    policy: str = "any",
+    leader_only: tuple[type, ...] = LEADER_ONLY,
+    on_nonfinite: str = "raise",
+    worker: Worker | None = None,
+) -> Any:
+    """Make each ``fit`` of a model train it on all workers; the script's other lines stay as they are.
+
+    A later ``model.fit(...)`` puts its data through `shard`, its callbacks through `distribute` and, in the synchronous
+    way, the model's optimizers through `DistributedOptimizer`. All workers pass the same whole data; ``batch_size`` is
+    that of one worker.
+
+    - ``validation_split`` and ``validation_data`` are those of one process, also with ``validation_steps``.
+    - Of a tf.data.Dataset or a generator each worker takes every N-th batch. Shuffles of a tf.data.Dataset need seeds
+      that all workers have in common: a seed of their own, ``tf.random.set_seed``, or that from the import of
+      ``prepare``.
+    - ``steps_per_epoch`` is divided by the number of workers, rounded up, and ``validation_steps`` of data sets too.
+    - A LearningRateSchedule goes through `scale_schedule`, so it ends at the same epoch.
+    - What `shard`, `distribute`, `scale_schedule` or ``dataset.shard`` has returned stays as it is. In a ``fit`` with
+      callbacks of `distribute` nothing is changed.
+
+    ``train_on_batch``, with ``mode="sync"`` only, takes this worker's rows of the batch, so a loop over it makes the
+    steps of one process. ``evaluate`` and ``predict`` work on each worker as in one process; the functions of this
+    package of these names divide their work. ``save`` replaces the file at once, so all workers may save.
+
+    Under plain ``python``, and for a single worker, ``fit`` is that of Keras. Copies (``clone_model``, ``deepcopy``,
+    ``load_model``) are plain models: prepare them too.
+
+    Parameters
+    ----------
+    model : keras.Model
+        Before or after ``compile``.
+    mode : {"async", "sync"}, optional
+        Whether the workers synchronize with a common center, at their own speed, or average the gradients of each step.
+        The default is "async", and "sync" for a model with a `DistributedOptimizer`, also if it was loaded or copied.
+    strategy : Rule, optional
+        A rule such as `EASGD` or `DiLoCo`, with "async"; see `distribute`.
+    sync_every : int, optional
+        Batches from one synchronization to the next, with "async"; see `distribute`.
+    scaling : {"none", "linear", "sqrt"} or float, optional
+        How steps grow with the number N of workers. With "sync", the factor of the learning rate, see
+        `scale_learning_rate`; "none" by default. With "async" a number s for `AveragedEASGD`, whose steps are
+        ``s sqrt(N)`` times as long, or "none"; 2 by default.
+    policy, leader_only, on_nonfinite
+        See `distribute`.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    keras.Model
+        The same object.
+
+    Raises
+    ------
+    ConfigurationError
+        If the arguments cannot work. Those of ``fit`` are checked there.
+
+    Examples
+    --------
+    >>> model = prepare(model)                                                      # doctest: +SKIP
+    >>> model.fit(x, y, epochs=5, validation_split=0.2, callbacks=[EarlyStopping()])  # doctest: +SKIP
+    """
+    if not isinstance(model, keras.Model):
+        raise ConfigurationError(f"got {type(model).__name__}: pass a model of Keras, prepare(model)")
+    if mode is not None and mode not in _MODES:
+        raise ConfigurationError(f'got mode={mode!r}: pass "async" or "sync"')
+    if mode == "sync" and not (strategy is None and sync_every is None):
+        raise ConfigurationError(
+            'got mode="sync" with strategy or sync_every: averaged gradients have neither; pass mode="async" for them'
+        )
+    if strategy is not None:
+        require_rule(strategy)
+    if sync_every is not None:
+        EveryN(sync_every)
+    worker = connect() if worker is None else worker
+    others = {"policy": policy, "leader_only": leader_only, "on_nonfinite": on_nonfinite, "worker": worker}
+    distribute(**others)  # raises if they cannot work
+    chosen = "async" if mode is None and not (strategy is None and sync_every is None) else mode
+    settings = _Settings(chosen, strategy, sync_every, scaling, others)
+    settings.require_scaling(settings.mode or "async")
+    trained.prepared[model] = settings
+    _watch()
+    return model
+
+
+class _Settings(NamedTuple):
+    """The arguments of `prepare`; ``others`` are those that `distribute` has too."""
+
+    mode: str | None
+    strategy: Rule | None
+    sync_every: int | None
+    scaling: str | float | None
+    others: dict[str, Any]
+
+    @property
+    def worker(self) -> Worker:
+        worker: Worker = self.others["worker"]
+        return worker
+
+    def mode_of(self, model: Any) -> str:
+        """Return the mode; by default the one of the model's optimizers."""
+        averages = any(average_of(each) is not None or is_marked(each) for each in _all_optimizers(model))
+        return self.mode or ("sync" if averages else "async")
+
+    def require_scaling(self, mode: str) -> None:
+        """Raise if ``scaling`` is not one of the mode's."""
+        value = self.scaling
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if mode == "sync" and value not in (None, "none", "linear", "sqrt"):
+            raise ConfigurationError(
+                f'got scaling={value!r} for averaged gradients: pass "none", "linear" or "sqrt", which the learning '
+                "rate is multiplied by"
+            )
+        if mode == "async" and not (value in (None, "none") or number):
+            raise ConfigurationError(
+                f'got scaling={value!r} with mode="async": pass a number, as for AveragedEASGD(scale=...), or "none"'
+            )
+        if mode == "async" and value is not None and self.strategy is not None:
+            raise ConfigurationError(
+                f"got scaling={value!r} and strategy={self.strategy!r}: pass "
+                "strategy=AveragedEASGD(scale=...), or one of the two"
+            )
+
+    def rule(self, mode: str) -> Any:
+        """Return the ``rule`` of `distribute`."""
+        if mode == "sync":
+            return None
+        if self.scaling is not None:
+            return AveragedEASGD(scale=None if self.scaling == "none" else float(self.scaling))
+        return "auto" if self.strategy is None else self.strategy
+
+    def make_ready(self, model: Any) -> str:
+        """Give the model the optimizers of its mode, which ``compile`` may have replaced; return the mode."""
+        mode = self.mode_of(model)
+        self.require_scaling(mode)
+        if mode == "sync":
+            changed = [self._average(each) for each in _outer_optimizers(model)]
+        else:
+            changed = [_make_plain(each) for each in _all_optimizers(model)]
+            train_by_rule(model)
+        if any(changed):
+            _forget_step(model)
+        return mode
+
+    def _average(self, optimizer: Any) -> bool:
+        if average_of(optimizer) is not None:
+            return False
+        for inner in with_inner(optimizer):
+            plain_again(inner)
+        if self.scaling not in (None, "none") and optimizer not in _with_scaled_rate:
+            _scale_rate(optimizer, str(self.scaling), self.worker.global_size)
+            _with_scaled_rate.add(optimizer)
+        DistributedOptimizer(optimizer, worker=self.worker)
+        return True
+
+
+_with_scaled_rate: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _scale_rate(optimizer: Any, how: str, size: int) -> None:
+    if _schedule_of(optimizer) is not None:
+        raise ConfigurationError(
+            f"got scaling={how!r} and the schedule {type(_schedule_of(optimizer)).__name__} of the learning rate: "
+            "scale its rates where it is made, by scale_learning_rate(rate), and leave scaling out"
+        )
+    name = "learning_rate" if hasattr(optimizer, "learning_rate") else "lr"
+    rate = getattr(optimizer, name)
+    value = float(keras.ops.convert_to_numpy(rate)) if hasattr(keras, "ops") else float(keras.backend.get_value(rate))
+    if hasattr(keras, "ops"):
+        optimizer.learning_rate = scaled(value, size, how)
+    else:
+        keras.backend.set_value(rate, scaled(value, size, how))
+
+
+def _outer_optimizers(model: Any) -> list[Any]:
+    """Return a model's optimizers without those inside another one."""
+    found = optimizers_of(model)
+    inside = {id(inner) for outer in found for inner in with_inner(outer) if inner is not outer}
+    return [each for each in found if id(each) not in inside]
+
+
+def _all_optimizers(model: Any) -> list[Any]:
+    return [inner for outer in optimizers_of(model) for inner in with_inner(outer)]
+
+
+def _make_plain(optimizer: Any) -> bool:
+    averages = average_of(optimizer) is not None
+    plain_again(optimizer)
+    return averages
+
+
+def _forget_step(model: Any) -> None:
+    """Let Keras make the training function again, which may have been compiled with other optimizers."""
+    if getattr(model, "train_function", None) is not None:
+        model.train_function = None
+
+
+def _schedule_of(optimizer: Any) -> Any:
+    """Return the LearningRateSchedule of an optimizer of Keras 3, or None."""
+    schedules = getattr(keras.optimizers, "schedules", None)
+    schedule = getattr(optimizer, "_learning_rate", None)
+    return schedule if schedules is not None and isinstance(schedule, schedules.LearningRateSchedule) else None
+
+
+def _scale_schedules(model: Any, worker: Worker) -> None:
+    for optimizer in _all_optimizers(model):
+        schedule = _schedule_of(optimizer)
+        if schedule is not None and not hasattr(type(schedule), "steps_scaled_by"):
+            optimizer._learning_rate = scale_schedule(schedule, worker=worker)
+            _forget_step(model)
+
+
+# The methods of keras.Model that prepared models are trained by.
+
+
+def _watch() -> None:
+    """Patch the methods of ``keras.Model`` once; for models that are not prepared they do what they did."""
+    for name in ("fit", "fit_generator"):
+        plain = getattr(keras.Model, name, None)
+        if plain is not None and not hasattr(plain, "fits_prepared"):
+            setattr(keras.Model, name, _fitting(plain))
+    if not hasattr(keras.Model.train_on_batch, "fits_prepared"):
+        keras.Model.train_on_batch = _stepping(keras.Model.train_on_batch)
+
+
+def _fitting(plain: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def fit_prepared(model: Any, *args: Any, **options: Any) -> Any:
+        settings = trained.prepared.get(model)
+        if settings is None:
+            return plain(model, *args, **options)
+        bound = signature.bind(model, *args, **options)
+        callbacks = _listed(bound.arguments.get("callbacks"))
+        if bounds_of(callbacks) or (settings.worker.global_size == 1 and not settings.worker.advanced.launched):
+            return plain(model, *args, **options)
+        values = bound.arguments
+        rule: Any = "auto"
+        if settings.worker.global_size > 1:
+            rule = settings.rule(settings.make_ready(model))
+            _scale_schedules(model, settings.worker)
+            divide(values, settings.worker)
+        values["callbacks"] = distribute(callbacks, rule, settings.sync_every, **settings.others)
+        return plain(*bound.args, **bound.kwargs)
+
+    fit_prepared.fits_prepared = True  # type: ignore[attr-defined]
+    return fit_prepared
+
+
+def _listed(callbacks: Any) -> list[Any]:
+    """Return the callbacks of a ``fit`` as a list: Keras takes one, nested ones and a CallbackList too."""
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return list(callbacks.callbacks)
+    if not callbacks:
+        return []
+    return list(keras.tree.flatten(callbacks) if hasattr(keras, "tree") else callbacks)
+
+
+def _stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(plain)
+
+    @functools.wraps(plain)
+    def step_prepared(model: Any, *args: Any, **options: Any) -> Any:
+        settings = trained.prepared.get(model)
+        if settings is None or settings.worker.global_size == 1 or model in trained.in_loops:
+            return plain(model, *args, **options)
+        if settings.mode_of(model) == "async":
+            raise ConfigurationError(
+                "got a train_on_batch of a model whose workers synchronize with a center, which happens in fit only: "
+                'average the gradients, prepare(model, mode="sync"), or use fit'
+            )
+        bound = signature.bind(model, *args, **options)
+        names = ("x", "y", "sample_weight")
+        data = tuple(bound.arguments.get(name) for name in names)
+        settings.make_ready(model)
+        average = average_of_model(model)
+        if average is None or not average.attached:
+            if hasattr(model, "_symbolic_build") and not model.built:
+                model._symbolic_build(data_batch=data)
+            broadcast_variables(model, worker=settings.worker)
+            vary_noise_once(model, settings.worker, backends.current())
+        own = batch_of(data, settings.worker)
+        bound.arguments.update({name: part for name, part in zip(names, own) if part is not None})
+        return plain(*bound.args, **bound.kwargs)
+
+    step_prepared.fits_prepared = True  # type: ignore[attr-defined]
+    return step_prepared
+
+
+if connect().global_size > 1:
+    seeds.seed_alike(connect().seed)
