@@ -1,7 +1,7 @@
 """What combining the steps of N workers is worth by equations alone: many settings and seeds at once, in one process.
 
     python benchmarks/learning_simulation.py [--workers 2 4 8] [--seeds 1 2 3 4 5] [--passes 20]
-        [--table rules|easgd|scaled|moments|averaged] [--slow] [--quick]
+        [--table rules|easgd|scaled|moments|averaged|slow] [--slow] [--quick]
 
 It needs torch, Fashion-MNIST (`make data`) and for the whole table a GPU; on a CPU take --quick. Nothing of this
 package runs: no process, no shared memory. Numbers are steps per worker and say nothing about seconds.
@@ -10,7 +10,7 @@ Each of N workers trains a perceptron 784-128-10 by Adam on mini-batches of 128 
 of a method, for all its settings and seeds, make a step in one batched product of matrices. Then come those that are
 due, worker after worker. Arrivals are staggered evenly: two are 1/N of a period apart. Where the settings say "random
 arrivals", each worker begins at a random phase of the period, another for each seed. Workers that wait come together.
-A "slow" worker 0 makes a step at every other tick, and steps are then those of the fast ones.
+A worker 0 that is twice as slow makes a step at every other tick, and steps are then those of the fast ones.
 
 The methods' equations and the rows of the table are in scripts/simulated_methods.py. The center is validated. Plain
 training tries four learning rates; all methods keep the best one, times what their row says. Steps to a target are
@@ -85,7 +85,7 @@ class Models:
         """Make one step of Adam on rows of shape (models, N, batch, ...) and their classes; then let workers arrive."""
         n = self.first.workers
         moves = np.ones(n, bool)
-        moves[0] = not self.first.slow or self.ticks % 2 == 0
+        moves[0] = self.ticks % self.first.slow == 0
         g = self.gradients(self.x.flatten(0, 1), x.flatten(0, 1), y.flatten(0, 1)).view_as(self.x)
         averaging = self.method.waits and (self.method.arrive is None or self.ticks < self.first.start)
         if averaging:
@@ -251,7 +251,7 @@ def main(options: argparse.Namespace) -> int:
     found = [row for n in options.workers for row in TABLES[options.table](n)]
     rows = [row for row in found if not options.methods or row.method in options.methods]
     if options.slow:
-        rows += [row._replace(slow=True) for row in rows if not METHODS[row.method].waits and not row.slow]
+        rows += [row._replace(slow=2) for row in rows if not METHODS[row.method].waits and row.slow == 1]
     lines = []
     for row, *both in zip(rates, alone, averaged):
         for runs, word in zip(both, ("", AVERAGED)):

@@ -156,8 +156,10 @@ class Setting(NamedTuple):
         Adam's learning rate, as a multiple of plain training's best.
     start : int
         First steps in which workers that wait average their gradients, and others synchronize after each.
-    random, slow : bool
-        Arrivals at random phases; worker 0 at half the speed.
+    random : bool
+        Arrivals at random phases.
+    slow : int
+        How many times as long worker 0 takes for a step.
     moments : {"own", "mean", "pull", "same", "adopt"}
         What happens with the optimizers' moments M_i at an exchange: nothing; M_i := their mean (workers that wait:
         DES-LOC, 2505.22549); M_i := M_i - e and M := M + e with e = alpha (M_i - M), as EASGD's springs; the same
@@ -171,7 +173,7 @@ class Setting(NamedTuple):
     rate: float = 1
     start: int = 0
     random: bool = False
-    slow: bool = False
+    slow: int = 1
     moments: str = "own"
 
     @property
@@ -181,7 +183,7 @@ class Setting(NamedTuple):
         words += [f"every {self.period}"] if METHODS[self.method].arrive else []
         words += [f"rate x{self.rate:g}"] if self.rate != 1 else []
         words += [f"start {self.start}"] if self.start else []
-        words += ["random arrivals"] * self.random + ["one slow"] * self.slow
+        words += ["random arrivals"] * self.random + [f"one {self.slow} times as slow"] * (self.slow > 1)
         words += [f"moments {self.moments}"] * (self.moments != "own")
         return ", ".join(words)
 
@@ -197,7 +199,7 @@ def settings(n: int) -> list[Setting]:
         return rows(method, "lr mu", *pairs, period=period, **options)
 
     default = rows("CenterMomentum", "alpha mu gain", (alpha, 0.9, gain))
-    found = [default[0]._replace(**each) for each in ({}, {"random": True}, {"slow": True}, {"period": 4})]
+    found = [default[0]._replace(**each) for each in ({}, {"random": True}, {"slow": 2}, {"period": 4})]
     found += [default[0]._replace(**each) for each in ({"period": 20}, {"start": 100})]
     found += rows("CenterMomentum", "alpha mu gain", (alpha, 0.9, 1.4 * gain))
     found += [default[0]._replace(rate=round(n**0.5, 2))]
@@ -291,7 +293,13 @@ def averaged_easgd_settings(n: int) -> list[Setting]:
     ]
     usual = Setting("AveragedEASGD", n, {"alpha": 0.9 / n, "pull": 0.5, "factor": round(2 * n**0.5, 2)}, 1)
     usual = usual._replace(moments="pull")
-    return [*found, usual._replace(slow=True), usual._replace(random=True), usual._replace(random=True, period=2)]
+    return [*found, usual._replace(slow=2), usual._replace(random=True), usual._replace(random=True, period=2)]
+
+
+def slow_settings(n: int) -> list[Setting]:
+    """Return AveragedEASGD with all workers as fast, and with one at a half and at a quarter of the speed."""
+    values = {"alpha": 0.9 / n, "pull": 0.5, "factor": round(2 * n**0.5, 2)}
+    return [Setting("AveragedEASGD", n, values, 1, moments="pull", slow=slow) for slow in (1, 2, 4)]
 
 
 TABLES = {
@@ -300,4 +308,5 @@ TABLES = {
     "scaled": scaled_settings,
     "moments": shared_moments_settings,
     "averaged": averaged_easgd_settings,
+    "slow": slow_settings,
 }
