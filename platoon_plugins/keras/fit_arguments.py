@@ -13,7 +13,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
 from platoon_plugins.keras.data import is_dataset, is_sequence, is_sharded, shard
-from platoon_plugins.keras.parts import is_nested, leaves, map_arrays, part_of
+from platoon_plugins.keras.parts import is_nested, is_part, leaves, map_arrays
 from platoon_plugins.keras.same_data import require_same_data, sources
 
 __all__ = ["batch_of", "build", "divide"]
@@ -104,7 +104,7 @@ def _divide_arrays(values: dict[str, Any], worker: Worker) -> None:
 
 def _is_from_shard(data: Any) -> bool:
     """Return whether an array is one that `shard` has returned."""
-    return any(part_of(array) is not None for array in leaves(data))
+    return any(is_part(array) for array in leaves(data))
 
 
 def _divide_validation(values: dict[str, Any], worker: Worker) -> None:

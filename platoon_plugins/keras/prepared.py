@@ -18,6 +18,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import scaled
 from platoon_base.rules import Rule, require_rule
 from platoon_base.schedule import EveryN
+from platoon_base.worker import warn_once
 from platoon_plugins.keras import backends, seeds, trained
 from platoon_plugins.keras.callbacks import bounds_of
 from platoon_plugins.keras.fit_arguments import batch_of, build, divide
@@ -178,6 +179,13 @@ class _Settings(NamedTuple):
         self.require_scaling(mode)
         if mode == "sync":
             changed = [self._average(each) for each in _outer_optimizers(model)]
+            if keras.backend.backend() == "tensorflow" and getattr(model, "jit_compile", False):
+                warn_once(
+                    "this model trains without XLA (jit_compile=False), which cannot leave its program to average "
+                    'gradients; prepare(model, mode="async") keeps it'
+                )
+                model.jit_compile = False
+                changed.append(True)
         else:
             changed = [_make_plain(each) for each in _all_optimizers(model)]
             train_by_rule(model)

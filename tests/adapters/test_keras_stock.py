@@ -17,13 +17,23 @@ pytestmark = [
 
 # The scripts by their names, those behind a colon with averaged gradients. torch runs all that it can; JAX and
 # TensorFlow take longer to compile, and run those with something of their own.
-_EVERYWHERE = ["own_train_step", "imbalanced:sync", "callbacks", "schedule", "loop:sync"]
+_EVERYWHERE = ["own_train_step", "imbalanced:sync", "schedule", "loop:sync"]
 _ON_TORCH = [
     *("convnet", "text", "several_outputs", "autoencoder:sync", "siamese", "transfer", "dataloader", "pydataset"),
+    "callbacks",
     *("sample_weights", "residual:sync", "regression", "tagging:sync", "go_on", "generator", "gan:sync"),
 ]
-_ON_TENSORFLOW = ["transfer", "pydataset", "go_on", "generator", "tf_data", "timeseries:sync", "image_folder"]
-_MORE = {"torch": _ON_TORCH, "tensorflow": _ON_TENSORFLOW}.get(keras.backend.backend(), ["dataloader", "go_on"])
+_ON_TENSORFLOW = [
+    "transfer",
+    "callbacks",
+    "pydataset",
+    "go_on",
+    "generator",
+    "tf_data",
+    "timeseries:sync",
+    "image_folder",
+]
+_MORE = {"torch": _ON_TORCH, "tensorflow": _ON_TENSORFLOW}.get(keras.backend.backend(), ["dataloader"])
 SCRIPTS = [] if KERAS_2 else [*_EVERYWHERE, *_MORE]
 NAMES = [script.partition(":")[0] for script in SCRIPTS]
 

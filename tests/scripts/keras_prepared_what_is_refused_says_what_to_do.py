@@ -53,6 +53,10 @@ model.fit(*shard(x, y), verbose=0, callbacks=distribute([], rule=EASGD()))
 watch = Watch()
 model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=[watch])
 assert watch.batches == -(-len(x) // (8 * size))
+train, valid = shard(x, y, validation_split=0.25, reshuffle=False)
+watch = Watch()
+model.fit(*train, batch_size=8, verbose=0, validation_data=valid, callbacks=[watch])
+assert watch.batches == -(-48 // (8 * size))
 if not KERAS_2:
     model.fit(x, y, verbose=0, callbacks=Watch())  # one callback, as Keras takes it
     lists = keras.callbacks.CallbackList([watch], add_history=True, model=model, epochs=1, steps=8)
@@ -70,14 +74,22 @@ prepare(model, strategy=AveragedEASGD(scale=None), sync_every=3).fit(x, y, verbo
 prepare(model, mode="sync").fit(x, y, verbose=0)
 assert len({value.tobytes() for value in everyones(flat(model.get_weights()))}) == 1
 
+if keras.backend.backend() == "tensorflow":  # as on a GPU, where it is the default of compile
+    compiled = prepare(dense(jit_compile=True), mode="sync")
+    compiled.fit(x, y, verbose=0)
+    assert not compiled.jit_compile
+
 # Copies are plain models, and those of a synchronous one are refused until they are prepared.
 if not KERAS_2:
-    model.save(f"{sys.argv[1]}/model.keras")
-    loaded = keras.models.load_model(f"{sys.argv[1]}/model.keras")
-    for each in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), loaded):  # noqa: S301
+    path = f"{sys.argv[1]}/model.keras"
+    model.save(path)
+    pickled = pickle.dumps(model)
+    for make in copy.deepcopy, lambda _: pickle.loads(pickled), lambda _: keras.models.load_model(path):  # noqa: S301
+        each = make(model)
         assert type(each) is type(model)
         refused(lambda each=each: each.fit(x, y, verbose=0), "prepare(model)")
-        prepare(each).fit(x, y, verbose=0)  # averages gradients, as before
+        each = prepare(make(model))  # another one: on JAX, a fit that fails leaves a model without weights
+        each.fit(x, y, verbose=0)  # averages gradients, as before
         assert type(each.optimizer).gradient_average is not None
     clone = keras.models.clone_model(model)
     clone.compile("sgd", "categorical_crossentropy")
