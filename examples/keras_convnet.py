@@ -36,7 +36,14 @@ model = keras.Sequential(
 model.compile(loss="categorical_crossentropy", optimizer=keras.optimizers.Adam(0.01), metrics=["accuracy"])
 callbacks = [keras.callbacks.EarlyStopping(patience=5)]
 model = prepare(model)
-model.fit(x_train, y_train, batch_size, epochs, validation_data=(x_valid, y_valid), callbacks=callbacks)
+model.fit(
+    x_train,
+    y_train,
+    batch_size,
+    epochs,
+    validation_data=(x_valid, y_valid),
+    callbacks=callbacks,
+)
 
 loss, accuracy = model.evaluate(x_test, y_test, verbose=0)
 print(f"Test loss: {loss:.4f}")
