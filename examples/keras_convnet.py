@@ -1,12 +1,12 @@
-"""A small convolutional network in Keras: a plain script in which three lines were changed to distribute it.
+"""A small convolutional network in Keras: a plain script to which one line was added to distribute it.
 
 Start it with `platoon launch -n 2 examples/keras_convnet.py`, or with `python examples/keras_convnet.py` alone.
-docs/keras.md shows the three lines as a diff; a test takes them back and runs the plain script.
+docs/keras.md shows the line and its import as a diff; a test takes them back and runs the plain script.
 """
 
 # ruff: noqa: I001 - Keras 2.3.1 can only be imported on Python 3.11 once platoon_plugins.keras has been
 
-from platoon_plugins.keras import distribute, shard
+from platoon_plugins.keras import prepare
 import keras
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
@@ -34,8 +34,16 @@ model = keras.Sequential(
     ]
 )
 model.compile(loss="categorical_crossentropy", optimizer=keras.optimizers.Adam(0.01), metrics=["accuracy"])
-callbacks = distribute([keras.callbacks.EarlyStopping(patience=5)])
-model.fit(*shard(x_train, y_train), batch_size, epochs, validation_data=shard(x_valid, y_valid), callbacks=callbacks)
+callbacks = [keras.callbacks.EarlyStopping(patience=5)]
+model = prepare(model)
+model.fit(
+    x_train,
+    y_train,
+    batch_size,
+    epochs,
+    validation_data=(x_valid, y_valid),
+    callbacks=callbacks,
+)
 
 loss, accuracy = model.evaluate(x_test, y_test, verbose=0)
 print(f"Test loss: {loss:.4f}")

@@ -86,8 +86,9 @@ def _warn_if_unsynchronized(model: Any) -> None:
     if worker is not None:
         warn_once(
             f"got a fit without distribute(...) in a job of {worker.global_size} workers: this worker trains a model "
-            "of its own, of which the others get nothing; pass callbacks=distribute([...]) to train one model "
-            "together. If it is meant for this worker alone, all is well"
+            "of its own, of which the others get nothing; call prepare(model) before it, or pass "
+            "callbacks=distribute([...]), to train one model together. If it is meant for this worker alone, "
+            "all is well"
         )
 
 

@@ -13,7 +13,7 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import epoch_indices, require_uneven, shard_bounds, take
 from platoon_plugins.keras import seeds
-from platoon_plugins.keras.parts import Cut, is_nested, keep_part, map_arrays
+from platoon_plugins.keras.parts import Cut, is_nested, keep_part, keep_returned, map_arrays
 from platoon_plugins.keras.same_data import SameBatches, require_same_data, sources
 from platoon_plugins.keras.torch_loaders import is_loader, is_share, shard_loader
 
@@ -168,6 +168,7 @@ def _rows(array: Any, start: int, stop: int, uneven: str, worker: Worker, reshuf
     if size == 1 and (start, stop) == (0, _count(array)):
         return array
     mine = _first_rows(array, Cut(start, stop, rank, size, uneven))
+    keep_returned(mine)
     if reshuffle and size > 1:
         keep_part(mine, array, Cut(start, stop, rank, size, uneven))
     return mine

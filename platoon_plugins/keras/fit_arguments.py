@@ -7,14 +7,16 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
 from platoon_plugins.keras.data import is_dataset, is_sequence, is_sharded, shard
-from platoon_plugins.keras.parts import is_nested, leaves, map_arrays, part_of
+from platoon_plugins.keras.parts import is_nested, is_part, leaves, map_arrays
 from platoon_plugins.keras.same_data import require_same_data, sources
 
-__all__ = ["batch_of", "divide"]
+__all__ = ["batch_of", "build", "divide"]
 
 _ROWS = 32  # of Keras's batches, if nothing else is said
 _UNSEEDED = (
@@ -42,6 +44,29 @@ def divide(values: dict[str, Any], worker: Worker) -> None:
         values[name] = _part_of_set(values[name], worker)
     if values.get("steps_per_epoch") is not None:
         values["steps_per_epoch"] = _fewer(values["steps_per_epoch"], worker)
+
+
+def build(model: Any, values: dict[str, Any]) -> None:
+    """Build a model that has no weights yet by the shapes of a batch, as Keras does in ``fit`` on torch and JAX."""
+    x = values.get("x")
+    if not hasattr(model, "_symbolic_build") or x is None or all(layer.built for layer in model._flatten_layers()):
+        return
+    if _has_rows(x):
+        data = tuple(values.get(name) for name in ("x", "y", "sample_weight"))
+        batch = tuple(map_arrays(part, lambda array: np.asarray(array[:1])) for part in data)
+    elif is_sequence(x):
+        batch = x[0]
+    else:
+        batches = iter(x)
+        batch = next(batches)
+        if batches is x:  # a generator, which does not begin anew
+            values["x"] = _chained(batch, batches)
+    model._symbolic_build(data_batch=batch)
+
+
+def _chained(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
 
 
 def batch_of(data: tuple[Any, ...], worker: Worker) -> tuple[Any, ...]:
@@ -79,7 +104,7 @@ def _divide_arrays(values: dict[str, Any], worker: Worker) -> None:
 
 def _is_from_shard(data: Any) -> bool:
     """Return whether an array is one that `shard` has returned."""
-    return any(part_of(array) is not None for array in leaves(data))
+    return any(is_part(array) for array in leaves(data))
 
 
 def _divide_validation(values: dict[str, Any], worker: Worker) -> None:

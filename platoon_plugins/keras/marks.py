@@ -52,8 +52,9 @@ def _refusing(step: Any) -> Any:
         if is_marked(optimizer) and not averages and connect().global_size > 1:
             raise ConfigurationError(
                 f"got the optimizer {optimizer.name!r} without distribute(...), a copy of a DistributedOptimizer or "
-                "one that was loaded with a model: it would train this worker's model alone; pass "
-                "callbacks=distribute() to fit, or call broadcast_variables(model) before a loop over train_on_batch. "
+                "one that was loaded with a model: it would train this worker's model alone; "
+                "call prepare(model), or pass callbacks=distribute() to fit, or call broadcast_variables(model) before "
+                "a loop over train_on_batch. "
                 f"To train on this worker alone, give it a name that does not begin with {_MARK!r}"
             )
         return step(optimizer, *args, **options)

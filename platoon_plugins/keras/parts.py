@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +12,18 @@ import numpy as np
 
 from platoon_base.sharding import epoch_indices
 
-__all__ = ["Cut", "Part", "is_nested", "keep_part", "leaves", "map_arrays", "part_at", "part_of"]
+__all__ = [
+    "Cut",
+    "Part",
+    "is_nested",
+    "is_part",
+    "keep_part",
+    "keep_returned",
+    "leaves",
+    "map_arrays",
+    "part_at",
+    "part_of",
+]
 
 _CHECKED_BYTES = 1 << 24  # per call of crc32
 
@@ -75,6 +87,23 @@ def keep_part(array: Any, whole: Any, cut: Cut) -> None:
     except TypeError:  # this class has no weak references
         return
     _parts[key] = reference, Part(whole, cut, _checksum(array))
+
+
+# The same for all arrays that `shard` has returned, whether their rows may be divided again or not.
+_returned: dict[int, weakref.ref[Any]] = {}
+
+
+def keep_returned(array: Any) -> None:
+    """Record that `shard` has returned an array, until it is freed."""
+    key = id(array)
+    with contextlib.suppress(TypeError):  # this class has no weak references
+        _returned[key] = weakref.ref(array, lambda _: _returned.pop(key, None))
+
+
+def is_part(array: Any) -> bool:
+    """Return whether `shard` has returned an array."""
+    found = _returned.get(id(array))
+    return found is not None and found() is array
 
 
 def part_of(array: Any) -> Part | None:

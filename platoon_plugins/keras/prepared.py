@@ -18,9 +18,10 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import scaled
 from platoon_base.rules import Rule, require_rule
 from platoon_base.schedule import EveryN
+from platoon_base.worker import warn_once
 from platoon_plugins.keras import backends, seeds, trained
 from platoon_plugins.keras.callbacks import bounds_of
-from platoon_plugins.keras.fit_arguments import batch_of, divide
+from platoon_plugins.keras.fit_arguments import batch_of, build, divide
 from platoon_plugins.keras.gradients import DistributedOptimizer, average_of, plain_again
 from platoon_plugins.keras.learning_rate import scale_schedule
 from platoon_plugins.keras.marks import is_marked
@@ -178,6 +179,13 @@ class _Settings(NamedTuple):
         self.require_scaling(mode)
         if mode == "sync":
             changed = [self._average(each) for each in _outer_optimizers(model)]
+            if keras.backend.backend() == "tensorflow" and getattr(model, "jit_compile", False):
+                warn_once(
+                    "this model trains without XLA (jit_compile=False), which cannot leave its program to average "
+                    'gradients; prepare(model, mode="async") keeps it'
+                )
+                model.jit_compile = False
+                changed.append(True)
         else:
             changed = [_make_plain(each) for each in _all_optimizers(model)]
             train_by_rule(model)
@@ -284,6 +292,8 @@ def _fitting(plain: Callable[..., Any]) -> Callable[..., Any]:
             rule = settings.rule(settings.make_ready(model))
             _scale_schedules(model, settings.worker)
             divide(values, settings.worker)
+            if keras.backend.backend() == "tensorflow":  # the others build models before the first callback
+                build(model, values)
         values["callbacks"] = distribute(callbacks, rule, settings.sync_every, **settings.others)
         return plain(*bound.args, **bound.kwargs)
 
@@ -318,9 +328,8 @@ def _stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
         data = tuple(bound.arguments.get(name) for name in names)
         settings.make_ready(model)
         average = average_of_model(model)
-        if average is None or not average.attached:
-            if hasattr(model, "_symbolic_build") and not model.built:
-                model._symbolic_build(data_batch=data)
+        if average is None or not all(member.attached for member in average.members):
+            build(model, bound.arguments)
             broadcast_variables(model, worker=settings.worker)
             vary_noise_once(model, settings.worker, backends.current())
         own = batch_of(data, settings.worker)

@@ -13,10 +13,11 @@ import numpy as np
 
 from platoon_base.sharding import shard_seed
 
-__all__ = ["common", "fits", "go_on", "restore", "seed_alike", "state", "vary"]
+__all__ = ["common", "fits", "go_on", "restore", "seed_alike", "seed_imported", "state", "vary"]
 
 _one_at_a_time = threading.Lock()
 _ended: list[int] = [0]
+_alike: list[int] = []  # the seed that all workers have in common, once there is one
 _ALIKE = 33  # besides the job's seed, so that no worker's own seed is the same
 
 
@@ -48,10 +49,10 @@ def go_on(state: Any) -> None:
 
 
 def seed_alike(seed: int) -> None:
-    """Seed the generators of Python, NumPy and TensorFlow alike on all workers.
+    """Seed the generators of Python, NumPy, torch and TensorFlow alike on all workers.
 
     So splits and shuffles of a script without seeds are the same on all workers, as `shard` needs. A seed of the script
-    stays: that of TensorFlow, and that of NumPy (and Python) if no number has been drawn since.
+    stays: that of TensorFlow, and those of the others if NumPy has drawn no number since.
 
     Parameters
     ----------
@@ -62,9 +63,17 @@ def seed_alike(seed: int) -> None:
     if not _just_seeded():
         random.seed(number)
         np.random.seed(number)
-    tensorflow = sys.modules.get("tensorflow")
-    if tensorflow is not None and tensorflow.compat.v1.get_seed(None) == (None, None):
-        tensorflow.random.set_seed(number)
+        if "torch" in sys.modules:
+            sys.modules["torch"].manual_seed(number)
+    if "tensorflow" in sys.modules and sys.modules["tensorflow"].compat.v1.get_seed(None) == (None, None):
+        sys.modules["tensorflow"].random.set_seed(number)
+    _alike[:] = [number]
+
+
+def seed_imported(module: Any) -> None:
+    """Seed torch or TensorFlow, which has just been imported, as `seed_alike` has seeded the others before."""
+    for number in _alike:
+        module.manual_seed(number) if module.__name__ == "torch" else module.random.set_seed(number)
 
 
 def _just_seeded() -> bool:

@@ -103,9 +103,16 @@ def _restore_decode(saving: ModuleType) -> None:
     manager.__getitem__ = read_with_decode
 
 
+def _seed(module: ModuleType) -> None:
+    """Seed a framework alike on all workers, if the script has imported `prepare` before it."""
+    seeds = sys.modules.get("platoon_plugins.keras.seeds")
+    if seeds is not None:
+        seeds.seed_imported(module)
+
+
 FRAMEWORK = Framework(
     # The module of Keras 2 that saves and loads through h5py; Keras 3 has none of that name.
-    after_import={"keras.engine.saving": _restore_decode},
+    after_import={"keras.engine.saving": _restore_decode, "torch": _seed, "tensorflow": _seed},
     keep_to_gpu={"jax": _keep_jax, "tensorflow": _keep_tensorflow},
     checks=_checks,
     distributions=("keras", "jax", "tensorflow"),

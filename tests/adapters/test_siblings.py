@@ -173,3 +173,14 @@ def test_the_learning_rate_takes_the_same_in_all_adapters(name):
         by_adapter = {"initial_lr": "learning_rate"}
         found.add(tuple(by_adapter.get(word, word) for word in names if word != "skip"))
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS)
+def test_every_adapter_offers_the_place_of_a_worker_and_the_default_rules(adapter):
+    tree = ast.parse((PLUGINS / adapter / "__init__.py").read_text())
+    (offered,) = [
+        {part.value for part in ast.walk(node.value) if isinstance(part, ast.Constant)}
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    ]
+    assert {"rank", "world_size", "is_main", "AveragedEASGD", "CenterMomentum"} <= offered

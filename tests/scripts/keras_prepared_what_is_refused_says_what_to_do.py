@@ -1,0 +1,96 @@
+"""What `prepare` and a prepared fit refuse, what they leave as it is, and what becomes of copies."""
+
+import copy
+import pickle
+
+from keras_preamble import (
+    EASGD,
+    KERAS_2,
+    PlatoonError,
+    Watch,
+    data,
+    dense,
+    distribute,
+    everyones,
+    flat,
+    keras,
+    np,
+    shard,
+    size,
+    sys,
+)
+
+from platoon_plugins.keras import AveragedEASGD, prepare
+
+x, y = data(64)
+
+
+def refused(call, *words):
+    try:
+        call()
+    except PlatoonError as exc:
+        assert all(word in str(exc) for word in words), exc
+    else:
+        raise AssertionError(f"nothing was refused: {words}")
+
+
+# The arguments.
+refused(lambda: prepare("model"), "prepare(model)")
+refused(lambda: prepare(dense(), mode="synchronous"), '"async" or "sync"')
+refused(lambda: prepare(dense(), mode="sync", strategy=EASGD()), "averaged gradients have neither")
+refused(lambda: prepare(dense(), mode="sync", scaling=2.0), '"none", "linear" or "sqrt"')
+refused(lambda: prepare(dense(), mode="async", scaling="linear"), "AveragedEASGD(scale=...)")
+refused(lambda: prepare(dense(), strategy=EASGD(), scaling=1.0), "one of the two")
+refused(lambda: prepare(dense(), sync_every=0), "0")
+refused(lambda: prepare(dense(), policy="most"), "most")
+
+# A loop without a fit has no center.
+refused(lambda: prepare(dense()).train_on_batch(x[:8], y[:8]), 'mode="sync"')
+
+# The longer form within stays as it is; the data of shard too.
+model = prepare(dense())
+model.fit(*shard(x, y), verbose=0, callbacks=distribute([], rule=EASGD()))
+watch = Watch()
+model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=[watch])
+assert watch.batches == -(-len(x) // (8 * size))
+train, valid = shard(x, y, validation_split=0.25, reshuffle=False)
+watch = Watch()
+model.fit(*train, batch_size=8, verbose=0, validation_data=valid, callbacks=[watch])
+assert watch.batches == -(-48 // (8 * size))
+if not KERAS_2:
+    model.fit(x, y, verbose=0, callbacks=Watch())  # one callback, as Keras takes it
+    lists = keras.callbacks.CallbackList([watch], add_history=True, model=model, epochs=1, steps=8)
+    model.fit(x, y, verbose=0, callbacks=lists)
+
+# The way of training may change from fit to fit; the rate is scaled once.
+model = prepare(dense(optimizer=keras.optimizers.SGD(0.1)), mode="sync", scaling="linear")
+rates = []
+for _ in range(2):
+    model.fit(x, y, verbose=0)
+    rates.append(float(keras.backend.get_value(model.optimizer.lr) if KERAS_2 else model.optimizer.learning_rate))
+np.testing.assert_allclose(rates, [0.1 * size] * 2, rtol=1e-6)
+prepare(model, mode="async", scaling=1.0).fit(x, y, verbose=0)
+prepare(model, strategy=AveragedEASGD(scale=None), sync_every=3).fit(x, y, verbose=0)
+prepare(model, mode="sync").fit(x, y, verbose=0)
+assert len({value.tobytes() for value in everyones(flat(model.get_weights()))}) == 1
+
+if keras.backend.backend() == "tensorflow":  # as on a GPU, where it is the default of compile
+    compiled = prepare(dense(jit_compile=True), mode="sync")
+    compiled.fit(x, y, verbose=0)
+    assert not compiled.jit_compile
+
+# Copies are plain models, and those of a synchronous one are refused until they are prepared.
+if not KERAS_2:
+    path = f"{sys.argv[1]}/model.keras"
+    model.save(path)
+    pickled = pickle.dumps(model)
+    for make in copy.deepcopy, lambda _: pickle.loads(pickled), lambda _: keras.models.load_model(path):  # noqa: S301
+        each = make(model)
+        assert type(each) is type(model)
+        refused(lambda each=each: each.fit(x, y, verbose=0), "prepare(model)")
+        each = prepare(make(model))  # another one: on JAX, a fit that fails leaves a model without weights
+        each.fit(x, y, verbose=0)  # averages gradients, as before
+        assert type(each.optimizer).gradient_average is not None
+    clone = keras.models.clone_model(model)
+    clone.compile("sgd", "categorical_crossentropy")
+    clone.fit(x, y, verbose=0)  # warns
