@@ -10,12 +10,13 @@ from platoon_base.cli.history import Course, Track
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.shm.job_state import Progress
 
-__all__ = ["TREND_POINTS", "Recent"]
+__all__ = ["TREND_POINTS", "Recent", "same_process"]
 
 _WINDOW_S = 10.0
 _MIN_S = 1.0  # rates over shorter windows are not reliable
 _MIN_TO_ESTIMATE_S = 3.0
 _WAITS_S = 3.0  # a shorter wait is part of training
+_CORRECTION_S = 1.0  # of another host's clock
 _FRESH_S = 2.0  # a wait for arrays that was not seen for this long is over
 TREND_POINTS, _TREND_EVERY_S = 8, 3.0  # of a worker's rate
 
@@ -41,7 +42,7 @@ class _Course:
 
     def take(self, progress: Progress, now: float) -> None:
         points = self.points
-        if points and (progress.steps < points[-1].steps or progress.started != points[-1].started):
+        if points and (progress.steps < points[-1].steps or not same_process(progress, points[-1])):
             points.clear()  # the rank was restarted
             self.first, self._seen_late = None, False
         if points and progress.steps > points[-1].steps:
@@ -74,6 +75,15 @@ class _Course:
 def _made(progress: Progress) -> int:
     """Return how many steps this process has made."""
     return progress.steps - progress.steps_before_start if progress.started else 0
+
+
+def same_process(one: Progress, other: Progress) -> bool:
+    """Return whether two rows of a rank are of one process.
+
+    Times of other hosts are corrected whenever a message has come faster than all before it.
+    """
+    corrected = abs(one.started - other.started) < _CORRECTION_S
+    return one.steps_before_start == other.steps_before_start and corrected
 
 
 class Recent:

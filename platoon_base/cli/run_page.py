@@ -18,12 +18,12 @@ from platoon_base.controller.outcome import Result
 from platoon_base.coordination.story import Entry
 from platoon_base.shm.phases import PARTS, quantile
 
-__all__ = ["About", "page"]
+__all__ = ["STYLE", "About", "page"]
 
 _MOST_ROWS, _MOST_CHARTS = 64, 12
 _QUANTILES = (0.5, 0.9, 0.99)
 _OF_A_SET = re.compile(r"^(val|valid|validation|train|training|test|center)[_ /-]")
-_STYLE = """
+STYLE = """
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #24292f; --faint: #57606a; --line: #d0d7de; --soft: #f6f8fa;
 --compute: #2e9e5b; --synchronization: #3b7dd8; --waiting: #c9504a; --loading: #e07b00; --validation: #8a63d2;
 --good: #1a7f37; --note: #9a6700; --bad: #cf222e; }
@@ -94,7 +94,7 @@ def page(recorder: RunRecorder, about: About) -> str:
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(about.title)}</title><style>{_STYLE}</style></head><body>",
+        f"<title>{escape(about.title)}</title><style>{STYLE}</style></head><body>",
         f"<h1>{escape(about.title)}</h1>",
         f'<p class="faint">{when}, {count}, {duration(recorder.seconds)}, logs in {escape(about.folder)}</p>',
         _verdict_list(sentences),

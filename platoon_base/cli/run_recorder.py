@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from platoon_base.cli.recent import same_process
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.shm.job_state import Progress
 from platoon_base.shm.phases import BINS, COLLECTIVE, COMPUTE, LOADING, PARTS, SYNC, VALIDATION, WAITING, PhaseTimes
@@ -103,7 +104,7 @@ class Lane:
         self.gone = gone
         times = times or PhaseTimes((0.0,) * 6, np.zeros((len(PARTS), BINS), np.int64))
         before = self._latest
-        anew = before is None or before[0].started != progress.started
+        anew = before is None or not same_process(before[0], progress) or sum(times.seconds) < sum(before[1].seconds)
         done = progress.steps - (progress.steps_before_start if anew else before[0].steps)  # type: ignore[index]
         old = (0.0,) * 6 if anew else before[1].seconds  # type: ignore[index]
         new = [max(0.0, a - b) for a, b in zip(times.seconds, old)]

@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from platoon_base.cli.recent import same_process
 from platoon_base.cli.table import duration
 from platoon_base.controller.outcome import Snapshot
+from platoon_base.shm.job_state import Progress
 from platoon_base.shm.phases import BINS, COLLECTIVE, COMPUTE, LOADING, SYNC, WAITING, PhaseTimes, edges
 
 __all__ = ["PHASE_NAMES", "Straggler", "StragglerWatch", "advice", "find_straggler", "percent", "seconds_text"]
@@ -114,9 +116,12 @@ def find_straggler(
 
 
 class _Sample(NamedTuple):
-    steps: int
-    started: float
+    progress: Progress
     times: PhaseTimes
+
+
+def _goes_on(old: _Sample, new: _Sample) -> bool:
+    return same_process(old.progress, new.progress) and new.progress.steps >= old.progress.steps
 
 
 class StragglerWatch:
@@ -138,13 +143,13 @@ class StragglerWatch:
         for rank in here:
             progress, times = snapshot.progress[rank], snapshot.phases.get(rank)
             if times is not None and sum(times.seconds) > 0:
-                samples[rank] = _Sample(progress.steps, progress.started, times)
-        if any(rank not in samples or samples[rank].started != old.started for rank, old in self._samples.items()):
+                samples[rank] = _Sample(progress, times)
+        if any(rank not in samples or not _goes_on(old, samples[rank]) for rank, old in self._samples.items()):
             self._begin(samples, now)  # one has gone, or been started again
         if len(samples) < max(2, len(here)) or len(self._samples) < len(samples):
             self._begin(samples, now)  # one compiles
             return None
-        steps = [new.steps - self._samples[rank].steps for rank, new in samples.items()]
+        steps = [new.progress.steps - self._samples[rank].progress.steps for rank, new in samples.items()]
         if now - self._began < _WINDOW_S or min(steps) < _LEAST_STEPS:
             return None
         found = self._compare(samples)
@@ -165,7 +170,7 @@ class StragglerWatch:
         for rank, new in samples.items():
             old = self._samples[rank]
             spent = [max(0.0, a - b) for a, b in zip(new.times.seconds, old.times.seconds)]
-            steps = new.steps - old.steps
+            steps = new.progress.steps - old.progress.steps
             counts = new.times.counts.astype(np.int64) - old.times.counts
             per_step[rank] = tuple(
                 _without_longest(seconds, counts[0] if phase == COMPUTE else None, steps)

@@ -17,7 +17,7 @@ from platoon_base.cli.tune import Study, Tuning
 from platoon_base.frameworks.registered import registered
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 
-__all__ = ["print_study", "results", "status_of"]
+__all__ = ["print_advice", "print_study", "results", "status_of", "table_rows"]
 
 
 def print_study(console: Console, tuning: Tuning, study: Study) -> None:
@@ -36,7 +36,7 @@ def print_study(console: Console, tuning: Tuning, study: Study) -> None:
             print_line(console, f"{each.method.name} was {drop_text(each.dropped, watched)}.")
     if dropped:
         print_line(console, "--no-halving runs all methods to the end.")
-    _print_advice(console, found, watched, tuning, study.trials)
+    print_advice(console, found, watched, tuning, study.trials)
 
 
 def status_of(study: Study) -> int:
@@ -73,7 +73,8 @@ def _plain(drop: Drop | None) -> dict[str, Any] | None:
     return None if drop is None else {**drop.point._asdict(), "better": drop.better, "keep": drop.keep}
 
 
-def _print_table(console: Console, found: Sequence[Outcome], watched: Watched, tuning: Tuning) -> None:
+def table_rows(found: Sequence[Outcome], watched: Watched, tuning: Tuning) -> list[list[str]]:
+    """Return the table of all methods, its head first."""
     plain = next((each for each in found if each.method.plain), None)
     spread = ["of the seeds"] if tuning.seeds > 1 else []
     rows = [["method", watched.name, *spread, "steps", "seconds", "plain's end after", "times sooner"]]
@@ -84,11 +85,15 @@ def _print_table(console: Console, found: Sequence[Outcome], watched: Watched, t
         span = [f"{min(each.values):.4g} to {max(each.values):.4g}" if len(each.values) > 1 else ""] if spread else []
         cells = [f"{each.value:.4g}", *span, f"{each.steps:.0f}", f"{each.seconds:.1f}"]
         rows.append([each.method.name, *cells, *_sooner(each, plain, tuning)])
+    return rows
+
+
+def _print_table(console: Console, found: Sequence[Outcome], watched: Watched, tuning: Tuning) -> None:
     print_line(console, "")
-    for line in aligned(rows, 1):
+    for line in aligned(table_rows(found, watched, tuning), 1):
         print_line(console, line.rstrip())
     better = "higher" if watched.higher else "lower"
-    of_all = "; the median of the seeds" if spread else ""
+    of_all = "; the median of the seeds" if tuning.seeds > 1 else ""
     print_line(console, f"{watched.name}: {better} is better{of_all}. Steps are those of each worker.")
 
 
@@ -104,7 +109,7 @@ def _sooner(each: Outcome, plain: Outcome | None, tuning: Tuning) -> list[str]:
     return [reached, f"{plain.reached / each.reached:.2f}"]
 
 
-def _print_advice(
+def print_advice(
     console: Console, found: Sequence[Outcome], watched: Watched, tuning: Tuning, trials: Sequence[Trial]
 ) -> None:
     """Print the method to take, and how to write it in the script."""

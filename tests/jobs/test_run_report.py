@@ -13,6 +13,8 @@ from html.parser import HTMLParser
 import pytest
 from scripts_here import script_path
 
+from tests.helpers.launching_hosts import Hosts, clean_environment
+
 pytestmark = pytest.mark.base
 
 TIMEOUT_S = 120
@@ -76,6 +78,26 @@ def test_the_times_are_those_that_the_script_measures(platoon, tmp_path):
     assert any(re.match(r"\d+ % of rank 1's time is waiting for batches", item) for item in items), items
     assert any(item.startswith("Worker 1 is slower than the others in loading") for item in items), items
     assert {"Training loss", "loss", "Steps per second", "<b>&"} <= set(page.of("figcaption"))
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    found = Hosts(tmp_path, {**clean_environment(), "COLUMNS": "200"})
+    yield found
+    found.close()
+
+
+def test_the_times_of_workers_of_another_host_are_those_that_they_measure(hosts, tmp_path):
+    options = ("--report", "run.html", "--trace", "trace.json")
+    assert hosts.run(script_path("run_report_phases"), *options, workers=(1, 1)) == [0, 0], hosts.output(0)
+    values = {row["name"]: float(row["value"]) for row in rows_of(tmp_path / "run_values.csv")}
+    last = {int(row["rank"]): row for row in rows_of(tmp_path / "run_workers.csv")}
+    for rank in (0, 1):
+        assert float(last[rank]["loading_seconds"]) == pytest.approx(values[f"loading{rank}"], rel=0.1)
+    items = Page(tmp_path / "run.html").of("li")
+    assert any(item.startswith("Worker 1 is slower than the others in loading") for item in items), items
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events if event["ph"] == "X"} == {0}
 
 
 def test_the_page_loads_and_runs_nothing(platoon, tmp_path):

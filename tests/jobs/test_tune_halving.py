@@ -70,9 +70,25 @@ def test_only_the_best_get_further_seeds(platoon, tmp_path):
     assert "Take: CenterMomentum() every 10" in out
 
 
+def require_page(folder, out):
+    """Check the page beside the picture."""
+    page = (folder / "tune.html").read_text()
+    assert "The report is tune.html." in out
+    assert page.count((folder / "tune.svg").read_text()) == 1
+    assert '<li class="good">Take EASGD() every 10: ' in page
+    cells = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>.*?</tr>", page)]
+    assert [row[:2] for row in cells] == [
+        ["method", "val_loss"], [NAMES[0], "0.08333"], [NAMES[1], "0.06667"], [NAMES[2], "0.05"], [NAMES[3], "0.45"]
+    ]  # fmt: skip
+    assert "rule=EASGD(), every_n_batches=10" in page
+    assert "ASGD() every 10 was dropped after 20 steps" in page
+
+
 def test_the_picture_has_a_curve_for_each_method_in_both_panels(platoon, tmp_path):
-    out, _ = run(platoon, tmp_path, "--seeds", 1, RATES, "CenterMomentum=4", "EASGD=3", "ASGD=9")
+    words = ("--seeds", 1, "--report", "tune.html", RATES, "CenterMomentum=4", "EASGD=3", "ASGD=9")
+    out, _ = run(platoon, tmp_path, *words)
     assert "The picture is tune.svg." in out
+    require_page(tmp_path, out)
     text = (tmp_path / "tune.svg").read_text()
     root = ElementTree.fromstring(text)
     curves = [each for each in root.iter("{http://www.w3.org/2000/svg}polyline") if each.get("class") == "median"]

@@ -64,6 +64,11 @@ def terminal(**environment):
     return Console(file=io.StringIO(), force_terminal=True, width=80, height=24, _environ=environment)
 
 
+def test_a_rate_stays_when_the_clock_of_another_host_is_corrected():
+    points = [steps(10 * second, 100.0 + second, began=100.0 - second / 1e4) for second in range(1, 6)]
+    assert recent_of(*(snapshot([each]) for each in points)).rate(0) == pytest.approx(10.0)
+
+
 def test_a_table_of_two_workers_and_the_reported_values():
     later = snapshot(
         [

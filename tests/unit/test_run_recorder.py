@@ -79,6 +79,17 @@ def test_a_rank_that_is_started_again_adds_to_its_time_and_steps():
     assert lanes[0].counts.sum(axis=1).tolist() == [15] * len(PARTS)
 
 
+def test_a_start_that_moves_with_another_hosts_clock_is_no_new_process():
+    """The launcher corrects times of other hosts by the shortest way of a message so far."""
+    lanes = recorded(
+        snapshot(worker(10, started=10.0, compute=1.0)),
+        snapshot(worker(20, started=9.998, compute=1.0)),
+        snapshot(worker(30, started=9.997, compute=1.0)),
+    ).lanes
+    assert lanes[0].shares == Shares(compute=30.0)
+    assert lanes[0].steps == 30
+
+
 def test_points_values_and_checkpoints_stay_few():
     recorder = RunRecorder()
     for second in range(20000):
@@ -142,6 +153,15 @@ def test_a_slow_worker_that_does_not_keep_the_others_waiting_is_named_too():
 )
 def test_what_is_no_straggler(per_step, steps):
     assert watched(per_step, steps) == []
+
+
+def test_a_straggler_on_another_host_is_named_though_its_clock_is_corrected():
+    watch = StragglerWatch()
+    found = []
+    for second in range(1, 12):
+        workers = [worker(5 * second, started=10 - second / 1e4, **each) for each in slow_by(1, "compute", 0.2)]
+        found.append(watch.take(snapshot(*workers), float(second)))
+    assert [each.rank for each in found if each] == [1]
 
 
 def test_one_long_step_makes_no_straggler():

@@ -18,6 +18,7 @@ from platoon_base.cli.log_folder import new_log_folder
 from platoon_base.cli.output import lenient_output
 from platoon_base.cli.study import Method, built_in, few, read_method
 from platoon_base.cli.tune import Tuning, tune
+from platoon_base.cli.tune_page import tune_page
 from platoon_base.cli.tune_picture import picture
 from platoon_base.cli.tune_report import print_study, results, status_of
 from platoon_base.controller.stop_signals import StopSignals
@@ -91,6 +92,13 @@ _GROUPS = {
     metavar="FILE.svg",
     help="Draw the value of each method against seconds and steps.",
 )
+@click.option(
+    "--report",
+    "report_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE.html",
+    help="Write a page with the advice, the picture and the table of all methods.",
+)
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, as of launch.")
 @click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -109,6 +117,7 @@ def command(
     limit: float,
     summary_file: Path | None,
     picture_file: Path | None,
+    report_file: Path | None,
     module: bool,
     script: str,
     args: tuple[str, ...],
@@ -140,6 +149,7 @@ def command(
     choose_center(center, chosen.devices)
     require_folder_of(summary_file)
     _require_picture(picture_file)
+    require_folder_of(report_file, "--report")
     if every and texts:
         raise ConfigurationError(
             "got --all and --method, which replaces the built-in methods that --all would try: leave one of them out"
@@ -175,6 +185,8 @@ def command(
             drawn = picture(program.title, study.trials, study.watched, study.rungs, tuning.by)
             if write_text(picture_file, drawn, "the picture"):
                 report.print_line(console, f"The picture is {picture_file}.")
+        if report_file is not None and write_text(report_file, tune_page(tuning, study), "the report"):
+            report.print_line(console, f"The report is {report_file}.")
         report.warn_of_lost_output(folder)
         signals.ignore_from_now_on()
     sys.exit(status_of(study))
