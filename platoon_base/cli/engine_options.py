@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import sys
 from collections.abc import Callable, Container
 from pathlib import Path
@@ -20,7 +21,7 @@ from platoon_base.system.environment import HOSTS
 
 __all__ = ["engine_options"]
 
-_OURS = {"on", "host_names", "script", "args"}
+_OURS = {"on", "host_names", "script", "args", "config"}
 # On Ray these options hold for the whole job, and each launcher gets values of its own.
 _OF_HOSTS = {"workers", "devices", "nnodes", "node_rank", "rdzv_endpoint"}
 
@@ -75,12 +76,14 @@ def given_options(context: click.Context, without: Container[str]) -> list[str]:
     words: list[str] = []
     for parameter in context.command.params:
         name = parameter.name or ""
-        from_user = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        from_user = context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
         if isinstance(parameter, click.Option) and name not in without and from_user:
             value = context.params[name]
             option = max(parameter.opts, key=len)
             if parameter.is_flag:
-                words.append(option)
+                words += [option] if value else []  # a file may say false
+            elif isinstance(value, list):  # words that a callback has split
+                words += [option, shlex.join(value)]
             elif parameter.multiple:
                 words += [word for each in value for word in (option, str(each))]
             else:

@@ -29,8 +29,8 @@ def notebook_launcher(
 
     The workers are new processes, not forks of the kernel, in which a framework may have threads or use a GPU. They get
     the function by value, with the variables of the notebook that it uses; changes of these do not reach the notebook.
-    The cell shows the output of rank 0. Interrupting the kernel ends all workers. On systems other than Linux the
-    function is called once, in this process, with a warning.
+    The cell shows a live table, as a terminal does, and the output of rank 0. Interrupting the kernel ends all workers.
+    On systems other than Linux the function is called once, in this process, with a warning.
 
     Parameters
     ----------

@@ -17,8 +17,9 @@ from platoon_base.cli.failures import describe
 from platoon_base.cli.launcher import choose_center, launch, require_runnable
 from platoon_base.cli.log_folder import LogFolder, log_file, new_log_folder
 from platoon_base.cli.log_lines import LogLines
+from platoon_base.cli.notebook_table import CellTable
 from platoon_base.cli.worker_warnings import WorkerWarnings
-from platoon_base.controller.outcome import Result
+from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import BackendUnavailableError, ConfigurationError, WorkerFailedError
 from platoon_base.job.hosting import JobOptions
@@ -47,15 +48,22 @@ def run(
         call, returned = Path(box, "call"), Path(box, "returned")
         call.write_bytes(_pickled(function, args))
         output = _Output(folder, len(chosen))
+        cell = CellTable(f"{getattr(function, '__name__', 'function')}()")
+
+        def observe(snapshot: Snapshot) -> None:
+            cell.show(snapshot)
+            output.show()
+
         options = JobOptions(
             seed=seed,
             center=choose_center("auto", chosen),
-            observer=lambda snapshot: output.show(),
+            observer=observe,
             observe_every_s=_POLL_INTERVAL_S,
             fail_fast="early",
             grace_s=grace_s,
         )
         result = launch(_PROGRAM, [str(call), str(returned)], chosen, folder, options, signals)
+        cell.draw()
         output.show(last=True)
         _require_success(result, folder)
         if not returned.exists():

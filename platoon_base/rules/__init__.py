@@ -14,7 +14,7 @@ from platoon_base.rules.asgd import ASGD
 from platoon_base.rules.averaged_easgd import AveragedEASGD
 from platoon_base.rules.center import Adopt, CenterState, LocalState, Rule, require_rule, settings_of, shares_moments
 from platoon_base.rules.center_momentum import CenterMomentum
-from platoon_base.rules.defaults import at_period, default_period, default_rule, parse_rule
+from platoon_base.rules.defaults import at_period, default_period, default_rule, parse_rule, rule_names
 from platoon_base.rules.diloco import DiLoCo
 from platoon_base.rules.easgd import EAMSGD, EASGD
 from platoon_base.rules.forms import Form
@@ -42,6 +42,7 @@ __all__ = [
     "default_rule",
     "parse_rule",
     "require_rule",
+    "rule_names",
     "settings_of",
     "shares_moments",
     "waits",

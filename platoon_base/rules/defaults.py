@@ -15,7 +15,7 @@ from platoon_base.rules.center import Rule, member, precise_enough
 from platoon_base.rules.center_momentum import CenterMomentum
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 
-__all__ = ["DEFAULT_PERIOD", "at_period", "default_period", "default_rule", "parse_rule"]
+__all__ = ["DEFAULT_PERIOD", "at_period", "default_period", "default_rule", "parse_rule", "rule_names"]
 
 DEFAULT_PERIOD = Rule.period  # batches from one synchronization to the next, of rules that name no period of their own
 
@@ -102,7 +102,7 @@ def parse_rule(text: str, argument: str = "rule") -> Rule:
     rules = _rules()
     if name not in rules:
         raise ConfigurationError(f"got {argument}={text!r}: there is no rule {name}; choose one of {', '.join(rules)}")
-    known = [field.name for field in fields(rules[name]) if field.repr]
+    known = rule_names()[name]
     unknown = [word for word in arguments if word not in known]
     if unknown:
         raise ConfigurationError(
@@ -129,6 +129,11 @@ def _parts(text: str, argument: str) -> tuple[str, dict[str, object]]:
     raise ConfigurationError(
         f"got {argument}={text!r}: write a rule with its arguments by name, and plain numbers, such as EASGD(alpha=0.2)"
     )
+
+
+def rule_names() -> dict[str, list[str]]:
+    """Return the names of the rules that users may name, each with the names of its arguments."""
+    return {name: [field.name for field in fields(kind) if field.repr] for name, kind in _rules().items()}
 
 
 def _rules() -> dict[str, type]:

@@ -32,7 +32,10 @@ def main(folder, files):
         threading.Thread(target=interrupt, args=(client, folder, files), daemon=True).start()
     client.execute(cwd=str(folder))
     outputs = [
-        [(output.output_type, output.get("text") or output.get("evalue") or "") for output in cell.outputs]
+        [
+            (output.output_type, output.get("text") or output.get("evalue") or output.get("data", {}).get("text/plain"))
+            for output in cell.outputs
+        ]
         for cell in notebook.cells
     ]
     (folder / "outputs.json").write_text(json.dumps(outputs))

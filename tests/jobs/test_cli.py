@@ -53,6 +53,33 @@ def test_launch_runs_the_script_on_all_workers_and_writes_the_summary(platoon, w
     assert re.search(r"answer +42", done.stdout)
 
 
+def test_a_file_describes_a_run(platoon, write_script, tmp_path):
+    """Its rule holds where the script names none, and the command line wins over it."""
+    write_script(
+        """
+        import sys
+        import numpy as np
+        from platoon_base import connect
+        from platoon_base.rules import default_period
+
+        worker = connect()
+        worker.init_shared_params([np.zeros(4, np.float32)])
+        worker.sync_params()
+        worker.report({"size": worker.global_size, "period": default_period(), "words": " ".join(sys.argv[1:])})
+        """,
+        "train.py",
+    )
+    (tmp_path / "run.toml").write_text(
+        'script = "train.py"\nworkers = 3\nsummary = "summary.json"\n[args]\nrate = 0.1\n'
+        '[training]\nrule = "EASGD"\nalpha = 0.25\navg_freq = 7\n'
+    )
+    done = platoon("launch", "--config", "run.toml", "-n", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("run.toml: EASGD(alpha=0.25), every 7 batches, where the script does not say\n")
+    told = json.loads((tmp_path / "summary.json").read_text())
+    assert (told["size"], told["period"], told["words"]) == (2, 7, "--rate 0.1")
+
+
 def test_the_same_script_runs_alone_under_plain_python(write_script):
     done = subprocess.run([sys.executable, write_script(HELLO)], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "hello from 0 of 1 cpu\n"

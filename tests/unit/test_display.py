@@ -4,20 +4,21 @@ import io
 import json
 import math
 import os
+import pty
 import re
 import time
 
 import pytest
 from rich.console import Console
 
-from platoon_base.cli.display import Display, summary
+from platoon_base.cli.display import Display, is_live, summary
 from platoon_base.cli.history import Course, Track, sparkline
 from platoon_base.cli.job_list import listing
 from platoon_base.cli.json_file import write_json
 from platoon_base.cli.log_folder import tail
 from platoon_base.cli.painting import painted, shows_ascii_only
 from platoon_base.cli.recent import Recent
-from platoon_base.cli.report import print_line
+from platoon_base.cli.report import open_console, print_line
 from platoon_base.cli.table import draw, duration, plain_line, table
 from platoon_base.controller.outcome import Result, Snapshot, epochs_reached, first_failure, stop_cause
 from platoon_base.controller.processes import Exit
@@ -397,6 +398,20 @@ def test_a_terminal_whose_cursor_cannot_be_moved_gets_lines():
         display.show(snapshot([COMPILING]))
         display.show(snapshot([COMPILING], seconds=13.0))
     assert console.file.getvalue().splitlines() == ["[  12.5 s] 1 compiling"]
+
+
+@pytest.mark.parametrize(("kernel", "live"), [("", True), ("1234", False)])
+def test_a_command_in_a_cell_of_a_notebook_gets_lines(monkeypatch, kernel, live):
+    """Its standard output is a terminal there, in which no cursor can be moved."""
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm-color")
+    monkeypatch.delenv("JPY_PARENT_PID", raising=False)
+    if kernel:
+        monkeypatch.setenv("JPY_PARENT_PID", kernel)
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr("sys.stdout", terminal)
+        assert is_live(open_console()) == live
+    os.close(ours)
 
 
 def test_what_is_printed_above_the_table_draws_it_anew():

@@ -24,6 +24,7 @@ from platoon_base.cli.log_folder import LogFolder, new_log_folder
 from platoon_base.cli.metrics_port import Metrics, MetricsPort, metrics_option
 from platoon_base.cli.other_host import other_hosts, serve_other_host
 from platoon_base.cli.output import lenient_output
+from platoon_base.cli.run_file import config_option, of_script, training_line
 from platoon_base.cli.run_report import RunReport, report_option, reporting
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
@@ -62,7 +63,8 @@ _EXAMPLES = (
     ),
 )
 _GROUPS = {
-    "Workers and devices": ("workers", "devices", "center", "seed", "module"),
+    "The run": ("config", "module"),
+    "Workers and devices": ("workers", "devices", "center", "seed"),
     "Output": ("tee", "log_dir", "summary_file", "report_file", "trace_file", "tensorboard", "metrics_port"),
     "Failures, checkpoints and the end": (
         *("max_restarts", "checkpoint_every", "resume", "allow_failures", "fail_fast", "grace"),
@@ -161,8 +163,9 @@ _GROUPS = {
 @trace_option
 @metrics_option
 @data_server_option
+@config_option
 @click.argument("script", type=click.Path())
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.argument("args", nargs=-1, type=click.UNPROCESSED, callback=of_script)
 def command(
     workers: int | None,
     devices: tuple[str, ...],
@@ -178,6 +181,7 @@ def command(
     fail_fast: bool,
     summary_file: Path | None,
     module: bool,
+    config: Path | None,
     tensorboard: Path | None,
     report_file: Path | None,
     trace_file: Path | None,
@@ -207,6 +211,8 @@ def command(
     lenient_output()
     console = report.open_console()
     report.log_to(console)
+    if line := training_line(click.get_current_context()):
+        report.print_line(console, line)
     program, _ = program_and_args(["-m", script] if module else [script])
     require_folder_of(summary_file)
     place = hosts.place

@@ -1,0 +1,245 @@
+"""The TOML file of ``platoon launch --config``: it describes a run by the names of the options."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from platoon_base.cli.help_page import did_you_mean
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules import Rule, default_period, parse_rule, rule_names, settings_of
+from platoon_base.system.environment import EVERY_N_BATCHES, RULE
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
+__all__ = ["config_option", "of_script", "training_line"]
+
+_TRAINING, _LINE = "training", "platoon_base.training_line"
+_PERIODS = ("every_n_batches", "avg_freq")
+_BSP = "LocalSGD"  # at a period of 1, with plain SGD inside, it is SGD on the mini-batches of all workers together
+# Keys that users of other packages look for, and what stands for them here.
+_ELSEWHERE = {
+    **dict.fromkeys(("sync_rule", "rule", *_PERIODS), f"it belongs below [{_TRAINING}], as rule and avg_freq"),
+    **dict.fromkeys(
+        ("model", "data", "modelfile", "modelclass"), "it is an option of your script: put it below [args]"
+    ),
+    **dict.fromkeys(("device", "gpus"), 'write devices = ["cuda0", "cuda1"]'),
+    **dict.fromkeys(("nproc_per_node", "num_processes", "size"), "write workers = N"),
+    "sync_start": "leave it out: workers may join at any time",
+    "random": "write seed = N",
+}
+_NO_SUCH_RULE = {
+    "GOSGD": "there is no gossip between pairs of workers; AveragedEASGD and EASGD let no worker wait either",
+}
+
+
+class _File:
+    """A file of a run, and where its keys stand.
+
+    Parameters
+    ----------
+    path : Path
+
+    Attributes
+    ----------
+    values : dict
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._text = path.read_bytes().decode()
+            self.values: dict[str, Any] = tomllib.loads(self._text)
+        except OSError as exc:
+            raise ConfigurationError(f"got --config {path}: it cannot be read: {exc.strerror}") from exc
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
+            raise ConfigurationError(f"got --config {path}, which is no TOML file: {exc}; see docs/config.md") from exc
+
+    def at(self, key: str, table: str = "") -> str:
+        """Return the file with the line of a key of a table, as far as it is found."""
+        inside = not table
+        key = re.escape(key).replace(r"\-", "[-_]")
+        for number, line in enumerate(self._text.splitlines(), 1):
+            if heading := re.match(r"\s*\[\s*([^\]]*?)\s*\]", line):
+                inside = heading[1] == table
+                found = not table and re.fullmatch(key, heading[1]) is not None
+            else:
+                found = inside and re.match(rf"\s*[\"']?{key}[\"']?\s*[=.]", line) is not None
+            if found:
+                return f"{self._path}, line {number}"
+        return str(self._path)
+
+    def require_known(self, keys: Iterable[str], known: Iterable[str], table: str = "") -> None:
+        """Raise `ConfigurationError` about keys that mean nothing, with those that are like them."""
+        known = sorted(set(known))
+        texts = []
+        for key in keys:
+            if key not in known:
+                elsewhere = f"; {_ELSEWHERE[key]}" if not table and key in _ELSEWHERE else ""
+                text = f"{self.at(key, table)}: there is no key {key}{f' below [{table}]' if table else ''}{elsewhere}"
+                texts.append(text if elsewhere else f"{text}.{did_you_mean(key, known) or _all_of(known)}")
+        if texts:
+            raise ConfigurationError("\n".join(texts))
+
+
+def _all_of(known: Iterable[str]) -> str:
+    return f" There are {', '.join(known)}"
+
+
+def _read(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Make the values of the file those that hold where the command line has none."""
+    if path is None or context.resilient_parsing:
+        return path
+    file = _File(path)
+    options = {_key(each): each for each in context.command.params if isinstance(each, click.Option)}
+    for key in ("config", "help"):
+        options.pop(key, None)
+    values = {key.replace("_", "-"): value for key, value in file.values.items()}
+    known = [*options, "script", "args", _TRAINING]
+    file.require_known([key for key in file.values if key.replace("_", "-") not in known], known)
+    defaults = {
+        option.name or "": _value(context, file, option, values[key])
+        for key, option in options.items()
+        if key in values
+    }
+    defaults.update(_program(file, values))
+    context.default_map = {**(context.default_map or {}), **defaults}
+    if _TRAINING in values:
+        context.meta[_LINE] = _set_training(file, path, values[_TRAINING])
+    return path
+
+
+config_option = click.option(
+    "--config",
+    type=click.Path(path_type=Path, dir_okay=False),
+    is_eager=True,
+    callback=_read,
+    metavar="FILE.toml",
+    help="Read script, args, options and the training's rule from a file; the command line wins over it.",
+)
+
+
+def _key(option: click.Option) -> str:
+    return max(option.opts, key=len).lstrip("-")
+
+
+def _value(context: click.Context, file: _File, option: click.Option, value: Any) -> Any:
+    """Return a value as the option takes it from the command line."""
+    key = _key(option)
+    if isinstance(value, dict) or isinstance(value, bool) != option.is_flag:
+        wanted = "true or false" if option.is_flag else "a text or a number"
+        raise ConfigurationError(f"{file.at(key)}: got {key} = {_toml(value)}: it must be {wanted}")
+    if option.multiple:
+        return [str(each) for each in value] if isinstance(value, list) else str(value).split()
+    value = ",".join(map(str, value)) if isinstance(value, list) else value
+    try:
+        option.type_cast_value(context, value)
+    except click.BadParameter as exc:
+        raise ConfigurationError(f"{file.at(key)}: got {key} = {_toml(value)}: {exc.message}") from exc
+    return value
+
+
+def _program(file: _File, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return script and arguments; a table of arguments is made into options of the script."""
+    found = {}
+    if "script" in values:
+        found["script"] = values["script"]
+        if not isinstance(values["script"], str) or not values["script"]:
+            raise ConfigurationError(f"{file.at('script')}: got script = {_toml(values['script'])}: it must be a path")
+    if "args" in values:
+        args = values["args"]
+        if not isinstance(args, (list, dict)):
+            raise ConfigurationError(
+                f'{file.at("args")}: got args = {_toml(args)}: write args = ["--epochs", "10"], or a table [args] with '
+                "epochs = 10"
+            )
+        found["args"] = [str(each) for each in args] if isinstance(args, list) else _options_of(args)
+    return found
+
+
+def _options_of(table: Mapping[str, Any]) -> list[str]:
+    """Return a table as options: ``rate = 0.1`` is ``--rate 0.1``, ``fast = true`` is ``--fast``, false is nothing."""
+    words = []
+    for key, value in table.items():
+        if value is not False:
+            words.append(f"--{key}")
+            words += [] if value is True else [str(each) for each in (value if isinstance(value, list) else [value])]
+    return words
+
+
+def _set_training(file: _File, path: Path, table: Any) -> str:
+    """Set the environment variables that hold where the script names no rule; return a line about it.
+
+    A variable that the user has set wins.
+    """
+    if not isinstance(table, dict):
+        raise ConfigurationError(f'{file.at(_TRAINING)}: write a table [{_TRAINING}] with rule = "EASGD"')
+    if set(_PERIODS) <= set(table):
+        raise ConfigurationError(
+            f"{file.at('avg_freq', _TRAINING)}: avg_freq is every_n_batches: leave one of them out"
+        )
+    period = next((table[name] for name in _PERIODS if name in table), None)
+    name = next(name for name in _PERIODS if name in table) if period is not None else ""
+    if name and (not isinstance(period, int) or isinstance(period, bool) or period < 1):
+        where = file.at(name, _TRAINING)
+        raise ConfigurationError(f"{where}: got {name} = {_toml(period)}: it counts batches, from 1")
+    rule = _rule(file, table)
+    if RULE in os.environ:
+        return f"{path}: its [{_TRAINING}] is left out, since {RULE} is set"
+    if rule is not None:
+        os.environ[RULE] = settings_of(rule)
+        if period is None:
+            period = 1 if table["rule"] == "BSP" else default_period(rule)
+    if period is not None:
+        os.environ.setdefault(EVERY_N_BATCHES, str(period))
+    what = "the default rule" if rule is None else settings_of(rule)
+    every = os.environ.get(EVERY_N_BATCHES, period)
+    return f"{path}: {what}, every {every} batches, where the script does not say"
+
+
+def _rule(file: _File, table: Mapping[str, Any]) -> Rule | None:
+    """Return the rule that the table names, with its arguments."""
+    arguments = {key: value for key, value in table.items() if key not in ("rule", *_PERIODS)}
+    if "rule" not in table:
+        file.require_known(arguments, ["rule", *_PERIODS], _TRAINING)
+        return None
+    name, where = table["rule"], file.at("rule", _TRAINING)
+    names = ["BSP", *rule_names()]
+    if not isinstance(name, str) or (name not in names and "(" not in name):
+        known = _NO_SUCH_RULE.get(str(name).upper())
+        like = did_you_mean(str(name), names) or did_you_mean(str(name).upper(), names) or _all_of(names)
+        raise ConfigurationError(f"{where}: there is no rule {name}{f'; {known}' if known else f'.{like}'}")
+    if "(" in name and arguments:
+        raise ConfigurationError(f"{where}: {name} has arguments already: write {', '.join(arguments)} there too")
+    kind = _BSP if name == "BSP" else name
+    if arguments:
+        file.require_known(arguments, ["rule", *_PERIODS, *rule_names()[kind]], _TRAINING)
+    text = f"{kind}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" if arguments else kind
+    return parse_rule(text, f"{where}, rule")
+
+
+def _toml(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value)
+
+
+def of_script(context: click.Context, parameter: click.Parameter, args: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave the file's arguments out where the command line names a script, which comes with its own."""
+    from_file = context.get_parameter_source(parameter.name or "") is ParameterSource.DEFAULT_MAP
+    named = context.get_parameter_source("script") is ParameterSource.COMMANDLINE
+    return () if from_file and named else args
+
+
+def training_line(context: click.Context) -> str:
+    """Return the line about the file's rule; empty if there is none."""
+    line: str = context.meta.get(_LINE, "")
+    return line
