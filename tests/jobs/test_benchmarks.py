@@ -445,6 +445,27 @@ def test_the_plots_are_drawn_from_the_results_alone(learning_report, tmp_path):
     assert drawn[0] != drawn[1]
 
 
+@pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib: `make setup` installs it")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of matplotlib's import, which others than pytest do not see
+def test_the_picture_of_the_readme_shows_the_figures_of_one_run(learning, tmp_path):
+    import learning_picture
+
+    root = Path(__file__).parents[2]
+    results = json.loads((root / "docs/benchmarks/learning-defaults-fashion-mnist.json").read_text())
+    for mode in ("light", "dark"):
+        learning_picture.draw(results, tmp_path / "made.svg", mode)
+        made, kept = (
+            (path / name).read_text()
+            for path, name in ((tmp_path, "made.svg"), (root / "docs", f"learning-{mode}.svg"))
+        )
+        words = [re.findall(r">([^<>\n]*[a-z][^<>\n]*)</text>", text) for text in (made, kept)]
+        assert words[0] == words[1]
+        assert len([word for word in words[1] if "process:" in word or "workers:" in word]) == 3
+    texts = [(root / name).read_text() for name in ("README.md", "docs/index.md")]
+    times = [re.search(r"([\d.]+) times fewer", word)[1] for word in words[1] if "times" in word]
+    assert all(value in text for value in times for text in texts)
+
+
 def test_fashion_mnist_is_read_from_the_package_or_its_name_is_told(learning, tmp_path):
     from scripts import learning_tasks
 

@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -85,3 +87,36 @@ def test_an_example_trains_on_two_workers(platoon, write_script, tmp_path, name)
         assert numbers[0] > 0.65
     else:
         assert all(0.1 < loss < 3 for loss in numbers)
+
+
+GUIDE = FOLDER.parent / "keras_guide" / "data_parallel_processes.py"
+# In place of images that Keras would download: each class has a brightness of its own.
+IMAGES = """import numpy as np
+rng = np.random.default_rng(0)
+y_train, y_test = rng.integers(10, size=1024), rng.integers(10, size=256)
+x_train, x_test = (np.zeros((len(y), 12, 12)) + 25 * y[:, None, None] for y in (y_train, y_test))
+"""
+
+
+@pytest.mark.base
+def test_the_guide_has_the_form_of_those_of_keras_io():
+    head, *parts = re.split(r'^"""', GUIDE.read_text()[3:], flags=re.MULTILINE)
+    names = [line.partition(":")[0] for line in head.strip().splitlines()]
+    assert names == ["Title", "Author", "Date created", "Last modified", "Description", "Accelerator"]
+    assert parts[1].startswith("\n## Introduction\n")
+    assert [line for line in GUIDE.read_text().splitlines() if len(line) > 88] == []
+
+
+@needs("keras", "keras", "needs Keras: `make test` runs this in .nox/keras3")
+@pytest.mark.skipif(os.environ.get("KERAS_BACKEND") not in ("torch", "jax"), reason="needs Keras on torch or JAX")
+@pytest.mark.timeout(300)
+@pytest.mark.slow
+def test_the_guide_runs_from_its_begin_to_its_end(write_script, tmp_path):
+    pytest.importorskip("cloudpickle", reason="needs cloudpickle: `make test` runs this in .nox/keras3")
+    load = "(x_train, y_train), (x_test, y_test) = keras.datasets.mnist.load_data()\n"
+    script = write_script(changed(GUIDE.read_text(), {load: IMAGES}))
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    values = re.findall(r"^(?:one process|two workers.*): (\d\.\d+)$", done.stdout, re.MULTILINE)
+    assert len(values) == 3
+    assert (tmp_path / "model.keras").stat().st_size > 0
