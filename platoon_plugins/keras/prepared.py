@@ -16,8 +16,7 @@ import keras
 from platoon_base import AveragedEASGD, Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import scaled
-from platoon_base.rules import Rule, require_rule
-from platoon_base.schedule import EveryN
+from platoon_base.rules import Rule
 from platoon_base.worker import warn_once
 from platoon_plugins.keras import backends, seeds, trained
 from platoon_plugins.keras.callbacks import bounds_of
@@ -27,7 +26,7 @@ from platoon_plugins.keras.learning_rate import scale_schedule
 from platoon_plugins.keras.marks import is_marked
 from platoon_plugins.keras.model_state import broadcast_variables
 from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
-from platoon_plugins.keras.sync import LEADER_ONLY, distribute
+from platoon_plugins.keras.sync import LEADER_ONLY, distribute, require_settings
 from platoon_plugins.keras.training import train_by_rule, vary_noise_once
 
 __all__ = ["prepare"]
@@ -112,16 +111,12 @@ def prepare(
         raise ConfigurationError(
             'got mode="sync" with strategy or sync_every: averaged gradients have neither; pass mode="async" for them'
         )
-    if strategy is not None:
-        require_rule(strategy)
-    if sync_every is not None:
-        EveryN(sync_every)
+    require_settings(strategy, sync_every, policy, leader_only, on_nonfinite)
     worker = connect() if worker is None else worker
     others = {"policy": policy, "leader_only": leader_only, "on_nonfinite": on_nonfinite, "worker": worker}
-    distribute(**others)  # raises if they cannot work
     chosen = "async" if mode is None and not (strategy is None and sync_every is None) else mode
     settings = _Settings(chosen, strategy, sync_every, scaling, others)
-    settings.require_scaling(settings.mode or "async")
+    settings.require_scaling(settings.mode_of(model))
     trained.prepared[model] = settings
     _watch()
     return model

@@ -28,7 +28,7 @@ from platoon_plugins.keras.callbacks import (
 from platoon_plugins.keras.standby import Standby, quieten, stand_by
 from platoon_plugins.keras.training import Settings
 
-__all__ = ["LEADER_ONLY", "distribute", "is_distributed", "take_in"]
+__all__ = ["LEADER_ONLY", "distribute", "is_distributed", "require_settings", "take_in"]
 
 log = logging.getLogger(__name__)
 
@@ -119,6 +119,22 @@ def distribute(
     ...           callbacks=distribute([EarlyStopping()]))
     """
     callbacks = _checked(callbacks)
+    require_settings(rule, every_n_batches, policy, leader_only, on_nonfinite)
+    backend = backends.current()
+    worker = connect() if worker is None else worker
+    if worker.global_size == 1:
+        launched = worker.advanced.launched and not worker.late
+        return with_progress_reports(callbacks, worker, backend.watches_batches) if launched else callbacks
+    fits = Fits(worker, backend, Settings(rule, every_n_batches, policy, on_nonfinite), leader_only)
+    if worker.global_rank:
+        backend.seed_early(shard_seed(worker.seed + seeds.fits(), worker.global_rank))
+    return _between(callbacks, fits, backend.watches_batches)
+
+
+def require_settings(
+    rule: Any, every_n_batches: int | None, policy: str, leader_only: tuple[type, ...], on_nonfinite: str
+) -> None:
+    """Raise `ConfigurationError` unless these arguments of `distribute` can work."""
     if rule is not None and rule != "auto":
         require_rule(rule)
     if every_n_batches is not None:
@@ -129,15 +145,6 @@ def distribute(
             f"got leader_only={leader_only!r}: pass a tuple of classes, such as (ModelCheckpoint,)"
         )
     require_on_nonfinite(on_nonfinite)
-    backend = backends.current()
-    worker = connect() if worker is None else worker
-    if worker.global_size == 1:
-        launched = worker.advanced.launched and not worker.late
-        return with_progress_reports(callbacks, worker, backend.watches_batches) if launched else callbacks
-    fits = Fits(worker, backend, Settings(rule, every_n_batches, policy, on_nonfinite), leader_only)
-    if worker.global_rank:
-        backend.seed_early(shard_seed(worker.seed + seeds.fits(), worker.global_rank))
-    return _between(callbacks, fits, backend.watches_batches)
 
 
 def _between(callbacks: list[Any], fits: Fits, at_batches: bool) -> list[Any]:

@@ -47,3 +47,24 @@ def test_under_plain_python_fit_is_that_of_keras(tmp_path):
         for how in ("plain", "prepared")
     ]
     assert runs[0].stdout == runs[1].stdout
+
+
+def test_a_seed_of_the_script_stays_until_a_number_is_drawn():
+    """`seed_alike` of the import of `prepare`; NumPy's generator shows whether it was seeded by a number."""
+    code = (
+        "import numpy as np\n"
+        "from platoon_plugins.keras import seeds\n"
+        "def drawn_after(prepare):\n"
+        "    prepare()\n"
+        "    seeds.seed_alike(5)\n"
+        "    return np.random.rand()\n"
+        "common = drawn_after(lambda: None)\n"
+        "assert common == drawn_after(lambda: None)\n"
+        "for seed in (0, 1, 812, 2**32 - 1):\n"
+        "    np.random.seed(seed)\n"
+        "    own = np.random.rand()\n"
+        "    assert drawn_after(lambda: np.random.seed(seed)) == own != common\n"
+        "    assert drawn_after(lambda: (np.random.seed(seed), np.random.rand())) == common\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr

@@ -74,7 +74,15 @@ prepare(model, strategy=AveragedEASGD(scale=None), sync_every=3).fit(x, y, verbo
 prepare(model, mode="sync").fit(x, y, verbose=0)
 assert len({value.tobytes() for value in everyones(flat(model.get_weights()))}) == 1
 
-if keras.backend.backend() == "tensorflow":  # as on a GPU, where it is the default of compile
+if keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+    prepare(dense())  # leaves the common seed, from which data sets draw the seeds of their shuffles
+    assert len({value.tobytes() for value in everyones(tf.random.uniform((3,)).numpy())}) == 1
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(64)
+    dataset._seed = dataset._seed2 = tf.constant(0)  # as without a common seed
+    refused(lambda: prepare(dense()).fit(dataset.batch(8), verbose=0), "shuffles without a seed")
+    # As on a GPU, where it is the default of compile.
     compiled = prepare(dense(jit_compile=True), mode="sync")
     compiled.fit(x, y, verbose=0)
     assert not compiled.jit_compile
