@@ -1,4 +1,4 @@
-"""Run a command on a terminal, and draw its last screen on which workers train: docs/screen.svg.
+"""Run a command on a terminal, and draw a screen from the second half of training: docs/screen.svg.
 
     python .ci/screen_picture.py docs/screen.svg platoon launch -n 2 train.py
 
@@ -99,4 +99,5 @@ if __name__ == "__main__":
     path, command = Path(sys.argv[1]), sys.argv[2:]
     found = [rows for _, rows in screens(command)]
     texts = ["".join(char.data for row in rows for char in row) for rows in found]
-    path.write_text(picture(next(rows for rows, text in zip(found[::-1], texts[::-1]) if SHOWN in text), command))
+    shown = [rows for rows, text in zip(found, texts) if SHOWN in text]
+    path.write_text(picture(shown[len(shown) * 2 // 3], command))

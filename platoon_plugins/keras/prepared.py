@@ -290,7 +290,7 @@ def _fitting(plain: Callable[..., Any]) -> Callable[..., Any]:
             if keras.backend.backend() == "tensorflow":  # the others build models before the first callback
                 build(model, values)
         values["callbacks"] = distribute(callbacks, rule, settings.sync_every, **settings.others)
-        return plain(*bound.args, **bound.kwargs)
+        return plain(model, **_by_name(bound))
 
     fit_prepared.fits_prepared = True  # type: ignore[attr-defined]
     return fit_prepared
@@ -337,3 +337,12 @@ def _stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
 
 if connect().global_size > 1:
     seeds.seed_alike(connect().seed)
+
+
+def _by_name(bound: inspect.BoundArguments) -> dict[str, Any]:
+    """Return arguments but the first by name: MLflow adds callbacks by name, which may be given once only."""
+    kinds = {name: parameter.kind for name, parameter in bound.signature.parameters.items()}
+    named: dict[str, Any] = {}
+    for name, value in list(bound.arguments.items())[1:]:
+        named.update(value if kinds[name] is inspect.Parameter.VAR_KEYWORD else {name: value})
+    return named

@@ -5,8 +5,7 @@ import sys
 import keras
 import numpy as np
 
-from platoon_base import connect
-from platoon_plugins.keras import distribute, shard
+from platoon_plugins.keras import is_main, prepare
 
 rng = np.random.default_rng(0)
 x = rng.normal(size=(64, 8)).astype("float32")
@@ -15,7 +14,7 @@ model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(1, activa
 model.compile("sgd", "binary_crossentropy")
 logs = {}
 callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, values: logs.update(values))]
-tracked = connect().is_leader or "--each" in sys.argv
+tracked = is_main() or "--each" in sys.argv
 if "wandb" in sys.argv:
     import wandb
 
@@ -26,8 +25,9 @@ if "mlflow" in sys.argv:
 
     if tracked:
         mlflow.autolog(log_models=False, log_datasets=False)
-model.fit(*shard(x, y), 8, 2, validation_data=shard(x, y), callbacks=distribute(callbacks), verbose=0)
+model = prepare(model)
+model.fit(x, y, 8, 2, validation_data=(x, y), callbacks=callbacks, verbose=0)
 if "wandb" in sys.argv:
     wandb.finish()
-if connect().is_leader:
+if is_main():
     print("val_loss", logs["val_loss"])
