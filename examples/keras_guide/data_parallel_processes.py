@@ -46,13 +46,7 @@ pip install -q "platoon-plugins[keras,notebook]"
 import keras
 from keras import layers
 
-from platoon_base import connect, notebook_launcher
-from platoon_plugins.keras import (
-    DistributedOptimizer,
-    distribute,
-    scale_learning_rate,
-    shard,
-)
+from platoon_plugins.keras import is_main, notebook_launcher, prepare
 
 """
 ## Data and model
@@ -83,27 +77,27 @@ def make_model(optimizer):
 """
 ## Training
 
-Two calls are new. `shard()` returns this worker's rows, and deals all rows out
-again in each epoch. `distribute()` takes your callbacks and returns them
-between two of its own, which keep the weights together, and make all callbacks
-see the values over the data of all workers. So `EarlyStopping` stops all
-workers in the same epoch.
+One call is new. After `prepare(model)` each `fit()` divides its data among the
+workers, deals all rows out again in each epoch, keeps the weights together, and
+makes all callbacks see the values over the data of all workers. So
+`EarlyStopping` stops all workers in the same epoch.
 
-In a single process both return what they were given.
+In a single process `fit()` is that of Keras.
 """
 
 
 def train(epochs):
-    model = make_model(keras.optimizers.Adam(1e-3))
+    model = prepare(make_model(keras.optimizers.Adam(1e-3)))
     history = model.fit(
-        *shard(x_train, y_train),
+        x_train,
+        y_train,
         batch_size=128,
         epochs=epochs,
-        validation_data=shard(x_test, y_test),
-        callbacks=distribute([keras.callbacks.EarlyStopping(patience=2)]),
+        validation_data=(x_test, y_test),
+        callbacks=[keras.callbacks.EarlyStopping(patience=2)],
         verbose=2,
     )
-    if connect().is_leader:  # one worker saves
+    if is_main():  # one worker saves
         model.save("model.keras")
     return history.history
 
@@ -130,20 +124,21 @@ longer by itself, as N workers make 1/N of the steps each.
 
 ## Synchronous training
 
-Wrap the optimizer, and scale the learning rate: a batch N times as large allows
-a larger one. With Adam the root of N is a good start, with SGD it is N.
+The mode `"sync"` averages the gradients of each step. A batch N times as large
+allows a larger learning rate. With Adam the root of N is a good start, with SGD
+it is N: `scaling="sqrt"` and `scaling="linear"`.
 """
 
 
 def train_synchronously(epochs):
-    rate = scale_learning_rate(1e-3, how="sqrt")
-    model = make_model(DistributedOptimizer(keras.optimizers.Adam(rate)))
+    model = make_model(keras.optimizers.Adam(1e-3))
+    model = prepare(model, mode="sync", scaling="sqrt")
     history = model.fit(
-        *shard(x_train, y_train),
+        x_train,
+        y_train,
         batch_size=128,
         epochs=epochs,
-        validation_data=shard(x_test, y_test),
-        callbacks=distribute(),
+        validation_data=(x_test, y_test),
         verbose=2,
     )
     return history.history
