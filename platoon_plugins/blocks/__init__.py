@@ -33,6 +33,7 @@ _MODULES = {
     "ParameterSync": "sync",
     "ShardedScheme": "schemes",
     "StopTogether": "stopping",
+    "prepare": "prepared",
     "register_aggregation": "aggregation",
     "scale_learning_rate": "learning_rate",
     "scale_schedule": "learning_rate",

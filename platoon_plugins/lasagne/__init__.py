@@ -26,6 +26,7 @@ from platoon_plugins.lasagne.learning_rate import (  # noqa: E402
     scale_learning_rate,
     scale_schedule,
 )
+from platoon_plugins.lasagne.prepared import prepare  # noqa: E402
 from platoon_plugins.lasagne.stopping import StopOnPatience  # noqa: E402
 from platoon_plugins.lasagne.sync import sync_updates  # noqa: E402
 from platoon_plugins.lasagne.training import finish_training  # noqa: E402
@@ -47,6 +48,7 @@ __all__ = [
     "function",
     "is_main",
     "iterate_minibatches",
+    "prepare",
     "rank",
     "scale_learning_rate",
     "scale_schedule",

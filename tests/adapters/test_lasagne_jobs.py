@@ -30,6 +30,10 @@ def test_workers_train_a_known_model_to_its_known_solution(run_job):
     assert max(seen["distance 0"], seen["distance 1"]) < 1e-2
 
 
+def test_prepare_is_the_longer_form(run_job):
+    run_job(script_path("lasagne_prepared_is_the_longer_form")).require_success()
+
+
 @pytest.mark.slow
 def test_sharded_evaluation_is_that_of_one_process_on_all_the_data(run_job):
     """Shards of unequal size, batches that do not divide them, and parameters that differ from the center's."""

@@ -184,3 +184,17 @@ def test_every_adapter_offers_the_place_of_a_worker_and_the_default_rules(adapte
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     ]
     assert {"rank", "world_size", "is_main", "AveragedEASGD", "CenterMomentum"} <= offered
+
+
+def test_prepare_has_the_same_words_in_all_adapters():
+    common = ("mode", "strategy", "sync_every", "policy", "worker")
+    for adapter in ADAPTERS:
+        arguments = signature(parse(adapter, "prepared.py"), "prepare")
+        by_position = [argument.arg for argument in arguments.args]
+        names = [*by_position, *(argument.arg for argument in arguments.kwonlyargs)]
+        found = [name for name in names if name in common]
+        assert found == [name for name in common if name in found]
+        assert {"mode", "strategy", "sync_every", "worker"} <= set(found)
+        defaults = [*arguments.defaults, *arguments.kw_defaults]
+        values = dict(zip(names[len(names) - len(defaults) :], map(ast.unparse, defaults)))
+        assert {values[name] for name in ("mode", "strategy", "sync_every", "worker")} == {"None"}

@@ -1,0 +1,140 @@
+"""`prepare`, which makes a main loop that was written for one process train on several workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blocks.extensions.monitoring import DataStreamMonitoring, TrainingDataMonitoring
+
+from platoon_base import Worker, connect
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules import Rule
+from platoon_plugins.blocks.data import shard_stream
+from platoon_plugins.blocks.evaluation import DistributedMonitoring, DistributedTrainingMonitoring
+from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule
+from platoon_plugins.blocks.stopping import StopTogether
+from platoon_plugins.blocks.streams import is_broadcast, is_sharded
+from platoon_plugins.blocks.sync import ParameterSync
+
+__all__ = ["prepare"]
+
+# Triggers that all workers reach equally often.
+_AT_ENDS = {"before_first_epoch", "after_epoch", "after_training"}
+
+
+def prepare(
+    main_loop: Any,
+    mode: str | None = None,
+    *,
+    strategy: Rule | None = None,
+    sync_every: int | None = None,
+    policy: str = "any",
+    worker: Worker | None = None,
+) -> Any:
+    """Give a main loop the stream and the extensions with which several workers train one model.
+
+    - The stream goes through `shard_stream`, unless it has. With averaged gradients batches that cannot be divided
+      evenly are dropped.
+    - `ParameterSync` and `StopTogether` are added, where they are missing.
+    - `DataStreamMonitoring` becomes `DistributedMonitoring`, so its records are over the whole stream, the same on all
+      workers. So does `TrainingDataMonitoring`, with averaged gradients or if it records at the ends of epochs only.
+      Subclasses stay as they are.
+
+    Call it before ``run``, on each worker. Under plain ``python`` the main loop is unchanged.
+
+    Parameters
+    ----------
+    main_loop : MainLoop
+    mode : {"async", "sync"}, optional
+        Whether the workers synchronize with a common center, at their own speed, or average the gradients of each step.
+        The default is what the algorithm does. "sync" needs the step rule `AllReduceGradients`, since an algorithm
+        computes its updates when it is made.
+    strategy : Rule, optional
+        A rule such as `EASGD`, with "async"; see `ParameterSync`.
+    sync_every : int, optional
+        Batches from one synchronization to the next, with "async".
+    policy : {"any", "all", "leader"}
+        See `StopTogether`.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    MainLoop
+        The same object.
+
+    Raises
+    ------
+    ConfigurationError
+        If the arguments do not fit each other or the algorithm.
+
+    Examples
+    --------
+    >>> main_loop = MainLoop(algorithm, stream, model=Model(cost), extensions=extensions)    # doctest: +SKIP
+    >>> prepare(main_loop).run()                                                             # doctest: +SKIP
+    """
+    worker = connect() if worker is None else worker
+    averages = _averages(main_loop, mode)
+    if averages and not (strategy is None and sync_every is None):
+        raise ConfigurationError(
+            "got strategy or sync_every, but the algorithm averages gradients (AllReduceGradients), which has neither: "
+            "leave them out, or take the step rule without AllReduceGradients"
+        )
+    triggers: dict[str, Any] = {} if sync_every is None else {"every_n_batches": sync_every}
+    sync = ParameterSync("auto" if strategy is None else strategy, worker=worker, **triggers)
+    stop = StopTogether(policy=policy)
+    if not worker.advanced.launched and worker.global_size == 1:
+        return main_loop
+    stream = main_loop.data_stream
+    if not (is_sharded(stream) or is_broadcast(stream)):
+        main_loop.data_stream = shard_stream(stream, uneven="drop" if averages else "keep", worker=worker)
+    extensions = [_distributed(extension, averages) for extension in main_loop.extensions]
+    for added in (sync, stop):
+        if not any(isinstance(extension, type(added)) for extension in extensions):
+            extensions.insert(0, added)  # they move to their places by themselves
+    main_loop.extensions[:] = extensions
+    return main_loop
+
+
+def _averages(main_loop: Any, mode: str | None) -> bool:
+    """Return whether the algorithm averages gradients; raise if that is not the mode."""
+    if mode not in (None, "async", "sync"):
+        raise ConfigurationError(f'got mode={mode!r}: pass "async" or "sync"')
+    algorithm = main_loop.algorithm
+    averages = has_averaging_rule(algorithm) or averages_gradients(algorithm)
+    if mode == "sync" and not averages:
+        raise ConfigurationError(
+            'got mode="sync", but the algorithm does not average gradients, and its updates were computed when it was '
+            "made: give it step_rule=AllReduceGradients(your_step_rule)"
+        )
+    if mode == "async" and averages:
+        raise ConfigurationError(
+            'got mode="async", but the algorithm averages gradients: take the step rule without AllReduceGradients, or '
+            'pass mode="sync"'
+        )
+    return averages
+
+
+def _distributed(extension: Any, averages: bool) -> Any:
+    """Return a monitoring extension of Blocks as that of this package; others as they are."""
+    if type(extension) is DataStreamMonitoring:
+        evaluator = extension._evaluator
+        variables = [*evaluator.theano_variables, *evaluator.monitored_quantities]
+        found = DistributedMonitoring(variables, extension.data_stream, evaluator.updates)
+        return _with_settings_of(found, extension, "_evaluator")
+    if type(extension) is TrainingDataMonitoring and (averages or _records_at_ends(extension)):
+        variables = [*extension._variables.variables, *extension._non_variables.quantities]
+        found = DistributedTrainingMonitoring(variables)
+        return _with_settings_of(found, extension, "_non_variables", "_variables", "_required_for_non_variables")
+    return extension
+
+
+def _with_settings_of(found: Any, extension: Any, *own: str) -> Any:
+    """Give an extension the name, prefix and triggers of another one, and all that is not its own."""
+    found.__dict__.update({name: value for name, value in vars(extension).items() if name not in own})
+    return found
+
+
+def _records_at_ends(extension: Any) -> bool:
+    records = [name for name, _, arguments in extension._conditions if "just_aggregate" not in arguments]
+    return _AT_ENDS.issuperset(set(map(str, records)) - {"before_training"})

@@ -1,0 +1,80 @@
+"""`prepare`, which calls a function of `lasagne.updates` for several workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from platoon_base import Rule, Worker
+from platoon_base.errors import ConfigurationError
+from platoon_plugins.lasagne.gradients import all_reduce_grads
+from platoon_plugins.lasagne.sync import sync_updates
+
+__all__ = ["prepare"]
+
+
+def prepare(
+    update: Callable[..., Any],
+    loss_or_grads: Any,
+    params: Sequence[Any],
+    *args: Any,
+    mode: str | None = None,
+    strategy: Rule | None = None,
+    sync_every: int | None = None,
+    worker: Worker | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Return ``update(loss_or_grads, params, *args, **kwargs)`` for a training by all workers.
+
+    With "async" that is ``sync_updates(update(loss_or_grads, params, ...), params)``: each worker makes its own steps,
+    and synchronizes with a common center. With "sync" it is ``update(all_reduce_grads(loss_or_grads, params), params,
+    ...)``: the gradients of each step are averaged. The mini-batches of `iterate_minibatches` are this worker's; pass
+    ``uneven="drop"`` with "sync", where all workers need as many. End the training by `finish_training`.
+
+    Parameters
+    ----------
+    update : callable
+        A function of `lasagne.updates`, such as ``lasagne.updates.adam``.
+    loss_or_grads : scalar Theano expression, or list of gradient expressions
+    params : list of Theano shared variable
+    *args, **kwargs
+        Further arguments of ``update``, such as the learning rate.
+    mode : {"async", "sync"}, optional
+        The default is "async".
+    strategy : Rule, optional
+        A rule such as `EASGD`, with "async"; see `sync_updates`.
+    sync_every : int, optional
+        Batches from one synchronization to the next, with "async".
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    OrderedDict of shared variable to new value
+        For ``theano.function(..., updates=...)``. For a single worker those of ``update``.
+
+    Raises
+    ------
+    ConfigurationError, LayoutMismatchError
+        As by `sync_updates` and `all_reduce_grads`.
+
+    Examples
+    --------
+    >>> updates = prepare(lasagne.updates.adam, loss, params, learning_rate=0.01)              # doctest: +SKIP
+    >>> updates = prepare(lasagne.updates.adam, loss, params, mode="sync")                     # doctest: +SKIP
+    """
+    if not callable(update):
+        raise ConfigurationError(
+            f"got {type(update).__name__} as the update: pass the function, such as lasagne.updates.adam, and behind "
+            "it what it would get; updates that are made already go through sync_updates"
+        )
+    if mode == "sync":
+        if not (strategy is None and sync_every is None):
+            raise ConfigurationError(
+                'got mode="sync" with strategy or sync_every: averaged gradients have neither; pass mode="async"'
+            )
+        return update(all_reduce_grads(loss_or_grads, params, worker=worker), params, *args, **kwargs)
+    if mode not in (None, "async"):
+        raise ConfigurationError(f'got mode={mode!r}: pass "async" or "sync"')
+    rule = "auto" if strategy is None else strategy
+    return sync_updates(update(loss_or_grads, params, *args, **kwargs), params, rule, sync_every, worker=worker)
