@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from platoon_base import rules
 from platoon_base.checkpoints.files import About, Checkpoint, newest_in, read_checkpoint
@@ -52,7 +53,7 @@ def export(source: Path, target: Path, center: bool = False) -> tuple[Path, str]
         )
     arrays = None if center else _average(checkpoint)
     what = "center" if arrays is None else "average of the center"
-    values = checkpoint.center if arrays is None else arrays
+    values: Sequence[Any] = checkpoint.center if arrays is None else arrays
     tensors = dict(zip(unique_names([name for name, *_ in about.parameters]), values))
     unfinished = target.with_name(f"{target.name}.{os.urandom(8).hex()}")  # a name that no one else has a link at
     try:
@@ -80,7 +81,7 @@ def unique_names(names: Sequence[str]) -> list[str]:
     return made
 
 
-def _average(checkpoint: Checkpoint) -> list[object] | None:
+def _average(checkpoint: Checkpoint) -> list[Any] | None:
     """Return the average of the center; None if the rule has none, or is none of this package's."""
     rule = getattr(rules, checkpoint.about.rule, None)
     index = None if rule is None else average_of(rule)
