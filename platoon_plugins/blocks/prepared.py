@@ -87,6 +87,11 @@ def prepare(
         return main_loop
     stream = main_loop.data_stream
     if not (is_sharded(stream) or is_broadcast(stream)):
+        if main_loop.epoch_iterator is not None:
+            raise ConfigurationError(
+                "got a main loop in the middle of an epoch, whose stream is not divided: each worker would go on with "
+                "all rows; end the epoch first (FinishAfter(after_n_epochs=...)), or prepare it before it is saved"
+            )
         main_loop.data_stream = shard_stream(stream, uneven="drop" if averages else "keep", worker=worker)
     extensions = [_distributed(extension, averages) for extension in main_loop.extensions]
     for added in (sync, stop):

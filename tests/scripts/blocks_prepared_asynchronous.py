@@ -49,4 +49,7 @@ for call, match in (
 ):
     with pytest.raises(ConfigurationError, match=match):
         call()
+plain.epoch_iterator = plain.data_stream.get_epoch_iterator(as_dict=True)
+with pytest.raises(ConfigurationError, match="middle of an epoch"):
+    prepare(plain)
 assert not any(isinstance(each, ParameterSync) for each in [*plain.extensions, *averaging.extensions])
