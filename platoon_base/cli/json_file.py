@@ -12,6 +12,7 @@ import click
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.own_files import write_where_named
+from platoon_base.system.text import legible
 
 __all__ = ["write_json", "write_text"]
 
@@ -49,7 +50,7 @@ def write_text(path: Path, text: str, what: str, instead: str = "\n") -> bool:
         Whether it is written.
     """
     try:
-        write_where_named(path, text.encode())
+        write_where_named(path, legible(text).encode())
     except ConfigurationError as exc:  # a symbolic link of another user stays untouched
         click.echo(f"platoon: {what} is not written: {exc}{instead}", err=True, nl=False)
         return False

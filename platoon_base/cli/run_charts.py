@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
@@ -15,6 +14,7 @@ __all__ = ["Series", "chart", "timeline"]
 _ACROSS, _LEFT, _RIGHT, _TOP, _HEIGHT = 420, 52, 410, 10, 180
 _LANE = 18
 _MOST_NAMED = 9
+_LARGEST = 1e300  # differences of larger values overflow
 _MANY = 40  # values, of which the highest may lie on the border
 _MOST_MARKS = 400
 _UNITS = ((7200.0, 3600.0, "hours"), (600.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
@@ -28,14 +28,14 @@ class Series(NamedTuple):
 
 
 def chart(title: str, series: Sequence[Series], from_zero: bool = False) -> str:
-    """Return a figure with curves over time; empty if there is nothing finite to draw.
+    """Return a figure with curves over time; empty if there is nothing finite to draw, and below 1e300.
 
     Values much higher than most lie on the border, such as the first losses of a training.
     """
     drawn = [
         Series(each.name, points)
         for each in series
-        if (points := [point for point in each.points if math.isfinite(point[1])])
+        if (points := [point for point in each.points if abs(point[1]) <= _LARGEST])  # NaN is not
     ]
     if not drawn:
         return ""

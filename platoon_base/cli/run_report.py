@@ -87,12 +87,15 @@ class RunReport:
 
 @contextlib.contextmanager
 def reporting(report: RunReport | None) -> Iterator[None]:
-    """Write the report at the end of the ``with`` block, also after an error."""
+    """Write the report at the end of the ``with`` block, also after an error; one in the report costs the report."""
     try:
         yield
     finally:
         if report is not None:
-            report.write()
+            try:
+                report.write()
+            except Exception:
+                log.exception("the report of this job cannot be made, whose outcome stays; please report this bug")
 
 
 def workers_as_csv(recorder: RunRecorder) -> str:

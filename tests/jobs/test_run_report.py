@@ -117,6 +117,13 @@ def test_the_page_loads_and_runs_nothing(platoon, tmp_path):
     assert "prefers-color-scheme: dark" in text
 
 
+def test_an_argument_that_is_no_utf_8_is_shown_with_escapes(platoon, tmp_path):
+    name = os.fsdecode(b"\xff.txt")
+    ran = platoon("launch", "-n", "1", "--report", "run.html", script_path("run_report_phases"), name)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert Page(tmp_path / "run.html").of("h1")[0].endswith("\\udcff.txt")
+
+
 def test_losses_and_restarts_are_on_the_timeline(platoon, tmp_path):
     options = ("--max-restarts", "1", "--checkpoint-every", "0.2", "--report", "run.html", "--log-dir", "logs")
     ran = platoon("launch", "-n", "2", *options, script_path("run_report_fails"))

@@ -9,6 +9,7 @@ import pytest
 from platoon_base.cli.run_charts import Series, chart, timeline
 from platoon_base.cli.run_page import About, page
 from platoon_base.cli.run_recorder import Lane, Point, RunRecorder, Shares, Value
+from platoon_base.cli.run_report import RunReport, reporting
 from platoon_base.coordination.story import Entry
 
 pytestmark = pytest.mark.base
@@ -46,13 +47,15 @@ def test_higher_values_are_higher_and_later_ones_further_right():
         [(0, 0.0), (1, 0.0)],
         [(0, math.inf), (1, -math.inf), (2, 1.0)],
         [(0, 1e300), (1, -1e300)],
+        [(0, 1e308), (1, 1.0), (2, -1e308)],
+        [(0, 1.7e308)],
         [(i, 1e9 if i < 2 else 1.0 + i % 2) for i in range(100)],
         [(3600.0 * i, 1e-12 * i) for i in range(5000)],
     ],
 )
 def test_any_values_are_drawn_within_the_panel(points):
     text = chart("values", [Series("<a & b>", points)])
-    if not any(math.isfinite(value) for _, value in points):
+    if not any(abs(value) <= 1e300 for _, value in points):
         assert text == ""
         return
     root = tree(text)
@@ -99,3 +102,16 @@ def test_a_page_of_many_workers_and_odd_names_is_read_as_it_was_meant():
     assert widths == pytest.approx([100 / 3.75, 50 / 3.75, 200 / 3.75, 0.0, 25 / 3.75], abs=0.001)
     assert "val_</script>" in [each.text for each in root.iter("figcaption")]
     assert len(text) < 400_000
+
+
+class BrokenReport(RunReport):
+    def write(self):
+        raise ZeroDivisionError("in the page")
+
+
+def test_an_error_in_the_report_costs_the_report_and_not_the_job(tmp_path, caplog):
+    with reporting(BrokenReport(tmp_path / "run.html", "train.py", tmp_path)):
+        pass
+    assert "in the page" in caplog.text
+    with pytest.raises(KeyError, match="of the job"), reporting(BrokenReport(tmp_path / "x", "train.py", tmp_path)):
+        raise KeyError("of the job")
