@@ -34,7 +34,7 @@ _ELSEWHERE = {
         ("model", "data", "modelfile", "modelclass"), "it is an option of your script: put it below [args]"
     ),
     **dict.fromkeys(("device", "gpus"), 'write devices = ["cuda0", "cuda1"]'),
-    **dict.fromkeys(("nproc_per_node", "num_processes", "size"), "write workers = N"),
+    **dict.fromkeys(("n", "nproc_per_node", "num_processes", "size"), "write workers = N"),
     "sync_start": "leave it out: workers may join at any time",
     "random": "write seed = N",
 }
@@ -58,7 +58,7 @@ class _File:
     def __init__(self, path: Path) -> None:
         self._path = path
         try:
-            self._text = path.read_bytes().decode()
+            self._text = path.read_bytes().decode("utf-8-sig")  # editors of Windows begin files by a mark
             self.values: dict[str, Any] = tomllib.loads(self._text)
         except OSError as exc:
             raise ConfigurationError(f"got --config {path}: it cannot be read: {exc.strerror}") from exc
@@ -104,7 +104,12 @@ def _read(context: click.Context, parameter: click.Parameter, path: Path | None)
     options = {_key(each): each for each in context.command.params if isinstance(each, click.Option)}
     for key in ("config", "help"):
         options.pop(key, None)
-    values = {key.replace("_", "-"): value for key, value in file.values.items()}
+    values: dict[str, Any] = {}
+    for key, value in file.values.items():
+        name = key.replace("_", "-")
+        if name in values:
+            raise ConfigurationError(f"{file.at(name)}: got {name} twice, with - and with _: leave one of them out")
+        values[name] = value
     known = [*options, "script", "args", _TRAINING]
     file.require_known([key for key in file.values if key.replace("_", "-") not in known], known)
     defaults = {
@@ -141,12 +146,13 @@ def _value(context: click.Context, file: _File, option: click.Option, value: Any
         raise ConfigurationError(f"{file.at(key)}: got {key} = {_toml(value)}: it must be {wanted}")
     if option.multiple:
         return [str(each) for each in value] if isinstance(value, list) else str(value).split()
-    value = ",".join(map(str, value)) if isinstance(value, list) else value
+    # As text: click would cut the number 2.5 to a whole one.
+    text = value if isinstance(value, bool) else ",".join(map(str, value if isinstance(value, list) else [value]))
     try:
-        option.type_cast_value(context, value)
+        option.type_cast_value(context, text)
     except click.BadParameter as exc:
         raise ConfigurationError(f"{file.at(key)}: got {key} = {_toml(value)}: {exc.message}") from exc
-    return value
+    return text
 
 
 def _program(file: _File, values: Mapping[str, Any]) -> dict[str, Any]:

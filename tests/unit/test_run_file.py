@@ -56,6 +56,10 @@ def test_keys_are_the_long_names_of_options_and_the_command_line_wins(parse):
     assert (params["fail_fast"], params["allow_failures"]) == (True, False)
 
 
+def test_a_file_may_begin_with_the_mark_of_utf_8(parse):
+    assert parse('\ufeffscript = "a.py"').params["script"] == "a.py"
+
+
 def test_a_script_of_the_command_line_comes_with_its_own_arguments(parse):
     params = parse('script = "a.py"\nargs = ["--x"]\nmodule = false', "b.py").params
     assert (params["script"], params["args"]) == ("b.py", ())
@@ -111,6 +115,12 @@ def test_the_environment_wins_over_the_training_of_the_file(parse, monkeypatch):
         ),
         ("workers = true", "run.toml, line 1: got workers = true: it must be a text or a number"),
         ("fail-fast = 1", "run.toml, line 1: got fail-fast = 1: it must be true or false"),
+        ("workers = 2.5", "run.toml, line 1: got workers = 2.5: '2.5' is not a valid integer."),
+        ("n = 2", "run.toml, line 1: there is no key n; write workers = N"),
+        (
+            "log-dir = 'a'\nlog_dir = 'b'",
+            "run.toml, line 1: got log-dir twice, with - and with _: leave one of them out",
+        ),
         ("host_timeout = 'x'", "run.toml, line 1: got host-timeout = 'x': 'x' is not a valid float."),
         ("[training]\nrule = 'EASGDD'", "run.toml, line 2: there is no rule EASGDD. Did you mean EASGD or EAMSGD?"),
         ("[training]\nrule = 'easgd'", "run.toml, line 2: there is no rule easgd. Did you mean EASGD or EAMSGD?"),
