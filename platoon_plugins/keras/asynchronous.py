@@ -87,7 +87,7 @@ class Asynchronous(Mode):
         if self._epochs_over == 1 and not self._period.periods and not ended_by_a_stop:
             log.warning(
                 "rank %d: an epoch has %d batch%s, so every_n_batches=%d is never reached: the workers synchronize at "
-                "the end of epochs only; make it smaller, or let epochs be longer",
+                "the end of epochs only; make it smaller (sync_every of prepare), or let epochs be longer",
                 self._worker.global_rank,
                 self._period.count,
                 "" if self._period.count == 1 else "es",

@@ -16,7 +16,8 @@ import keras
 from platoon_base import AveragedEASGD, Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import scaled
-from platoon_base.rules import Rule
+from platoon_base.rules import Rule, require_rule
+from platoon_base.schedule import EveryN
 from platoon_base.worker import warn_once
 from platoon_plugins.keras import backends, seeds, trained
 from platoon_plugins.keras.callbacks import bounds_of
@@ -81,7 +82,7 @@ def prepare(
         Batches from one synchronization to the next, with "async"; see `distribute`.
     scaling : {"none", "linear", "sqrt"} or float, optional
         How steps grow with the number N of workers. With "sync", the factor of the learning rate, see
-        `scale_learning_rate`; "none" by default. With "async" a number s for `AveragedEASGD`, whose steps are
+        `scale_learning_rate`; "none" by default. On Keras 3 a loaded or copied model keeps the rate it was saved with. With "async" a number s for `AveragedEASGD`, whose steps are
         ``s sqrt(N)`` times as long, or "none"; 2 by default.
     policy, leader_only, on_nonfinite
         See `distribute`.
@@ -111,15 +112,26 @@ def prepare(
         raise ConfigurationError(
             'got mode="sync" with strategy or sync_every: averaged gradients have neither; pass mode="async" for them'
         )
+    if strategy is not None:
+        require_rule(strategy, "strategy")
+    if sync_every is not None:
+        _require_period(sync_every)
     require_settings(strategy, sync_every, policy, leader_only, on_nonfinite)
     worker = connect() if worker is None else worker
     others = {"policy": policy, "leader_only": leader_only, "on_nonfinite": on_nonfinite, "worker": worker}
     chosen = "async" if mode is None and not (strategy is None and sync_every is None) else mode
     settings = _Settings(chosen, strategy, sync_every, scaling, others)
-    settings.require_scaling(settings.mode_of(model))
+    settings.rule(settings.require_scaling(settings.mode_of(model)))
     trained.prepared[model] = settings
     _watch()
     return model
+
+
+def _require_period(sync_every: int) -> None:
+    try:
+        EveryN(sync_every)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"got sync_every={sync_every!r}: it counts batches, a whole number from 1") from exc
 
 
 class _Settings(NamedTuple):
@@ -141,8 +153,8 @@ class _Settings(NamedTuple):
         averages = any(average_of(each) is not None or is_marked(each) for each in _all_optimizers(model))
         return self.mode or ("sync" if averages else "async")
 
-    def require_scaling(self, mode: str) -> None:
-        """Raise if ``scaling`` is not one of the mode's."""
+    def require_scaling(self, mode: str) -> str:
+        """Return the mode; raise if ``scaling`` is not one of its."""
         value = self.scaling
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if mode == "sync" and value not in (None, "none", "linear", "sqrt"):
@@ -159,6 +171,7 @@ class _Settings(NamedTuple):
                 f"got scaling={value!r} and strategy={self.strategy!r}: pass "
                 "strategy=AveragedEASGD(scale=...), or one of the two"
             )
+        return mode
 
     def rule(self, mode: str) -> Any:
         """Return the ``rule`` of `distribute`."""
@@ -170,8 +183,7 @@ class _Settings(NamedTuple):
 
     def make_ready(self, model: Any) -> str:
         """Give the model the optimizers of its mode, which ``compile`` may have replaced; return the mode."""
-        mode = self.mode_of(model)
-        self.require_scaling(mode)
+        mode = self.require_scaling(self.mode_of(model))
         if mode == "sync":
             changed = [self._average(each) for each in _outer_optimizers(model)]
             if keras.backend.backend() == "tensorflow" and getattr(model, "jit_compile", False):
@@ -189,13 +201,19 @@ class _Settings(NamedTuple):
         return mode
 
     def _average(self, optimizer: Any) -> bool:
+        if self.scaling not in (None, "none") and optimizer not in _with_scaled_rate:
+            if average_of(optimizer) is None and is_marked(optimizer):
+                warn_once(
+                    f"got scaling={self.scaling!r} and an optimizer that was loaded or copied with its model: its "
+                    "learning rate stays as it was saved, since it has been scaled before; set another before fit"
+                )
+            else:
+                _scale_rate(optimizer, str(self.scaling), self.worker.global_size)
+            _with_scaled_rate.add(optimizer)
         if average_of(optimizer) is not None:
             return False
         for inner in with_inner(optimizer):
             plain_again(inner)
-        if self.scaling not in (None, "none") and optimizer not in _with_scaled_rate:
-            _scale_rate(optimizer, str(self.scaling), self.worker.global_size)
-            _with_scaled_rate.add(optimizer)
         DistributedOptimizer(optimizer, worker=self.worker)
         return True
 

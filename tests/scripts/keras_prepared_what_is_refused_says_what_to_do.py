@@ -20,7 +20,7 @@ from keras_preamble import (
     sys,
 )
 
-from platoon_plugins.keras import AveragedEASGD, prepare
+from platoon_plugins.keras import AveragedEASGD, DistributedOptimizer, prepare
 
 x, y = data(64)
 
@@ -41,7 +41,10 @@ refused(lambda: prepare(dense(), mode="sync", strategy=EASGD()), "averaged gradi
 refused(lambda: prepare(dense(), mode="sync", scaling=2.0), '"none", "linear" or "sqrt"')
 refused(lambda: prepare(dense(), mode="async", scaling="linear"), "AveragedEASGD(scale=...)")
 refused(lambda: prepare(dense(), strategy=EASGD(), scaling=1.0), "one of the two")
-refused(lambda: prepare(dense(), sync_every=0), "0")
+refused(lambda: prepare(dense(), mode="async", scaling=-1.0), "scale")
+for period in 0, 2.5, True:
+    refused(lambda period=period: prepare(dense(), sync_every=period), f"got sync_every={period!r}")
+refused(lambda: prepare(dense(), strategy="easgd"), "got strategy='easgd'")
 refused(lambda: prepare(dense(), policy="most"), "most")
 
 # A loop without a fit has no center.
@@ -87,6 +90,22 @@ if keras.backend.backend() == "tensorflow":
     compiled = prepare(dense(jit_compile=True), mode="sync")
     compiled.fit(x, y, verbose=0)
     assert not compiled.jit_compile
+
+# A rate that was scaled before a model was saved stays, and is scaled no second time.
+if not KERAS_2:
+    scaled = f"{sys.argv[1]}/scaled.keras"
+    model = prepare(dense(optimizer=keras.optimizers.SGD(0.1)), mode="sync", scaling="linear")
+    model.fit(x, y, verbose=0)
+    model.save(scaled)
+    loaded = keras.models.load_model(scaled)
+    for again in loaded, copy.deepcopy(model):
+        prepare(again, mode="sync", scaling="linear").fit(x, y, verbose=0)
+        np.testing.assert_allclose(float(again.optimizer.learning_rate), 0.1 * size, rtol=1e-6)
+given = keras.optimizers.SGD(0.1)
+model = prepare(dense(optimizer=DistributedOptimizer(given)), scaling="linear")
+model.fit(x, y, verbose=0)
+rate = float(keras.backend.get_value(model.optimizer.lr) if KERAS_2 else model.optimizer.learning_rate)
+np.testing.assert_allclose(rate, 0.1 * size, rtol=1e-6)
 
 # Copies are plain models, and those of a synchronous one are refused until they are prepared.
 if not KERAS_2:
