@@ -39,6 +39,7 @@ class FitTimer:
         step = getattr(self._model, "train_function", None)
         if step is None or self._backend not in ("torch", "jax") or (self._between and at_batches):
             return
+        step = getattr(step, "untimed", step)  # a fit that raised has left its own
         clock, loads = self._clock, self.loads
 
         @functools.wraps(step)
@@ -50,6 +51,7 @@ class FitTimer:
             *first, batches = args
             return step(*first, clock.loading(batches) if hasattr(batches, "__next__") else batches)
 
+        timed.untimed = step  # type: ignore[attr-defined]
         self._step, self._timed = step, timed
         self._model.train_function = timed
 

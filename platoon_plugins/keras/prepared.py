@@ -82,8 +82,9 @@ def prepare(
         Batches from one synchronization to the next, with "async"; see `distribute`.
     scaling : {"none", "linear", "sqrt"} or float, optional
         How steps grow with the number N of workers. With "sync", the factor of the learning rate, see
-        `scale_learning_rate`; "none" by default. On Keras 3 a loaded or copied model keeps the rate it was saved with. With "async" a number s for `AveragedEASGD`, whose steps are
-        ``s sqrt(N)`` times as long, or "none"; 2 by default.
+        `scale_learning_rate`; "none" by default. On Keras 3 a loaded or copied model keeps the rate that it was saved
+        with. With "async" a number s for `AveragedEASGD`, whose steps are ``s sqrt(N)`` times as long, or "none"; 2 by
+        default.
     policy, leader_only, on_nonfinite
         See `distribute`.
     worker : Worker, optional

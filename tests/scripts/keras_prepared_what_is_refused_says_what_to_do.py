@@ -94,18 +94,33 @@ if keras.backend.backend() == "tensorflow":
 # A rate that was scaled before a model was saved stays, and is scaled no second time.
 if not KERAS_2:
     scaled = f"{sys.argv[1]}/scaled.keras"
-    model = prepare(dense(optimizer=keras.optimizers.SGD(0.1)), mode="sync", scaling="linear")
-    model.fit(x, y, verbose=0)
-    model.save(scaled)
-    loaded = keras.models.load_model(scaled)
-    for again in loaded, copy.deepcopy(model):
+    saved = prepare(dense(optimizer=keras.optimizers.SGD(0.1)), mode="sync", scaling="linear")
+    saved.fit(x, y, verbose=0)
+    saved.save(scaled)
+    for again in keras.models.load_model(scaled), copy.deepcopy(saved):
         prepare(again, mode="sync", scaling="linear").fit(x, y, verbose=0)
         np.testing.assert_allclose(float(again.optimizer.learning_rate), 0.1 * size, rtol=1e-6)
-given = keras.optimizers.SGD(0.1)
-model = prepare(dense(optimizer=DistributedOptimizer(given)), scaling="linear")
-model.fit(x, y, verbose=0)
-rate = float(keras.backend.get_value(model.optimizer.lr) if KERAS_2 else model.optimizer.learning_rate)
+averaging = prepare(dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1))), scaling="linear")
+averaging.fit(x, y, verbose=0)
+rate = float(keras.backend.get_value(averaging.optimizer.lr) if KERAS_2 else averaging.optimizer.learning_rate)
 np.testing.assert_allclose(rate, 0.1 * size, rtol=1e-6)
+
+# A fit that raised leaves nothing that the next one would time twice.
+class Fails(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        step, self.depth = getattr(self.model, "train_function", None), 0
+        while step := getattr(step, "__wrapped__", None):
+            self.depth += 1
+        raise ZeroDivisionError
+
+
+depths, failing, fails = [], prepare(dense()), Fails()
+for _ in range(3):
+    try:
+        failing.fit(x, y, verbose=0, callbacks=[fails])
+    except ZeroDivisionError:
+        depths.append(fails.depth)
+assert depths[1:] == depths[:1] * 2, depths
 
 # Copies are plain models, and those of a synchronous one are refused until they are prepared.
 if not KERAS_2:
