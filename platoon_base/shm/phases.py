@@ -140,14 +140,20 @@ class PhaseClock:
         if self.record is not None:
             self.record(STEP, self._at_latest_step, self._since)
             self._at_latest_step = self._since
+        steps = int(steps)
+        if steps < 1:  # some were counted twice, and are taken back
+            return
         seconds, before = self._seconds.tolist(), self._at_step
         compute, sync, collective, waiting, loading, _ = [(a - b) / steps for a, b in zip(seconds, before)]
         self._at_step = seconds
         counts = self._counts
-        counts[bin_of(compute)] += steps
-        counts[BINS + bin_of(sync + collective)] += steps
-        counts[2 * BINS + bin_of(waiting)] += steps
-        counts[3 * BINS + bin_of(loading)] += steps
+        try:
+            counts[bin_of(compute)] += steps
+            counts[BINS + bin_of(sync + collective)] += steps
+            counts[2 * BINS + bin_of(waiting)] += steps
+            counts[3 * BINS + bin_of(loading)] += steps
+        except ValueError:  # a bin is full, at 2**32: the script counts rows or tokens as steps
+            return
 
     @property
     def seconds(self) -> dict[str, float]:

@@ -105,6 +105,7 @@ averaging.fit(x, y, verbose=0)
 rate = float(keras.backend.get_value(averaging.optimizer.lr) if KERAS_2 else averaging.optimizer.learning_rate)
 np.testing.assert_allclose(rate, 0.1 * size, rtol=1e-6)
 
+
 # A fit that raised leaves nothing that the next one would time twice.
 class Fails(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):

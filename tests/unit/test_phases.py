@@ -188,3 +188,22 @@ def test_quantiles_are_within_a_fifth():
         assert quantile(counts, share) == pytest.approx(np.quantile(durations, share), rel=0.2)
     assert np.isnan(quantile([0] * BINS, 0.5))
     assert quantile([7] + [0] * (BINS - 1), 0.5) == 0.0
+
+
+@pytest.mark.parametrize("steps", [3.0, np.int64(3), np.float32(3)])
+def test_steps_of_any_number_type_are_counted(timed, steps):
+    spend, clock, read = timed
+    clock.step(1)
+    spend(0.3)
+    clock.step(steps)
+    assert read().counts[0].tolist() == [3 * (index == bin_of(0.1)) for index in range(BINS)]
+
+
+def test_a_number_of_steps_without_bound_does_not_end_a_training(timed):
+    spend, clock, read = timed
+    clock.step(1)
+    for steps in 2**31, 2**31, -(2**40), 2**40:
+        spend(1.0)
+        clock.step(steps)
+    assert read().counts.max() == 2**31
+    assert seconds_of(read())["compute"] == pytest.approx(4.0)
