@@ -4,13 +4,14 @@ PYTHON ?=
 ARGS ?=
 VENV := .venv/bin
 NOX := $(VENV)/nox
+GPU_PYTHON ?=
 
 # One compile directory survives between test runs: Theano's compilations are most of a first run.
 # The user's own keras.json, .blocksrc and .fuelrc shall not decide what is tested.
 TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano' \
     KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras BLOCKS_CONFIG= FUEL_CONFIG=
 
-.PHONY: help setup demo data test test-ordinary test-hosts test-keras lint bench soak bench-keras dist readme docs clean distclean
+.PHONY: help setup demo data test test-ordinary test-hosts test-keras lint bench soak bench-keras bench-gpu dist readme docs clean distclean
 
 help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
@@ -26,6 +27,8 @@ help:
 	@echo 'make lint       ruff, mypy and import-linter'
 	@echo 'make bench      run every script in benchmarks/'
 	@echo 'make bench-keras  the benchmarks of fit on every back end of Keras (16 GB of memory)'
+	@echo 'make bench-gpu  networks from AlexNet to ResNet-50 on 1, 2, 4, 8 GPUs of this host, with Lasagne and Keras 3'
+	@echo '                (GPU_PYTHON=... names a Python with Keras 3, torch and JAX for CUDA; ARGS="--rules bsp" goes to each)'
 	@echo 'make soak       kill workers at random moments for half an hour, and look for what that breaks'
 	@echo 'make dist       the source and a wheel for package indexes, in dist/ (ARGS=--check runs the base tests from them)'
 	@echo 'make docs       the site of the docs, in build/site'
@@ -58,7 +61,7 @@ lint: setup
 	@$(NOX) -s lint
 
 bench: setup
-	@for script in $$(ls benchmarks/*.py | grep -v -e keras_large -e keras_gpu); do echo "== $$script"; $(VENV)/python "$$script" || exit 1; done
+	@for script in $$(ls benchmarks/*.py | grep -v -e keras_large -e keras_gpu -e zoo); do echo "== $$script"; $(VENV)/python "$$script" || exit 1; done
 
 soak: setup
 	@$(VENV)/python benchmarks/soak.py --minutes 30
@@ -69,6 +72,14 @@ bench-keras: setup
 	@for name in keras_fit keras_large; do for backend in torch jax; do \
 	    KERAS_BACKEND=$$backend .nox/keras3/bin/python benchmarks/$$name.py || exit 1; \
 	done; KERAS_BACKEND=tensorflow .nox/tf/bin/python benchmarks/$$name.py || exit 1; done
+
+bench-gpu: setup
+	@$(TEST_ENV) $(VENV)/python benchmarks/zoo.py --framework lasagne $(ARGS)
+	@if [ -z '$(GPU_PYTHON)' ]; then \
+	    echo 'left out: Keras; GPU_PYTHON=/path/to/python names a Python with Keras 3, torch and JAX for CUDA'; \
+	else for backend in torch jax; do \
+	    '$(GPU_PYTHON)' benchmarks/zoo.py --framework $$backend $(ARGS) || exit 1; \
+	done; fi
 
 dist: setup
 	@$(NOX) -s dist -- $(ARGS)

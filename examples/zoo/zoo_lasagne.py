@@ -1,0 +1,70 @@
+"""Train one of the zoo's networks in Lasagne for some steps, and print images per second and where the time goes.
+
+platoon launch -n 2 zoo_lasagne.py --model alexnet --width 0.1 --image 67 --batch 8
+platoon launch -D cuda0 cuda1 zoo_lasagne.py --model resnet50 --rule easgd
+python zoo_lasagne.py --model googlenet --data digits --image 32 --width 0.25
+"""
+
+import numpy as np
+
+from platoon_plugins.lasagne import EASGD, all_reduce_grads, finish_training, iterate_minibatches, sync_updates
+
+import lasagne  # isort: skip
+import theano
+import theano.tensor as T
+from lasagne.layers import count_params, get_all_params, get_output
+from lasagne_models import MODELS
+from zoo_data import load
+from zoo_measure import WARM_UP, Measurement, parser, show
+
+from platoon_base import connect
+
+MOMENTUM = 0.9
+
+
+def build(options, shape, classes):
+    """Return the network and the compiled training function, in which the workers meet."""
+    x, y = T.tensor4("x"), T.ivector("y")
+    network = MODELS[options.model](shape, classes, options.width, x)
+    params = get_all_params(network, trainable=True)
+    loss = lasagne.objectives.categorical_crossentropy(T.clip(get_output(network), 1e-7, 1), y).mean()
+    if options.rule == "bsp":
+        updates = lasagne.updates.momentum(all_reduce_grads(loss, params), params, options.rate, MOMENTUM)
+    else:
+        updates = lasagne.updates.momentum(loss, params, options.rate, MOMENTUM)
+        updates = sync_updates(updates, params, **({"rule": EASGD()} if options.rule == "easgd" else {}))
+    return network, theano.function([x, y], loss, updates=updates)
+
+
+def endless(images, labels, batch):
+    """Yield this worker's mini-batches, epoch after epoch, all of the same size."""
+    epoch = 0
+    while True:
+        for batches in iterate_minibatches(images, labels, batch, shuffle=True, epoch=epoch, uneven="drop"):
+            if len(batches[1]) == batch:
+                yield batches
+        epoch += 1
+
+
+def main(options):
+    """Train; returns the measurement."""
+    worker = connect()
+    rows = 2 * options.batch * worker.global_size
+    images, labels, classes = load(options.data, options.image, rows, channels_first=True)
+    lasagne.random.set_rng(np.random.RandomState(worker.seed % 2**32))
+    network, train = build(options, images.shape[1:], classes)
+    measurement, batches = Measurement(worker, options), endless(images, labels, options.batch)
+    for step in range(WARM_UP + options.steps):
+        if step == WARM_UP:
+            measurement.begin()
+        loss = train(*next(batches))
+        worker.progress(steps=1, loss=loss)  # under plain python the clock runs from the first one on
+    measurement.end()
+    result = measurement.result(float(loss), count_params(network, trainable=True))
+    finish_training()
+    show(worker, result, options.summary)
+    return result
+
+
+if __name__ == "__main__":
+    main(parser(__doc__, MODELS, image=227).parse_args())
