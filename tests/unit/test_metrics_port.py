@@ -123,6 +123,17 @@ def invoke(*words):
     CliRunner().invoke(command, [*words, "script.py"], standalone_mode=False, catch_exceptions=False)
 
 
+@needs_client
+def test_a_port_that_is_taken_leaves_the_logs_of_an_earlier_run(tmp_path):
+    (tmp_path / "rank0.log").write_text("of an earlier run")
+    with MetricsPort(("127.0.0.1", 0), Metrics("train.py")) as first:
+        taken = first.url.rpartition(":")[2].partition("/")[0]
+        words = ["-n", "1", "--log-dir", str(tmp_path), "--metrics-port", taken, str(script_path("metrics_until_told"))]
+        ran = CliRunner().invoke(command, words)
+    assert isinstance(ran.exception, ConfigurationError), (ran.output, ran.exc_info)
+    assert [each.name for each in tmp_path.iterdir()] == ["rank0.log"]
+
+
 def test_without_the_library_nothing_is_started(monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client", None)  # as where it is not installed
     with pytest.raises(ConfigurationError, match="pip install 'platoon-plugins.metrics.'"):

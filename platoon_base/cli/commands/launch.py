@@ -237,13 +237,12 @@ def command(
             saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
             options = options._replace(saving=saving, resume=checkpoint)
             lines.insert(0, report.resumed_from(kept, checkpoint, size))
+        served = stack.enter_context(MetricsPort(metrics_port, Metrics(program.title)))
+        lines += [f"Prometheus reads {served.url}"] if served.url else []
         stack.enter_context(_open_logs(folder, options.saving))  # last, for it moves what is there
         for line in lines:
             report.print_line(console, line)
         lend_terminal(size)
-        served = stack.enter_context(MetricsPort(metrics_port, Metrics(program.title)))
-        if served.url:
-            report.print_line(console, f"Prometheus reads {served.url}")
         events = None if tensorboard is None else EventFiles(tensorboard)
         run = None if report_file is None else RunReport(report_file, " ".join([*program.argv, *args]), folder)
         screen_of_job = Screen(console, folder, size, tee, events, run, program.shown)
