@@ -5,6 +5,8 @@ platoon launch -D cuda0 cuda1 zoo_lasagne.py --model resnet50 --rule easgd
 python zoo_lasagne.py --model googlenet --data digits --image 32 --width 0.25
 """
 
+import sys
+
 import numpy as np
 
 from platoon_plugins.lasagne import EASGD, all_reduce_grads, finish_training, iterate_minibatches, sync_updates
@@ -20,10 +22,12 @@ from zoo_measure import WARM_UP, Measurement, parser, show
 from platoon_base import connect
 
 MOMENTUM = 0.9
+RECURSION_LIMIT = 20_000  # Theano walks a graph by recursion: ResNet-50 is too deep for Python's 1000
 
 
 def build(options, shape, classes):
-    """Return the network and the compiled training function, in which the workers meet."""
+    """Return the network, its inputs, and loss and updates of a step, in which the workers meet."""
+    sys.setrecursionlimit(max(RECURSION_LIMIT, sys.getrecursionlimit()))
     x, y = T.tensor4("x"), T.ivector("y")
     network = MODELS[options.model](shape, classes, options.width, x)
     params = get_all_params(network, trainable=True)
@@ -33,7 +37,7 @@ def build(options, shape, classes):
     else:
         updates = lasagne.updates.momentum(loss, params, options.rate, MOMENTUM)
         updates = sync_updates(updates, params, **({"rule": EASGD()} if options.rule == "easgd" else {}))
-    return network, theano.function([x, y], loss, updates=updates)
+    return network, [x, y], loss, updates
 
 
 def endless(images, labels, batch):
@@ -52,7 +56,8 @@ def main(options):
     rows = 2 * options.batch * worker.global_size
     images, labels, classes = load(options.data, options.image, rows, channels_first=True)
     lasagne.random.set_rng(np.random.RandomState(worker.seed % 2**32))
-    network, train = build(options, images.shape[1:], classes)
+    network, inputs, loss, updates = build(options, images.shape[1:], classes)
+    train = theano.function(inputs, loss, updates=updates)
     measurement, batches = Measurement(worker, options), endless(images, labels, options.batch)
     for step in range(WARM_UP + options.steps):
         if step == WARM_UP:

@@ -1,5 +1,7 @@
 """The Lasagne networks of examples/zoo: as many parameters as the papers' networks, smaller variants, running means."""
 
+import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -96,3 +98,18 @@ def test_batch_normalization_is_that_of_the_paper_and_has_running_statistics(mod
     np.testing.assert_allclose(layer.mean.get_value(), means, rtol=1e-4)
     np.testing.assert_allclose(layer.variance.get_value(), variances, rtol=1e-4)
     np.testing.assert_allclose(test(rows), normal(means, variances), rtol=1e-4, atol=1e-4)
+
+
+# Lasagne 0.1 calls Theano by names of before 1.0.
+@pytest.mark.filterwarnings("ignore:(DEPRECATION|The `image_shape` keyword):UserWarning")
+@pytest.mark.parametrize("rule", ["bsp", "easgd"])
+def test_the_deepest_network_has_gradients(models, rule):
+    import zoo_lasagne
+
+    limit = sys.getrecursionlimit()
+    try:
+        options = Namespace(model="resnet50", width=0.05, rule=rule, rate=0.01)
+        network, _, _, updates = zoo_lasagne.build(options, (3, 32, 32), 10)
+        assert set(get_all_params(network, trainable=True)) <= set(updates)
+    finally:
+        sys.setrecursionlimit(limit)
