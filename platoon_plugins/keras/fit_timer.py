@@ -28,11 +28,15 @@ class FitTimer:
     """
 
     def __init__(self, worker: Worker, model: Any) -> None:
-        self._clock, self._model = worker.advanced.clock, model
+        self._worker, self._model = worker, model
         self._backend = keras.backend.backend()
         self._between = self._backend in ("theano", "torch")
         self._step: Callable[..., Any] | None = None
         self._timed: Callable[..., Any] | None = None
+
+    @property
+    def _clock(self) -> Any:
+        return self._worker.advanced.clock
 
     def begin(self, at_batches: bool) -> None:
         """Watch the steps of the model; ``at_batches`` if `loads` is called at the end of each batch."""

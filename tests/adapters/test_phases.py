@@ -1,5 +1,7 @@
 """Adapters enter the phases in which batches load and validations run: each has what a script slept in it."""
 
+from importlib.util import find_spec
+
 import pytest
 from scripts_here import script_path
 
@@ -29,5 +31,9 @@ def test_of_a_loop_of_lasagne(run_lasagne):
 
 
 @pytest.mark.blocks
+@pytest.mark.skipif(
+    find_spec("blocks") is None or find_spec("fuel") is None,
+    reason="needs Blocks: BLOCKS=/path/to/a/checkout make test",
+)
 def test_of_a_main_loop(run_blocks):
     require_in_their_phases(run_blocks(script_path("phases_blocks")).require_success().reported)
