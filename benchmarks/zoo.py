@@ -63,7 +63,9 @@ def run(options: argparse.Namespace, model: str, rule: str, devices: list[str]) 
     """Run one job; returns its measurement, or None if it failed."""
     size = options.sizes[model]
     script = ZOO / ("zoo_lasagne.py" if options.framework == "lasagne" else "zoo_keras.py")
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ZOO.parents[1]), os.environ.get("PYTHONPATH", "")])}
+    # One thread for each worker, as they share the cores; JAX takes memory as it needs it, as they may share a GPU.
+    env = {"OMP_NUM_THREADS": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ZOO.parents[1]), os.environ.get("PYTHONPATH")]))
     if options.framework == "lasagne":
         env["THEANO_FLAGS"] = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), "floatX=float32"]))
     else:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import zoo_data
 
-__all__ = ["PARTS", "RULES", "WARM_UP", "Measurement", "parser", "show"]
+__all__ = ["PARTS", "RULES", "WARM_UP", "Measurement", "combine", "parser", "show"]
 
 PARTS = ("load", "compute", "communicate", "wait")
 RULES = ("bsp", "easgd", "default")
@@ -38,16 +38,7 @@ def parser(description: str, models: dict, image: int) -> argparse.ArgumentParse
 
 
 class Measurement:
-    """Images per second of the job, and a worker's seconds of a step by part.
-
-    ::
-
-        images/s    := images of all workers / seconds of the slowest worker
-        communicate := synchronization + the shortest of all workers' times in collective calls
-        wait        := waiting + the rest of the time in collective calls
-
-    Workers leave a collective call together, so the one that spent the shortest time in them waited for nobody. Parts
-    are means over workers and steps.
+    """Measures the steps between `begin` and `end`; see `combine`.
 
     Parameters
     ----------
@@ -65,33 +56,55 @@ class Measurement:
         self._before = self._worker.advanced.clock.seconds
 
     def end(self) -> None:
-        """Stop measuring; call it behind the last step."""
+        """Stop measuring; call it after the last step."""
         self._after = self._worker.advanced.clock.seconds
 
     def result(self, loss: float, parameters: int) -> dict:
         """Return the measurement of the whole job, the same one on all workers."""
         options = self._options
         phases = {name: self._after[name] - self._before[name] for name in self._after}
-        took = sum(phases.values())  # the clock is always in one phase
-        all_phases = self._worker.gather({**phases, "took": took, "loss": loss}, name="zoo")
-        workers = len(all_phases)
-        exchange = min(each["collective"] for each in all_phases)
-        sums = {
-            "load": sum(each["loading"] for each in all_phases),
-            "compute": sum(each["compute"] for each in all_phases),
-            "communicate": sum(each["sync"] + exchange for each in all_phases),
-            "wait": sum(each["waiting"] + each["collective"] - exchange for each in all_phases),
-        }
-        asked = {name: getattr(options, name) for name in ("model", "rule", "batch", "image", "width", "steps", "data")}
+        found = self._worker.gather([phases, loss], name="zoo")
         return {
-            **asked,
-            "workers": workers,
+            **{name: getattr(options, name) for name in ("model", "rule", "batch", "image", "width", "steps", "data")},
             "parameters": int(parameters),
-            "images_per_s": options.batch * options.steps * workers / max(each["took"] for each in all_phases),
-            "step_ms": 1e3 * sum(each["took"] for each in all_phases) / workers / options.steps,
-            "parts_ms": {part: 1e3 * sums[part] / workers / options.steps for part in PARTS},
-            "loss": sum(each["loss"] for each in all_phases) / workers,
+            **combine([phases for phases, _ in found], options.batch, options.steps),
+            "loss": sum(loss for _, loss in found) / len(found),
         }
+
+
+def combine(phases: list[dict[str, float]], batch: int, steps: int) -> dict:
+    """Return images per second of the job, and the milliseconds of a step by part, means over workers and steps.
+
+    ::
+
+        images/s    := images of all workers / seconds of the slowest worker
+        communicate := synchronization + the shortest of all workers' times in collective calls
+        wait        := waiting + the rest of the time in collective calls
+
+    Workers leave a collective call together, so the one that spent the shortest time in them waited for nobody. Where
+    the slowest worker is now this one and now that one, a part of the wait counts as communication.
+
+    Parameters
+    ----------
+    phases : list of dict
+        Of each worker, its seconds by phase as its clock has them; the clock is always in one phase.
+    batch, steps : int
+        Images of a step, and steps, of each worker.
+    """
+    workers = len(phases)
+    exchange = min(each["collective"] for each in phases)
+    sums = {
+        "load": sum(each["loading"] for each in phases),
+        "compute": sum(each["compute"] + each["validation"] for each in phases),
+        "communicate": sum(each["sync"] + exchange for each in phases),
+        "wait": sum(each["waiting"] + each["collective"] - exchange for each in phases),
+    }
+    return {
+        "workers": workers,
+        "images_per_s": batch * steps * workers / max(sum(each.values()) for each in phases),
+        "step_ms": 1e3 * sum(sums.values()) / workers / steps,
+        "parts_ms": {part: 1e3 * sums[part] / workers / steps for part in PARTS},
+    }
 
 
 def show(worker, result: dict, summary: Path | None) -> None:
