@@ -195,6 +195,8 @@ class _Settings(NamedTuple):
                 model.jit_compile = False
                 changed.append(True)
         else:
+            for each in _outer_optimizers(model):
+                _scale_rate(each, "none", 1)
             changed = [_make_plain(each) for each in _all_optimizers(model)]
             train_by_rule(model)
         if any(changed):
@@ -202,15 +204,13 @@ class _Settings(NamedTuple):
         return mode
 
     def _average(self, optimizer: Any) -> bool:
-        if self.scaling not in (None, "none") and optimizer not in _with_scaled_rate:
-            if average_of(optimizer) is None and is_marked(optimizer):
-                warn_once(
-                    f"got scaling={self.scaling!r} and an optimizer that was loaded or copied with its model: its "
-                    "learning rate stays as it was saved, since it has been scaled before; set another before fit"
-                )
-            else:
-                _scale_rate(optimizer, str(self.scaling), self.worker.global_size)
-            _with_scaled_rate.add(optimizer)
+        if self.scaling not in (None, "none") and average_of(optimizer) is None and is_marked(optimizer):
+            warn_once(
+                f"got scaling={self.scaling!r} and an optimizer that was loaded or copied with its model: its learning "
+                "rate stays as it was saved, since it has been scaled before; set another before fit"
+            )
+            _factors[optimizer] = scaled(1.0, self.worker.global_size, str(self.scaling))
+        _scale_rate(optimizer, str(self.scaling or "none"), self.worker.global_size)
         if average_of(optimizer) is not None:
             return False
         for inner in with_inner(optimizer):
@@ -219,22 +219,26 @@ class _Settings(NamedTuple):
         return True
 
 
-_with_scaled_rate: weakref.WeakSet[Any] = weakref.WeakSet()
+# By which the learning rates of optimizers have been multiplied here.
+_factors: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
 
 def _scale_rate(optimizer: Any, how: str, size: int) -> None:
+    """Multiply a learning rate, in place of the factor of an earlier `prepare`."""
+    before, factor = _factors.get(optimizer, 1.0), scaled(1.0, size, how)
+    if factor == before:
+        return
     if _schedule_of(optimizer) is not None:
         raise ConfigurationError(
             f"got scaling={how!r} and the schedule {type(_schedule_of(optimizer)).__name__} of the learning rate: "
             "scale its rates where it is made, by scale_learning_rate(rate), and leave scaling out"
         )
-    name = "learning_rate" if hasattr(optimizer, "learning_rate") else "lr"
-    rate = getattr(optimizer, name)
-    value = float(keras.ops.convert_to_numpy(rate)) if hasattr(keras, "ops") else float(keras.backend.get_value(rate))
     if hasattr(keras, "ops"):
-        optimizer.learning_rate = scaled(value, size, how)
+        optimizer.learning_rate = float(keras.ops.convert_to_numpy(optimizer.learning_rate)) * factor / before
     else:
-        keras.backend.set_value(rate, scaled(value, size, how))
+        rate = getattr(optimizer, "learning_rate" if hasattr(optimizer, "learning_rate") else "lr")
+        keras.backend.set_value(rate, float(keras.backend.get_value(rate)) * factor / before)
+    _factors[optimizer] = factor
 
 
 def _outer_optimizers(model: Any) -> list[Any]:

@@ -67,12 +67,19 @@ if not KERAS_2:
 
 # The way of training may change from fit to fit; the rate is scaled once.
 model = prepare(dense(optimizer=keras.optimizers.SGD(0.1)), mode="sync", scaling="linear")
-rates = []
+
+
+def rate_of(model):
+    return float(keras.backend.get_value(model.optimizer.lr) if KERAS_2 else model.optimizer.learning_rate)
+
+
 for _ in range(2):
     model.fit(x, y, verbose=0)
-    rates.append(float(keras.backend.get_value(model.optimizer.lr) if KERAS_2 else model.optimizer.learning_rate))
-np.testing.assert_allclose(rates, [0.1 * size] * 2, rtol=1e-6)
+    np.testing.assert_allclose(rate_of(model), 0.1 * size, rtol=1e-6)
+prepare(model, mode="sync", scaling="sqrt").fit(x, y, verbose=0)
+np.testing.assert_allclose(rate_of(model), 0.1 * size**0.5, rtol=1e-6)
 prepare(model, mode="async", scaling=1.0).fit(x, y, verbose=0)
+np.testing.assert_allclose(rate_of(model), 0.1, rtol=1e-6)
 prepare(model, strategy=AveragedEASGD(scale=None), sync_every=3).fit(x, y, verbose=0)
 prepare(model, mode="sync").fit(x, y, verbose=0)
 assert len({value.tobytes() for value in everyones(flat(model.get_weights()))}) == 1
@@ -99,11 +106,10 @@ if not KERAS_2:
     saved.save(scaled)
     for again in keras.models.load_model(scaled), copy.deepcopy(saved):
         prepare(again, mode="sync", scaling="linear").fit(x, y, verbose=0)
-        np.testing.assert_allclose(float(again.optimizer.learning_rate), 0.1 * size, rtol=1e-6)
+        np.testing.assert_allclose(rate_of(again), 0.1 * size, rtol=1e-6)
 averaging = prepare(dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1))), scaling="linear")
 averaging.fit(x, y, verbose=0)
-rate = float(keras.backend.get_value(averaging.optimizer.lr) if KERAS_2 else averaging.optimizer.learning_rate)
-np.testing.assert_allclose(rate, 0.1 * size, rtol=1e-6)
+np.testing.assert_allclose(rate_of(averaging), 0.1 * size, rtol=1e-6)
 
 
 # A fit that raised leaves nothing that the next one would time twice.
