@@ -24,7 +24,7 @@ else:
 
 __all__ = ["config_option", "of_script", "training_line"]
 
-_TRAINING, _LINE = "training", "platoon_base.training_line"
+_TRAINING, _LINE, _ARGS = "training", "platoon_base.training_line", "platoon_base.args"
 _PERIODS = ("every_n_batches", "avg_freq")
 _BSP = "LocalSGD"  # at a period of 1, with plain SGD inside, it is SGD on the mini-batches of all workers together
 # Keys that users of other packages look for, and what stands for them here.
@@ -117,7 +117,8 @@ def _read(context: click.Context, parameter: click.Parameter, path: Path | None)
         for key, option in options.items()
         if key in values
     }
-    defaults.update(_program(file, values))
+    defaults.update(_script(file, values))
+    context.meta[_ARGS] = _args(file, values)  # click below 8.2 takes no default for any number of words
     context.default_map = {**(context.default_map or {}), **defaults}
     if _TRAINING in values:
         context.meta[_LINE] = _set_training(file, path, values[_TRAINING])
@@ -155,22 +156,24 @@ def _value(context: click.Context, file: _File, option: click.Option, value: Any
     return text
 
 
-def _program(file: _File, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return script and arguments; a table of arguments is made into options of the script."""
-    found = {}
-    if "script" in values:
-        found["script"] = values["script"]
-        if not isinstance(values["script"], str) or not values["script"]:
-            raise ConfigurationError(f"{file.at('script')}: got script = {_toml(values['script'])}: it must be a path")
-    if "args" in values:
-        args = values["args"]
-        if not isinstance(args, (list, dict)):
-            raise ConfigurationError(
-                f'{file.at("args")}: got args = {_toml(args)}: write args = ["--epochs", "10"], or a table [args] with '
-                "epochs = 10"
-            )
-        found["args"] = [str(each) for each in args] if isinstance(args, list) else _options_of(args)
-    return found
+def _script(file: _File, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the script as the value of an option, if there is one."""
+    if "script" not in values:
+        return {}
+    if not isinstance(values["script"], str) or not values["script"]:
+        raise ConfigurationError(f"{file.at('script')}: got script = {_toml(values['script'])}: it must be a path")
+    return {"script": values["script"]}
+
+
+def _args(file: _File, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the arguments of the script, of which a table is made into options."""
+    args = values.get("args", [])
+    if not isinstance(args, (list, dict)):
+        raise ConfigurationError(
+            f'{file.at("args")}: got args = {_toml(args)}: write args = ["--epochs", "10"], or a table [args] with '
+            "epochs = 10"
+        )
+    return tuple(str(each) for each in args) if isinstance(args, list) else tuple(_options_of(args))
 
 
 def _options_of(table: Mapping[str, Any]) -> list[str]:
@@ -239,10 +242,10 @@ def _toml(value: Any) -> str:
 
 
 def of_script(context: click.Context, parameter: click.Parameter, args: tuple[str, ...]) -> tuple[str, ...]:
-    """Leave the file's arguments out where the command line names a script, which comes with its own."""
-    from_file = context.get_parameter_source(parameter.name or "") is ParameterSource.DEFAULT_MAP
+    """Return the file's arguments, unless the command line names a script, which comes with its own."""
     named = context.get_parameter_source("script") is ParameterSource.COMMANDLINE
-    return () if from_file and named else args
+    from_file: tuple[str, ...] = context.meta.get(_ARGS, ())
+    return args if named else from_file
 
 
 def training_line(context: click.Context) -> str:
