@@ -214,7 +214,8 @@ def test_stop_ends_a_job_as_ctrl_c_does(platoon, launch, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"stopping job {job.job} (train.py)\njob {job.job} (train.py) has ended\n"
     assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
-    assert all("saved\n" in job.log(rank) for rank in range(2))
+    logs = [job.log(rank) for rank in range(2)]
+    assert all("saved\n" in log for log in logs), logs
     told = json.loads((tmp_path / "out.json").read_text())
     assert told["stopped_by"] == "platoon stop"
     assert told["checkpoints"] >= 1
