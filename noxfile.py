@@ -42,7 +42,6 @@ KERAS = ("setuptools", "wheel", "keras", "scikit-learn")
 # keras-tuner 1.4.8 imports six, and does not say so.
 TORCH_AND_JAX = ("torch", "jax", "pandas", "orbax-checkpoint", "keras-tuner", "six")
 TORCH_AND_JAX += ("cloudpickle", "ipykernel", "nbclient")  # for the tests of notebooks
-TORCH_AND_JAX += ("wandb", "mlflow-skinny", "tensorboard")  # their tests ask no server
 DOCS = ("sphinx", "furo", "myst-parser", "numpydoc", "sphinx-mathjax-offline", "sphinx-copybutton", "sphinx-design")
 # Imported by the API reference; frameworks are mocked.
 DOCS += ("numpy", "pyzmq", "posix_ipc", "msgspec", "rich", "click", "setproctitle")

@@ -22,7 +22,7 @@ BLOCK, FULL, LAST = 2**15, 1, 4  # of LevelDB's logs
 
 def needs(module):
     return pytest.mark.skipif(
-        importlib.util.find_spec(module) is None, reason=f"needs {module}: `make test` installs it in .nox/keras3"
+        importlib.util.find_spec(module) is None, reason=f"needs {module}: tests/README.md says how to install it"
     )
 
 
