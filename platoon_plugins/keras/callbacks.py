@@ -290,7 +290,7 @@ class _PhaseReporter(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _ProgressReporterAtBatches(_ProgressReporter):
-    """A `_ProgressReporter` that is also called at the end of batches, which costs nothing with Keras 2."""
+    """A `_ProgressReporter` that is also called at the end of batches, where Keras 2 or a user's callback is too."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.timer.loads()

@@ -123,8 +123,10 @@ def distribute(
     backend = backends.current()
     worker = connect() if worker is None else worker
     if worker.global_size == 1:
-        launched = worker.advanced.launched and not worker.late
-        return with_progress_reports(callbacks, worker, backend.watches_batches) if launched else callbacks
+        if not worker.advanced.launched or worker.late:
+            return callbacks
+        at_batches = backend.watches_batches or any(hooks_into_batches(callback) for callback in callbacks)
+        return with_progress_reports(callbacks, worker, at_batches)
     fits = Fits(worker, backend, Settings(rule, every_n_batches, policy, on_nonfinite), leader_only)
     if worker.global_rank:
         backend.seed_early(shard_seed(worker.seed + seeds.fits(), worker.global_rank))

@@ -40,7 +40,7 @@ class Slow(keras.callbacks.Callback):
 
 class SlowAtEnds(Slow):
     def on_train_batch_end(self, batch, logs=None):
-        sleep("compute", 0.01)
+        sleep("compute", 0.04)
 
 
 model = dense(optimizer=DistributedOptimizer("sgd"))
