@@ -511,6 +511,25 @@ def test_make_data_says_why_it_cannot_fetch(tmp_path, missing):
     assert {"apt-get": "FASHION_MNIST", "package": "apt-get update"}[missing] in done.stderr
 
 
+@needs_torch
+@pytest.mark.parametrize(
+    ("task", "parameters", "one", "classes"),
+    [("fashion-mnist-resnet", 273_370, (28, 28, 1), (10,)), ("stdlib-transformer", 115_809, (50,), (50, 97))],
+)
+@pytest.mark.keras
+def test_networks_have_the_size_that_the_study_says(learning, monkeypatch, task, parameters, one, classes):
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "scripts"))
+    import learning_networks
+    import learning_tasks
+    import numpy as np
+
+    model = learning_networks.build(learning_tasks.TASKS[task].network)
+    assert model.count_params() == parameters
+    probabilities = np.array(model(np.zeros((2, *one), "float32" if len(one) > 1 else "int32")).detach())
+    assert probabilities.shape == (2, *classes)
+    np.testing.assert_allclose(probabilities.sum(-1), 1, rtol=1e-5)
+
+
 def test_characters_are_those_of_the_sources_and_the_next_ones(learning):
     from scripts import learning_tasks
 
