@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,18 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.system.own_files import write_where_named
 from platoon_base.system.text import legible
 
-__all__ = ["write_json", "write_text"]
+__all__ = ["no_job_fails_by", "write_json", "write_text"]
+
+log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def no_job_fails_by(what: str) -> Iterator[None]:
+    """Log an error of the ``with`` block, in which a file is made: it costs that file, and not the job's outcome."""
+    try:
+        yield
+    except Exception:
+        log.exception("%s of this job cannot be made, whose outcome stays; please report this bug", what)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> bool:

@@ -5,37 +5,27 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from platoon_base.cli.commands.arguments import require_folder_of
-from platoon_base.cli.json_file import write_text
+from platoon_base.cli.commands.arguments import result_file
+from platoon_base.cli.json_file import no_job_fails_by, write_text
 from platoon_base.cli.run_page import About, page
 from platoon_base.cli.run_recorder import SHOWN, RunRecorder
-from platoon_base.cli.story_file import read_story
+from platoon_base.cli.story_file import known_story
 from platoon_base.controller.outcome import Result, Snapshot
-from platoon_base.errors import ConfigurationError
 
 __all__ = ["RunReport", "report_option", "reporting"]
-
-log = logging.getLogger(__name__)
-
-
-def _file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    require_folder_of(path, "--report")
-    return path
-
 
 report_option = click.option(
     "--report",
     "report_file",
     type=click.Path(path_type=Path),
     metavar="FILE.html",
-    callback=_file,
+    callback=result_file,
     help="At the end write a page with curves, the time of each worker by phase, and a verdict in words; "
     "beside it the curves as CSV.",
 )
@@ -71,12 +61,7 @@ class RunReport:
     def write(self) -> None:
         """Write the page and the curves; what cannot be written is reported on standard error."""
         self._recorder.end()
-        try:
-            story = read_story(self._folder)
-        except ConfigurationError as exc:
-            log.warning("the report has no timeline: %s", exc)
-            story = []
-        about = About(self._title, str(self._folder), self.result, story)
+        about = About(self._title, str(self._folder), self.result, known_story(self._folder, "the report"))
         write_text(self._path, page(self._recorder, about), "the report")
         write_text(self._beside("workers"), workers_as_csv(self._recorder), "the workers' curves")
         write_text(self._beside("values"), values_as_csv(self._recorder), "the reported values")
@@ -92,10 +77,8 @@ def reporting(report: RunReport | None) -> Iterator[None]:
         yield
     finally:
         if report is not None:
-            try:
+            with no_job_fails_by("the report"):
                 report.write()
-            except Exception:
-                log.exception("the report of this job cannot be made, whose outcome stays; please report this bug")
 
 
 def workers_as_csv(recorder: RunRecorder) -> str:

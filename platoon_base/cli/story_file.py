@@ -14,7 +14,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.system.own_files import write_whole
 from platoon_base.system.regular_files import open_regular
 
-__all__ = ["STORY_FILE", "as_json", "read_story", "story_written"]
+__all__ = ["STORY_FILE", "as_json", "known_story", "read_story", "story_written"]
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,15 @@ def story_written(folder: Path, story: Story) -> Iterator[None]:
 def as_json(entries: Sequence[Entry]) -> bytes:
     """Return the changes as JSON, a list with an entry for each."""
     return msgspec.json.format(msgspec.json.encode(entries), indent=2)
+
+
+def known_story(folder: Path, reader: str) -> list[Entry]:
+    """Return the story in a folder of logs, or a warning for ``reader`` and no entries if it cannot be read."""
+    try:
+        return read_story(folder)
+    except ConfigurationError as exc:
+        log.warning("%s has no changes of the job: %s", reader, exc)
+        return []
 
 
 def read_story(folder: Path) -> list[Entry]:

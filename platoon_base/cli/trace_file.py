@@ -14,11 +14,10 @@ from typing import Any
 import click
 import msgspec
 
-from platoon_base.cli.commands.arguments import require_folder_of
-from platoon_base.cli.json_file import write_text
-from platoon_base.cli.story_file import read_story
+from platoon_base.cli.commands.arguments import result_file
+from platoon_base.cli.json_file import no_job_fails_by, write_text
+from platoon_base.cli.story_file import known_story
 from platoon_base.coordination.story import Entry
-from platoon_base.errors import ConfigurationError
 from platoon_base.shm.phases import PHASES, STEP
 from platoon_base.system.environment import TRACE
 from platoon_base.worker.tracing import Spans
@@ -31,17 +30,12 @@ _MOST_SPANS = 1_000_000  # of all workers; a browser takes some seconds to read 
 _STEPS, _PHASES = 1, 2  # tracks of a worker
 
 
-def _file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    require_folder_of(path, "--trace")
-    return path
-
-
 trace_option = click.option(
     "--trace",
     "trace_file",
     type=click.Path(path_type=Path),
     metavar="FILE.json",
-    callback=_file,
+    callback=result_file,
     help="At the end write the steps and phases of this host's workers for https://ui.perfetto.dev; the latest 50,000 "
     "of each.",
 )
@@ -68,13 +62,10 @@ def tracing(path: Path | None, folder: Path) -> Iterator[None]:
         yield
     finally:
         del os.environ[TRACE]
-        try:
-            story = read_story(folder)
-        except ConfigurationError as exc:
-            log.warning("the trace has no events of the job: %s", exc)
-            story = []
-        found = {"traceEvents": events_of(_read(parts), story, wall, start), "displayTimeUnit": "ms"}
-        write_text(path, msgspec.json.encode(found).decode(), "the trace")
+        with no_job_fails_by("the trace"):
+            events = events_of(_read(parts), known_story(folder, "the trace"), wall, start)
+            found = {"traceEvents": events, "displayTimeUnit": "ms"}
+            write_text(path, msgspec.json.encode(found).decode(), "the trace")
         shutil.rmtree(parts, ignore_errors=True)
 
 

@@ -15,7 +15,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import running
 from platoon_base.worker_process.program import Program
 
-__all__ = ["SCRIPT", "job_argument", "program_and_args", "require_folder_of"]
+__all__ = ["SCRIPT", "job_argument", "program_and_args", "result_file"]
 
 SCRIPT = {"allow_interspersed_args": False}  # what follows the script is the script's
 
@@ -28,16 +28,18 @@ def _jobs(context: click.Context, parameter: click.Parameter, begin: str) -> lis
 job_argument = click.argument("job", default="", shell_complete=_jobs)
 
 
-def require_folder_of(path: Path | None, option: str = "--summary") -> None:
+def result_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
     """Raise `ConfigurationError` if the file that an option names could not be written at the end."""
-    if path is None:
-        return
+    option = max(parameter.opts, key=len)
+    if path is None or context.resilient_parsing:
+        return path
     if not path.resolve().parent.is_dir():
         raise ConfigurationError(f"{option} {path}: there is no folder {path.parent}; make it first")
     if path.is_dir():
         raise ConfigurationError(f"{option} {path}: this is a folder; name a file")
     if not os.access(path if path.exists() else path.resolve().parent, os.W_OK):
         raise ConfigurationError(f"{option} {path}: you may not write there; name another file")
+    return path
 
 
 def program_and_args(words: Sequence[str]) -> tuple[Program, list[str]]:

@@ -11,7 +11,7 @@ import click
 
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
-from platoon_base.cli.commands.arguments import SCRIPT, program_and_args, require_folder_of
+from platoon_base.cli.commands.arguments import SCRIPT, program_and_args, result_file
 from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.display import summary
@@ -151,7 +151,11 @@ _GROUPS = {
     "of a worker does, and after later ones the others go on.",
 )
 @click.option(
-    "--summary", "summary_file", type=click.Path(path_type=Path), help="Write the summary as JSON to this file."
+    "--summary",
+    "summary_file",
+    type=click.Path(path_type=Path),
+    callback=result_file,
+    help="Write the summary as JSON to this file.",
 )
 @click.option(
     "-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, found and run as by python -m."
@@ -214,7 +218,6 @@ def command(
     if line := training_line(click.get_current_context()):
         report.print_line(console, line)
     program, _ = program_and_args(["-m", script] if module else [script])
-    require_folder_of(summary_file)
     place = hosts.place
     if place.host:
         sys.exit(serve_other_host(console, hosts, program, args, workers, devices, center, log_dir, data_server))

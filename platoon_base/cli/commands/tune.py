@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from platoon_base.cli import report
-from platoon_base.cli.commands.arguments import SCRIPT, program_and_args, require_folder_of
+from platoon_base.cli.commands.arguments import SCRIPT, program_and_args, result_file
 from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
 from platoon_base.cli.help_page import GroupedCommand
-from platoon_base.cli.json_file import write_json, write_text
+from platoon_base.cli.json_file import no_job_fails_by, write_json, write_text
 from platoon_base.cli.launcher import CENTERS, choose_center, require_runnable
 from platoon_base.cli.log_folder import new_log_folder
 from platoon_base.cli.output import lenient_output
@@ -38,6 +38,12 @@ _GROUPS = {
     "Runs": ("steps", "minutes", "limit", "watch"),
     "Output": ("summary_file", "picture_file"),
 }
+
+
+def _picture_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    if path is not None and path.suffix.lower() != ".svg":
+        raise ConfigurationError(f"got --plot {path}: pictures are drawn as SVG; name a file that ends in .svg")
+    return result_file(context, parameter, path)
 
 
 @click.command("tune", cls=GroupedCommand, examples=_EXAMPLES, groups=_GROUPS, context_settings=SCRIPT)
@@ -83,13 +89,18 @@ _GROUPS = {
     help="End a run after S seconds in all, its start included.",
 )
 @click.option(
-    "--summary", "summary_file", type=click.Path(path_type=Path), help="Write all results as JSON to this file."
+    "--summary",
+    "summary_file",
+    type=click.Path(path_type=Path),
+    callback=result_file,
+    help="Write all results as JSON to this file.",
 )
 @click.option(
     "--plot",
     "picture_file",
     type=click.Path(path_type=Path),
     metavar="FILE.svg",
+    callback=_picture_file,
     help="Draw the value of each method against seconds and steps.",
 )
 @click.option(
@@ -97,6 +108,7 @@ _GROUPS = {
     "report_file",
     type=click.Path(path_type=Path),
     metavar="FILE.html",
+    callback=result_file,
     help="Write a page with the advice, the picture and the table of all methods.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, as of launch.")
@@ -147,9 +159,6 @@ def command(
     if count < 2:
         raise ConfigurationError("got one worker: methods differ with two or more; pass -n 2, or name two devices")
     choose_center(center, chosen.devices)
-    require_folder_of(summary_file)
-    _require_picture(picture_file)
-    require_folder_of(report_file, "--report")
     if every and texts:
         raise ConfigurationError(
             "got --all and --method, which replaces the built-in methods that --all would try: leave one of them out"
@@ -182,18 +191,14 @@ def command(
         if summary_file is not None:
             write_json(summary_file, results(tuning, study))
         if picture_file is not None and study.watched is not None:
-            drawn = picture(program.title, study.trials, study.watched, study.rungs, tuning.by)
-            if write_text(picture_file, drawn, "the picture"):
-                report.print_line(console, f"The picture is {picture_file}.")
-        if report_file is not None and write_text(report_file, tune_page(tuning, study), "the report"):
-            report.print_line(console, f"The report is {report_file}.")
+            with no_job_fails_by("the picture"):
+                drawn = picture(program.title, study.trials, study.watched, study.rungs, tuning.by)
+                if write_text(picture_file, drawn, "the picture"):
+                    report.print_line(console, f"The picture is {picture_file}.")
+        if report_file is not None:
+            with no_job_fails_by("the report"):
+                if write_text(report_file, tune_page(tuning, study), "the report"):
+                    report.print_line(console, f"The report is {report_file}.")
         report.warn_of_lost_output(folder)
         signals.ignore_from_now_on()
     sys.exit(status_of(study))
-
-
-def _require_picture(path: Path | None) -> None:
-    """Raise `ConfigurationError` if the picture could not be written at the end."""
-    if path is not None and path.suffix.lower() != ".svg":
-        raise ConfigurationError(f"got --plot {path}: pictures are drawn as SVG; name a file that ends in .svg")
-    require_folder_of(path, "--plot")
