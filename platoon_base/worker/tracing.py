@@ -24,13 +24,10 @@ class Spans(msgspec.Struct):
     rank : int
     spans : list of (int, float, float)
         The phase, or `STEP`, and its begin and end in seconds of the monotonic clock.
-    dropped : int
-        How many earlier ones were not kept.
     """
 
     rank: int
     spans: list[tuple[int, float, float]]
-    dropped: int = 0
 
 
 class SpanRecorder:
@@ -45,15 +42,13 @@ class SpanRecorder:
     def __init__(self, folder: str | os.PathLike[str], rank: int) -> None:
         self._rank, self._path = rank, Path(folder) / f"rank{rank}-{os.getpid()}.json"
         self._spans: collections.deque[tuple[int, float, float]] = collections.deque(maxlen=MOST_SPANS)
-        self._count = 0
 
     def record(self, phase: int, began: float, ended: float) -> None:
         """Keep a span."""
-        self._count += 1
         self._spans.append((phase, began, ended))
 
     def write(self) -> None:
         """Write the file; a disk that is full costs the trace, not the training."""
-        found = Spans(self._rank, list(self._spans), self._count - len(self._spans))
+        found = Spans(self._rank, list(self._spans))
         with contextlib.suppress(OSError):
             write_whole(self._path, msgspec.json.encode(found))

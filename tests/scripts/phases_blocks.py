@@ -1,7 +1,5 @@
 """A main loop whose batches, steps and validations sleep; see phases_keras.py."""
 
-import time
-
 from blocks_preamble import (
     EASGD,
     DataStream,
@@ -14,19 +12,9 @@ from blocks_preamble import (
     loop,
     network,
     np,
-    rank,
     shard_stream,
-    worker,
 )
-
-slept = dict.fromkeys(("loading", "compute", "validation"), 0.0)
-
-
-def sleep(name, seconds):
-    began = time.perf_counter()
-    time.sleep(seconds)
-    if worker.advanced.clock.seconds["compute"]:  # it counts from the first step on
-        slept[name] += time.perf_counter() - began
+from sleeping import report, sleep
 
 
 class SlowSet(IndexableDataset):
@@ -39,7 +27,7 @@ class SlowSet(IndexableDataset):
 
 class Slow(TrainingExtension):
     def before_batch(self, batch):
-        sleep("compute", 0.01)
+        sleep("compute", 0.04)
 
 
 def slow_stream(rows, name, seconds):
@@ -58,5 +46,4 @@ extensions = [
     FinishAfter(after_n_epochs=3),
 ]
 loop(cost, shard_stream(slow_stream(128, "loading", 0.02)), extensions).run()
-worker.report({f"{name}{rank}": seconds for name, seconds in worker.advanced.clock.seconds.items()})
-worker.report({f"slept {name}{rank}": seconds for name, seconds in slept.items()})
+report()

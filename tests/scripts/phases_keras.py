@@ -1,17 +1,7 @@
 """A fit whose batches, steps and validations sleep; reports what the clock says and what the script has slept."""
 
-import time
-
-from keras_preamble import KERAS_2, DistributedOptimizer, data, dense, distribute, keras, rank, worker
-
-slept = dict.fromkeys(("loading", "compute", "validation"), 0.0)
-
-
-def sleep(name, seconds):
-    began = time.perf_counter()
-    time.sleep(seconds)
-    if worker.advanced.clock.seconds["compute"]:  # it counts from the first step on
-        slept[name] += time.perf_counter() - began
+from keras_preamble import KERAS_2, DistributedOptimizer, data, dense, distribute, keras
+from sleeping import report, sleep
 
 
 class Batches(keras.utils.Sequence if KERAS_2 else keras.utils.PyDataset):
@@ -32,7 +22,7 @@ class Batches(keras.utils.Sequence if KERAS_2 else keras.utils.PyDataset):
 
 class Slow(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
-        sleep("compute", 0.01)
+        sleep("compute", 0.04)
 
     def on_test_batch_begin(self, batch, logs=None):
         sleep("validation", 0.03)
@@ -47,5 +37,4 @@ model = dense(optimizer=DistributedOptimizer("sgd"))
 for callback in (Slow(), SlowAtEnds()):
     options = {"workers": 0} if KERAS_2 else {}
     model.fit(Batches(), epochs=3, verbose=0, validation_data=data(16), callbacks=distribute([callback]), **options)
-worker.report({f"{name}{rank}": seconds for name, seconds in worker.advanced.clock.seconds.items()})
-worker.report({f"slept {name}{rank}": seconds for name, seconds in slept.items()})
+report()

@@ -1,7 +1,5 @@
 """A training loop whose batches, steps and validations sleep; see phases_keras.py."""
 
-import time
-
 from lasagne_preamble import (
     EASGD,
     Model,
@@ -11,20 +9,10 @@ from lasagne_preamble import (
     iterate_minibatches,
     lasagne,
     np,
-    rank,
     sync_updates,
     theano,
-    worker,
 )
-
-slept = dict.fromkeys(("loading", "compute", "validation"), 0.0)
-
-
-def sleep(name, seconds):
-    began = time.perf_counter()
-    time.sleep(seconds)
-    if worker.advanced.clock.seconds["compute"]:  # it counts from the first step on
-        slept[name] += time.perf_counter() - began
+from sleeping import report, sleep
 
 
 class SlowRows:
@@ -54,8 +42,7 @@ def slow_validate(x, y):
 
 for epoch in range(3):
     for x, y in iterate_minibatches(SlowRows(), Y, batch_size=2, epoch=epoch):
-        sleep("compute", 0.01)
+        sleep("compute", 0.04)
         train(x, y)
     evaluate(slow_validate, X, Y, batch_size=4)
-worker.report({f"{name}{rank}": seconds for name, seconds in worker.advanced.clock.seconds.items()})
-worker.report({f"slept {name}{rank}": seconds for name, seconds in slept.items()})
+report()
