@@ -32,6 +32,7 @@ import report
 
 SCRIPT = Path(__file__).parent / "scripts" / "keras_gpu_train.py"
 WAYS = ("alone", "averaged gradients", "in buckets of 25 MB", "by way of the host", "DDP")
+MODELS = ("10 MB", "100 MB", "ResNet-50")
 COUNTS = {"rounds": (7, 2), "batches": (80, 20)}  # with --quick the second
 GOAL = 1.05
 LIMIT_S = 900.0
@@ -48,6 +49,7 @@ def measure(options: argparse.Namespace) -> list[dict]:
         Path(folder, "key").touch(0o600)
         Path(folder, "key").write_text(secrets.token_hex(32))
         words = [str(SCRIPT), folder, "--rounds", options.rounds, "--batches", options.batches, "--ways", *options.ways]
+        words += ["--models", *options.models, *(["--profile", options.profile] if options.profile else [])]
         for number in range(options.hosts):
             devices = [f"cuda{i}" for i in range(number * each, (number + 1) * each)]
             begin = [sys.executable, "-m", "platoon_base", "launch", "-D", *devices, "--log-dir", f"{folder}/{number}"]
@@ -111,6 +113,10 @@ def main() -> None:
     parser.add_argument("--hosts", type=int, default=1, help="among which the GPUs are divided  [1]")
     parser.add_argument("--loopback", action="store_true", help="launchers side by side are the hosts")
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS, help="alone and DDP among them  [all]")
+    parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS, help="[all]")
+    parser.add_argument(
+        "--profile", type=Path, help="folder for profiles of Python; the last round is one, not counted"
+    )
     parser.add_argument("--rounds", type=int, help="of all ways, the first of which is not counted  [7]")
     parser.add_argument("--batches", type=int, help="of a fit  [80]")
     parser.add_argument("--quick", action="store_true", help="fewer rounds; nothing is saved unless --out is given")
@@ -137,7 +143,7 @@ def main() -> None:
         if row["way"] == "averaged gradients"
     ]
     if options.out or not options.quick:
-        asked = {key: value for key, value in vars(options).items() if key != "out"}
+        asked = {key: value for key, value in vars(options).items() if key not in ("out", "profile")}
         results = {"options": asked, "results": rows, "goals": goals, "workers": workers}
         name = f"keras-gpu-{options.hosts}-hosts" if options.hosts > 1 else f"keras-gpu-{options.gpus}"
         report.save(name, results, options.out or report.FOLDER)

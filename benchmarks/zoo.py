@@ -2,8 +2,9 @@
 
 Each line is a job of examples/zoo: a network, a rule (bsp: averaged gradients; easgd), so many workers, one for each
 device. The efficiency is the images per second of N workers over N times those of one, which trains in a job too.
-A worker's step is split into load, compute, communicate and wait, see docs/report.md. Results are written after each
-job: a run that is ended keeps them.
+A worker's step is split into load, compute, communicate and wait, see docs/report.md. The rule ddp is not one of ours:
+the same network in Keras on torch, trained by DistributedDataParallel. Results are written after each job: a run that
+is ended keeps them.
 
     python benchmarks/zoo.py --framework lasagne                       # on all CUDA devices
     python benchmarks/zoo.py --framework torch --devices cuda0 cuda0   # two workers on one device
@@ -36,6 +37,7 @@ MODELS = {
     "jax": ("resnet50", "vgg16", "vit"),
 }
 RULES = ("bsp", "easgd")
+DDP = Path(__file__).parent / "scripts" / "zoo_ddp.py"
 PARTS = ("load", "compute", "communicate", "wait")
 
 
@@ -62,19 +64,19 @@ QUICK = {name: Size(4, size.image, 0.05) for name, size in SMALL.items()}
 def run(options: argparse.Namespace, model: str, rule: str, devices: list[str]) -> dict | None:
     """Run one job; returns its measurement, or None if it failed."""
     size = options.sizes[model]
-    script = ZOO / ("zoo_lasagne.py" if options.framework == "lasagne" else "zoo_keras.py")
+    script = DDP if rule == "ddp" else ZOO / ("zoo_lasagne.py" if options.framework == "lasagne" else "zoo_keras.py")
     # One thread for each worker, as they share the cores; JAX takes memory as it needs it, as they may share a GPU.
     env = {"OMP_NUM_THREADS": "1", "XLA_PYTHON_CLIENT_PREALLOCATE": "false", **os.environ}
-    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ZOO.parents[1]), os.environ.get("PYTHONPATH")]))
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ZOO.parents[1]), str(ZOO), os.environ.get("PYTHONPATH")]))
     if options.framework == "lasagne":
         env["THEANO_FLAGS"] = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), "floatX=float32"]))
     else:
         env["KERAS_BACKEND"] = options.framework
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "platoon_base", "launch", "-D", *devices, "--log-dir", f"{folder}/logs"]
-        command += [script, "--model", model, "--rule", rule, "--batch", size.batch, "--image", size.image]
-        command += ["--width", size.width, "--steps", options.steps, "--data", options.data]
-        command += ["--summary", f"{folder}/result.json"]
+        command += [script, "--model", model, "--rule", "bsp" if rule == "ddp" else rule]
+        command += ["--batch", size.batch, "--image", size.image, "--width", size.width]
+        command += ["--steps", options.steps, "--data", options.data, "--summary", f"{folder}/result.json"]
         try:
             done = subprocess.run(
                 [*map(str, command)], env=env, capture_output=True, text=True, timeout=options.limit, check=False
@@ -145,6 +147,8 @@ def settle(options: argparse.Namespace) -> None:
     if unknown:
         known = ", ".join(MODELS[options.framework])
         raise SystemExit(f"got --models {' '.join(unknown)} with --framework {options.framework}: it has {known}")
+    if "ddp" in options.rules and options.framework != "torch":
+        raise SystemExit(f"got --rules ddp with --framework {options.framework}: it is torch's; add --framework torch")
     options.steps = options.steps or (5 if options.quick else 20 if options.on_cpu else 100)
     sizes = QUICK if options.quick else SMALL if options.on_cpu else FULL
     given = {name: getattr(options, name) for name in Size._fields if getattr(options, name)}
@@ -156,7 +160,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--framework", choices=FRAMEWORKS, default="lasagne", help="torch, jax: Keras 3  [lasagne]")
     parser.add_argument("--models", nargs="+", metavar="NAME", help="[all of the framework]")
-    parser.add_argument("--rules", nargs="+", choices=(*RULES, "default"), default=RULES)
+    parser.add_argument("--rules", nargs="+", choices=(*RULES, "default", "ddp"), default=RULES)
     parser.add_argument(
         "--devices", nargs="+", help="a worker each, such as cuda0 cuda1; [CUDA's; without any, cpu cpu]"
     )

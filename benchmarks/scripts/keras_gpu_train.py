@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import cProfile
 import json
+import pstats
 import statistics
+import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -18,9 +24,25 @@ from platoon_plugins.keras import DistributedOptimizer, backends, distribute
 from platoon_plugins.keras.backends import torch_gradients
 
 WARM = 4  # one batch in so many, at the start of a fit, is not counted
-BATCH, WIDTH = 128, 1024
-# Numbers of layers of WIDTH x WIDTH float32: 10 and 100 MB.
-MODELS = {"10 MB": (1024, 2), "100 MB": (2048, 6)}
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "zoo"))
+import keras_models  # noqa: E402
+
+
+class Task(NamedTuple):
+    """A model, its mini-batches, and what part of the --batches of a round are made."""
+
+    rows: int
+    shape: tuple[int, ...]
+    classes: int
+    part: float
+    size: tuple[int, int] | None = None  # width and number of dense layers
+
+
+MODELS = {
+    "10 MB": Task(128, (1024,), 10, 1, (1024, 2)),
+    "100 MB": Task(128, (2048,), 10, 1, (2048, 6)),
+    "ResNet-50": Task(32, (224, 224, 3), 1000, 0.25),
+}
 OURS = ("averaged gradients", "in buckets of 25 MB", "by way of the host")
 
 
@@ -55,22 +77,38 @@ class Steps(keras.callbacks.Callback):
         return 1e3 * statistics.median(np.diff(self.begun[len(self.begun) // WARM :]))
 
 
-def make(way: str, width: int, layers: int) -> keras.Model:
+def make(way: str, task: Task) -> keras.Model:
     """Make a model that is trained in one of the ways."""
     keras.utils.set_random_seed(3)
-    inputs = keras.Input((width,))
-    outputs = inputs
-    for _ in range(layers):
-        outputs = keras.layers.Dense(width, activation="relu")(outputs)
-    model = (Wrapped if way == "DDP" else keras.Model)(inputs, keras.layers.Dense(10)(outputs))
+    if task.size is None:
+        built = keras_models.resnet50(task.shape, task.classes)
+        inputs, outputs = built.inputs, built.outputs[0]
+    else:
+        width, layers = task.size
+        inputs = outputs = keras.Input(task.shape)
+        for _ in range(layers):
+            outputs = keras.layers.Dense(width, activation="relu")(outputs)
+        outputs = keras.layers.Dense(task.classes)(outputs)
+    model = (Wrapped if way == "DDP" else keras.Model)(inputs, outputs)
     optimizer = keras.optimizers.SGD(0.001)
     if way in OURS:
         optimizer = DistributedOptimizer(optimizer)
-    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=task.size is not None))
     if way == "DDP":
         device = torch.cuda.current_device()
         model.wrapped = (torch.nn.parallel.DistributedDataParallel(model, device_ids=[device]),)
     return model
+
+
+@contextlib.contextmanager
+def profiled(path: Path | None) -> Iterator[None]:
+    """Write what Python's functions take within the ``with`` block, if there is a path."""
+    profile = cProfile.Profile()
+    with profile if path else contextlib.nullcontext():
+        yield
+    if path:
+        with path.open("w") as file:
+            pstats.Stats(profile, stream=file).sort_stats("cumtime").print_stats(150)
 
 
 def main(args: argparse.Namespace) -> None:
@@ -83,11 +121,12 @@ def main(args: argparse.Namespace) -> None:
     backend = type(backends.current())
     average_on_device, bucket_s = backend.gradient_device, torch_gradients.BUCKET_S
     results = {}
-    for name, (width, layers) in MODELS.items():
-        rng = np.random.default_rng(rank)
-        x = rng.standard_normal((batches * BATCH, width), "float32")
-        y = rng.integers(0, 10, batches * BATCH)
-        models = {way: make(way, width, layers) for way in ways}
+    for name in args.models:
+        rng, task = np.random.default_rng(rank), MODELS[name]
+        rows = max(WARM, round(task.part * batches)) * task.rows
+        x = rng.standard_normal((rows, *task.shape), "float32")
+        y = rng.integers(0, task.classes, rows)
+        models = {way: make(way, task) for way in ways}
         rounds = []
         for number in range(args.rounds):
             took = {}
@@ -99,12 +138,15 @@ def main(args: argparse.Namespace) -> None:
                 steps = Steps()
                 ours = way in OURS
                 worker.barrier()
-                models[way].fit(
-                    x, y, BATCH, 1, verbose=0, shuffle=False, callbacks=distribute([steps]) if ours else [steps]
-                )
+                last = args.profile and number == args.rounds - 1 and rank == 0
+                with profiled(args.profile / f"{name} {way}.txt".replace(" ", "-") if last else None):
+                    models[way].fit(
+                        x, y, task.rows, 1, verbose=0, shuffle=False, callbacks=distribute([steps]) if ours else [steps]
+                    )
                 torch.cuda.synchronize()
                 took[way] = steps.milliseconds()
-            rounds.append(took)
+            if not args.profile or number < args.rounds - 1:
+                rounds.append(took)
             print(name, number, {way: round(ms, 3) for way, ms in took.items()}, flush=True)
         results[name] = {
             "parameters": models["alone"].count_params(),
@@ -122,4 +164,6 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--batches", type=int, default=80)
     parser.add_argument("--ways", nargs="+", required=True)
+    parser.add_argument("--models", nargs="+", required=True)
+    parser.add_argument("--profile", type=Path)
     main(parser.parse_args())

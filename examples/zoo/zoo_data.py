@@ -35,20 +35,22 @@ class Images:
     dtype = np.dtype("float32")
 
     def __init__(self, stored: np.ndarray, size: int, channels_first: bool) -> None:
-        self._stored, self._channels_first = stored, channels_first
-        self._across, self._down = (np.arange(size) * stored.shape[axis] // size for axis in (2, 1))
+        stored = stored if stored.ndim == 4 else stored[..., np.newaxis]
+        self._stored = np.ascontiguousarray(stored.transpose(0, 3, 1, 2)) if channels_first else stored
+        self._plane = (2, 3) if channels_first else (1, 2)
+        self._nearest = [np.arange(size) * self._stored.shape[axis] // size for axis in self._plane]
         self.shape = (len(stored), *((3, size, size) if channels_first else (size, size, 3)))
 
     def __len__(self) -> int:
         return len(self._stored)
 
     def __getitem__(self, rows: np.ndarray | int) -> np.ndarray:
-        found = self._stored[np.atleast_1d(rows)][:, self._down][:, :, self._across]
-        if found.ndim == 3:  # grey: three equal channels
-            found = np.broadcast_to(found[..., np.newaxis], (*found.shape, 3))
-        if self._channels_first:
-            found = found.transpose(0, 3, 1, 2)
-        images = np.multiply(found, np.float32(1 / 255), dtype=np.float32, order="C")
+        found = self._stored[np.atleast_1d(rows)]
+        for axis, pixels in zip(self._plane, self._nearest):
+            if len(pixels) != found.shape[axis]:
+                found = found.take(pixels, axis)
+        images = np.empty((len(found), *self.shape[1:]), np.float32)
+        np.multiply(found, np.float32(1 / 255), out=images)  # a grey image gets three equal channels
         return images if np.ndim(rows) else images[0]
 
 

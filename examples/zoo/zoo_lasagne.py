@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 
-from platoon_plugins.lasagne import EASGD, all_reduce_grads, finish_training, iterate_minibatches, sync_updates
+from platoon_plugins.lasagne import EASGD, all_reduce_grads, finish_training, sync_updates
 
 import lasagne  # isort: skip
 import theano
@@ -20,6 +20,7 @@ from zoo_data import load
 from zoo_measure import WARM_UP, Measurement, parser, show
 
 from platoon_base import connect
+from platoon_base.data import load_ahead
 
 MOMENTUM = 0.9
 RECURSION_LIMIT = 20_000  # Theano walks a graph by recursion: ResNet-50 is too deep for Python's 1000
@@ -40,14 +41,12 @@ def build(options, shape, classes):
     return network, [x, y], loss, updates
 
 
-def endless(images, labels, batch):
-    """Yield this worker's mini-batches, epoch after epoch, all of the same size."""
-    epoch = 0
+def endless(images, labels, rows, batch):
+    """Yield mini-batches of these rows, again and again, all of the same size."""
     while True:
-        for batches in iterate_minibatches(images, labels, batch, shuffle=True, epoch=epoch, uneven="drop"):
-            if len(batches[1]) == batch:
-                yield batches
-        epoch += 1
+        for begin in range(0, len(rows) - batch + 1, batch):
+            taken = rows[begin : begin + batch]
+            yield images[taken], labels[taken]
 
 
 def main(options):
@@ -58,7 +57,9 @@ def main(options):
     lasagne.random.set_rng(np.random.RandomState(worker.seed % 2**32))
     network, inputs, loss, updates = build(options, images.shape[1:], classes)
     train = theano.function(inputs, loss, updates=updates)
-    measurement, batches = Measurement(worker, options), endless(images, labels, options.batch)
+    measurement = Measurement(worker, options)
+    own = worker.shard(len(images), shuffle=True, uneven="drop")
+    batches = iter(load_ahead(lambda: endless(images, labels, own, options.batch)))  # by another process
     for step in range(WARM_UP + options.steps):
         if step == WARM_UP:
             measurement.begin()

@@ -16,7 +16,7 @@ __all__ = ["PARTS", "RULES", "WARM_UP", "Measurement", "combine", "parser", "sho
 
 PARTS = ("load", "compute", "communicate", "wait")
 RULES = ("bsp", "easgd", "default")
-WARM_UP = 3  # steps of each worker that are not measured: compilation, first allocations
+WARM_UP = 10  # steps of each worker that are not measured: compilation, first allocations
 
 
 def parser(description: str, models: dict, image: int) -> argparse.ArgumentParser:

@@ -13,7 +13,7 @@ from keras.src.backend.common import global_state
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import shard_seed
 from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
-from platoon_plugins.keras.backends.keras3_losses import batch_weight, require_one_kind, watched
+from platoon_plugins.keras.backends.keras3_losses import batch_weight, require_one_kind, warn_of_added, watched
 from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import Batch, GradientAverage
 from platoon_plugins.keras.model_averages import ModelAverages
@@ -249,8 +249,10 @@ class Keras3(Backend):
     def _watched_loss(self, model: Any, average: ModelAverages | None, losses: BatchLosses) -> Callable[..., Any]:
         plain = getattr(model.compute_loss, "plain", model.compute_loss)
         loss_weights = loss_weights_of(model)  # the loss may belong to any of the optimizers, or to all
+        first = True
 
         def compute_loss(*args: Any, **options: Any) -> Any:  # a model's own may take other arguments
+            nonlocal first
             with watched() as terms:
                 loss = plain(*args, **options)
             # The first tensor has the number of rows: x (which a train_step may omit), y, y_pred or sample_weight.
@@ -261,7 +263,10 @@ class Keras3(Backend):
             rows = keras.ops.shape(given[0])[0] if given else 1
             weight = batch_weight(terms, rows, model)
             if average is not None and training is not False:
-                require_one_kind(weight, terms, model)
+                require_one_kind(weight, terms)
+                if first:  # later ones need not, as it takes milliseconds in a deep model
+                    first = False
+                    warn_of_added(model)
                 for loss_weight in loss_weights:
                     loss_weight.put(None if weight.kind in ("sum", "values") else weight.weight)
             if weight.kind in ("tokens", "sum"):

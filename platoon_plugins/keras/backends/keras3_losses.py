@@ -16,7 +16,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
 from platoon_plugins.keras.batch_losses import ADDED
 
-__all__ = ["BatchWeight", "Term", "batch_weight", "require_one_kind", "watched"]
+__all__ = ["BatchWeight", "Term", "batch_weight", "require_one_kind", "warn_of_added", "watched"]
 
 _watching = threading.local()
 
@@ -130,7 +130,7 @@ def batch_weight(terms: list[Term], rows: Any, model: Any) -> BatchWeight:
     return BatchWeight("mixed", rows)
 
 
-def require_one_kind(weight: BatchWeight, terms: list[Term], model: Any) -> None:
+def require_one_kind(weight: BatchWeight, terms: list[Term]) -> None:
     """Raise if averaged gradients would differ from those of a single process; warn if that is not known."""
     if weight.kind == "mixed":
         raise ConfigurationError(
@@ -146,10 +146,9 @@ def require_one_kind(weight: BatchWeight, terms: list[Term], model: Any) -> None
             "divided by something else, such as a number of tokens, several workers do not train as one process "
             "does: return one value for each row or token, and let Keras apply the mask or the weights"
         )
-    _warn_of_added(model)
 
 
-def _warn_of_added(model: Any) -> None:
+def warn_of_added(model: Any) -> None:
     """Warn of losses that layers add, except those of regularizers: of weights, or means over rows by Keras."""
     known = sum(getattr(v, "regularizer", None) is not None for v in model.trainable_variables)
     layers = getattr(model, "_flatten_layers", lambda: ())()
