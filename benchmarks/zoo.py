@@ -118,7 +118,7 @@ def measure(options: argparse.Namespace) -> list[dict]:
     for model in options.models:
         for rule in options.rules:
             single = None
-            for count in counts(len(options.devices)):
+            for count in options.workers:
                 devices = options.devices[:count]
                 result = run(options, model, rule, devices)
                 if result is None:
@@ -142,6 +142,9 @@ def settle(options: argparse.Namespace) -> None:
     """Fill in what the command line leaves open; ends the program if it cannot be done."""
     options.devices = options.devices or cuda_devices().names or ["cpu", "cpu"]
     options.on_cpu = "cpu" in options.devices
+    options.workers = options.workers or counts(len(options.devices))
+    if not 1 <= min(options.workers) <= max(options.workers) <= len(options.devices):
+        raise SystemExit(f"got --workers {options.workers} and {len(options.devices)} devices: each worker needs one")
     options.models = options.models or MODELS[options.framework]
     unknown = sorted(set(options.models) - set(MODELS[options.framework]))
     if unknown:
@@ -164,6 +167,7 @@ def main() -> int:
     parser.add_argument(
         "--devices", nargs="+", help="a worker each, such as cuda0 cuda1; [CUDA's; without any, cpu cpu]"
     )
+    parser.add_argument("--workers", nargs="+", type=int, help="a job for each number  [1 2 4 ... all devices]")
     parser.add_argument("--steps", type=int, help="of each worker that are measured  [100; on processors 20]")
     parser.add_argument("--batch", type=int, help="images of a step of one worker  [128 of AlexNet, else 32; small: 8]")
     parser.add_argument("--image", type=int, help="height and width  [224, AlexNet 227; small: 32, AlexNet 67]")
@@ -177,7 +181,7 @@ def main() -> int:
     rows = measure(options)
     what = "small variants on processors" if options.on_cpu else "synthetic images" * (options.data == "synthetic")
     report.table(f"{options.framework}: {what or options.data}", HEADINGS, [cells(row) for row in rows])
-    return int(len(rows) < len(options.models) * len(options.rules) * len(counts(len(options.devices))))
+    return int(len(rows) < len(options.models) * len(options.rules) * len(options.workers))
 
 
 if __name__ == "__main__":
