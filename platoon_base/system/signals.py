@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
+import functools
 import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
-__all__ = ["accept_interrupts", "default_sigchld"]
+__all__ = ["accept_interrupts", "default_sigchld", "keep_interrupts"]
+
+_LOOK_S = 0.01
 
 
 def accept_interrupts() -> None:
@@ -19,6 +28,36 @@ def accept_interrupts() -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
+def keep_interrupts() -> None:
+    """Raise a KeyboardInterrupt again that has come where Python drops exceptions: in finalizers and some callbacks.
+
+    Otherwise a worker would go on, and be killed at the end of its time without having saved.
+    """
+    sys.unraisablehook = functools.partial(_unraisable, sys.unraisablehook)
+
+
+def _unraisable(plain: Any, unraisable: Any) -> None:
+    if unraisable.exc_type is KeyboardInterrupt and threading.current_thread() is threading.main_thread():
+        threading.Thread(target=_interrupt_again, daemon=True).start()
+    else:
+        plain(unraisable)
+
+
+def _interrupt_again() -> None:
+    """Interrupt the main thread once it has left `_unraisable`, which would drop the exception too."""
+    while _is_within(sys._current_frames().get(threading.main_thread().ident or 0)):
+        time.sleep(_LOOK_S)
+    _thread.interrupt_main()
+
+
+def _is_within(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code is _unraisable.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from platoon_base.devices import checks, isolation
 from platoon_base.frameworks.registered import registered
 from platoon_base.system.environment import DEVICE, JOB, LAUNCHER, RANK
 from platoon_base.system.orphan import end_with, is_watched
-from platoon_base.system.signals import accept_interrupts
+from platoon_base.system.signals import accept_interrupts, keep_interrupts
 from platoon_base.system.text import legible
 from platoon_base.system.warn import log_warnings
 from platoon_base.worker_process.breakpoints import hook_breakpoints
@@ -36,6 +36,7 @@ def main(role: str = "") -> None:
         What this process is, for its title; by default the environment tells.
     """
     accept_interrupts()
+    keep_interrupts()
     program, args = Program.of(sys.argv[1:])
     show(program, role)
     set_up_logging()
