@@ -36,7 +36,6 @@ def main(role: str = "") -> None:
         What this process is, for its title; by default the environment tells.
     """
     accept_interrupts()
-    keep_interrupts()
     program, args = Program.of(sys.argv[1:])
     show(program, role)
     set_up_logging()
@@ -86,6 +85,7 @@ def run(program: Program, args: Sequence[str]) -> None:
     launcher = os.environ.pop(LAUNCHER, "")  # processes that the script starts have another parent
     if launcher.isdigit() and not is_watched():
         end_with(int(launcher))
+    keep_interrupts()
     hook_breakpoints()
     with recorded(program.folder):
         program.run(args)
