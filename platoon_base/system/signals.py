@@ -15,7 +15,7 @@ from typing import Any
 
 __all__ = ["accept_interrupts", "default_sigchld", "keep_interrupts"]
 
-_LOOK_S = 0.01
+_POLL_INTERVAL_S = 0.01
 
 
 def accept_interrupts() -> None:
@@ -48,7 +48,7 @@ def _unraisable(plain: Any, unraisable: Any) -> None:
 def _interrupt_again() -> None:
     """Interrupt the main thread once it has left `_unraisable`, which would drop the exception too."""
     while _is_within(sys._current_frames().get(threading.main_thread().ident or 0)):
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_INTERVAL_S)
     _thread.interrupt_main()
 
 
