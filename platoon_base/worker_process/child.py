@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from platoon_base import compat
 from platoon_base.devices import checks, isolation
 from platoon_base.frameworks.registered import registered
+from platoon_base.system.determinism import seed_generators
 from platoon_base.system.environment import DEVICE, JOB, LAUNCHER, RANK
 from platoon_base.system.orphan import end_with, is_watched
 from platoon_base.system.signals import accept_interrupts
@@ -86,6 +87,7 @@ def run(program: Program, args: Sequence[str]) -> None:
     if launcher.isdigit() and not is_watched():
         end_with(int(launcher))
     hook_breakpoints()
+    seed_generators()
     with recorded(program.folder):
         program.run(args)
 
