@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -43,12 +43,21 @@ class ControlClient:
         This worker's row of the job's state, in which others see the call that it waits in.
     clock : PhaseClock, optional
         Of this worker; present if ``row`` is.
+    meet : callable, optional
+        Called before each wait in a collective call.
     """
 
-    def __init__(self, channel: ClientChannel, rank: int, row: Any = None, clock: PhaseClock | None = None) -> None:
+    def __init__(
+        self,
+        channel: ClientChannel,
+        rank: int,
+        row: Any = None,
+        clock: PhaseClock | None = None,
+        meet: Callable[[], None] | None = None,
+    ) -> None:
         self._channel = channel
         self._rank = rank
-        self._row, self._clock = row, clock
+        self._row, self._clock, self._meet = row, clock, meet
         self._call_lock = CallLock()  # a worker waits in one collective call at a time
         self._known_lost: set[int] = set()
         self._left = False
@@ -97,6 +106,8 @@ class ControlClient:
     def wait_for_all(self, call: msg.CollectiveCall, expected: type[R]) -> R:
         """Make a collective call, of up to its ``timeout_s``, and return its answer, of the type expected."""
         with self._call_lock.take(repr(call.title), call.timeout_s) as left_s:
+            if self._meet is not None:
+                self._meet()
             if left_s != call.timeout_s:
                 call = msgspec.structs.replace(call, timeout_s=left_s)
             with self._seen_waiting(call.title), self._withdrawn_if_interrupted():

@@ -46,7 +46,15 @@ class Saving(NamedTuple):
 
 
 class Readable(Protocol):
-    """A handle of a center for the controller, which saves it and takes no part in the training."""
+    """A handle of a center for the controller, which saves it and takes no part in the training.
+
+    Attributes
+    ----------
+    waits : bool
+        Whether workers synchronize in rounds.
+    """
+
+    waits: bool
 
     def snapshot(self, may_wait: bool) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states.
@@ -174,25 +182,45 @@ class CheckpointWriter:
         """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
-    def begin(self, about: About, layout: Layout | None) -> None:
-        """Begin to write a checkpoint, unless it has no center and would replace one that has."""
+    def postpone(self, until: float) -> None:
+        """Let no checkpoint be due before a time."""
+        self.next_due = until
+
+    def waits(self, layout: Layout) -> bool:
+        """Return whether the workers synchronize in rounds; False for a center that cannot be opened now."""
+        with contextlib.suppress(OSError, *_SKIPPED_ERRORS):  # told when it is to be read
+            return self._watch(layout).waits
+        return False
+
+    def begin(self, about: About, layout: Layout | None, at_once: bool = False) -> None:
+        """Begin to write a checkpoint, unless it has no center and would replace one that has.
+
+        With ``at_once`` the center is read before the return; only the writing goes on.
+        """
         self.next_due = time.monotonic() + self._saving.every_s
         if self._over or (layout is None and self._keeps_center):
             return
         self._saw_center |= layout is not None
         self._keeps_center |= layout is not None
-        self._start(lambda: self._checkpoint(about, layout, may_wait=True))
+        if at_once:
+            self._begin_now(about, layout)
+        else:
+            self._start(lambda: self._checkpoint(about, layout, may_wait=True))
 
     def end(self, about: About, layout: Layout) -> None:
         """Read the center now, since it cannot be read later, and begin to write the last checkpoint."""
         if self._over:
             return
         self._over = True
+        self._begin_now(about, layout, last=True)
+
+    def _begin_now(self, about: About, layout: Layout | None, last: bool = False) -> None:
+        """Read the center, and begin to write it."""
         try:
             checkpoint = self._checkpoint(about, layout, may_wait=False)
-            self._start(lambda: checkpoint, last=True)
+            self._start(lambda: checkpoint, last=last)
         except (OSError, *_SKIPPED_ERRORS) as exc:
-            self._start(functools.partial(_fail, exc), last=True)  # told in its turn
+            self._start(functools.partial(_fail, exc), last=last)  # told in its turn
 
     def _watch(self, layout: Layout) -> Readable:
         """Open the center, at the first call."""

@@ -24,7 +24,7 @@ from platoon_base.job.files import Origin
 from platoon_base.job.hosting import JobOptions, host_job
 from platoon_base.job.starting import framework_address, log_file, worker_environment, worker_starts
 from platoon_base.multihost.hosts import HostTable
-from platoon_base.system.environment import NO_FORK_SERVER
+from platoon_base.system.environment import DETERMINISTIC, NO_FORK_SERVER
 from platoon_base.system.limits import require_room
 from platoon_base.worker_process.preload import modules_to_preload
 from platoon_base.worker_process.program import Program
@@ -191,5 +191,7 @@ def launch(
 def preloaded(program: Program, devices: Sequence[str]) -> list[str]:
     """Return the modules that the fork server imports once for all workers; empty to start each worker by itself."""
     if set(devices) != {"cpu"} or os.environ.get(NO_FORK_SERVER):  # a process that uses a GPU must not fork
+        return []
+    if os.environ.get(DETERMINISTIC):  # frameworks are seeded when they are imported
         return []
     return modules_to_preload(program)

@@ -8,11 +8,13 @@ import functools
 import os
 from collections.abc import Mapping
 
+from platoon_base.system.environment import DETERMINISTIC
 from platoon_base.system.warn import warn_once
 
-__all__ = ["chosen_device", "completed_flags", "flags_with_blas", "worker_flags"]
+__all__ = ["chosen_device", "completed_flags", "deterministic_flags", "flags_with_blas", "worker_flags"]
 
 _WHERE_COMPILED = ("base_compiledir", "compiledir")
+_CONVOLUTIONS = ("algo_bwd_data", "algo_bwd_filter")  # forward ones add in one order anyway
 
 
 def worker_flags(device: str, environment: Mapping[str, str]) -> str:
@@ -28,6 +30,19 @@ def worker_flags(device: str, environment: Mapping[str, str]) -> str:
         With the user's ``THEANO_FLAGS`` and ``THEANORC``, if any.
     """
     return _with_device(_Options(environment), device)
+
+
+def deterministic_flags(environment: Mapping[str, str]) -> str:
+    """Return ``THEANO_FLAGS`` by which Theano computes the same bits each time; what the user has chosen stays."""
+    return _with_deterministic(_Options(environment))
+
+
+def _with_deterministic(options: _Options) -> str:
+    flags = [options.flags]
+    if not options.chosen("deterministic"):
+        flags.append("deterministic=more")
+    flags += [f"dnn.conv.{name}=deterministic" for name in _CONVOLUTIONS if not options.chosen(name, "dnn.conv")]
+    return ",".join(filter(None, flags))
 
 
 def chosen_device(environment: Mapping[str, str]) -> str:
@@ -85,6 +100,8 @@ def completed_flags(device: str | None, environment: Mapping[str, str], flags_be
     kept = [f"{name}={folder}" for name, folder in where.items() if folder is not None]
     options.flags = ",".join(filter(None, [options.flags, *kept]))
     options.flags = _with_blas(options)
+    if environment.get(DETERMINISTIC):
+        options.flags = _with_deterministic(options)
     return options.flags if device is None else _with_device(options, device)
 
 

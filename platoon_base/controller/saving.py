@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,7 +17,18 @@ from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import ConfigurationError
 from platoon_base.shm.job_state import JobState
 
-__all__ = ["JobSaving"]
+__all__ = ["JobSaving", "TurnLock"]
+
+log = logging.getLogger(__name__)
+
+_AGAIN_S = 2e-3  # between two attempts to find the center at rest
+
+
+class TurnLock(NamedTuple):
+    """The lock that a worker holds while it has its turn at the center."""
+
+    try_lock: Callable[[], bool]
+    unlock: Callable[[], None]
 
 
 class JobSaving:
@@ -30,6 +43,11 @@ class JobSaving:
         The other hosts of the job, which get the description of each checkpoint.
     seconds_before : float
         How long the job had run before it was resumed.
+
+    Attributes
+    ----------
+    turns : TurnLock or None
+        If workers take turns at the center: then a checkpoint is of one moment between two turns.
     """
 
     def __init__(
@@ -45,6 +63,7 @@ class JobSaving:
         self._coordinator = coordinator
         self._hosts = hosts
         self._began = time.monotonic() - seconds_before
+        self.turns: TurnLock | None = None
         self._missed = 0  # missed checkpoints that the story mentions
 
     @property
@@ -75,7 +94,28 @@ class JobSaving:
             raise ConfigurationError(problem)
         shared = self._coordinator.shared
         if self._checkpointer.due(now, None if shared is None else shared.layout):
-            self._save()
+            if self.turns is None:
+                self._save()
+            elif not self._save_between_turns(self.turns):
+                self._checkpointer.postpone(now + _AGAIN_S)
+
+    def _save_between_turns(self, turns: TurnLock) -> bool:
+        """Read center and positions while no worker has a turn; return whether that could be done now."""
+        if not turns.try_lock():
+            return False
+        try:
+            shared = self._coordinator.shared
+            if shared is not None and not self._at_one_round(shared):
+                return False
+            self._checkpointer.begin(self._about(shared), None if shared is None else shared.layout, at_once=True)
+        finally:
+            turns.unlock()
+        return True
+
+    def _at_one_round(self, shared: Shared) -> bool:
+        """Whether all workers that synchronize in rounds have made the same rounds, so that the center is theirs."""
+        rows = [self._job_state.table[rank] for rank in self._coordinator.roster]
+        return not self._checkpointer.waits(shared.layout) or len({int(row["syncs"]) for row in rows}) <= 1
 
     def _record_missed(self) -> None:
         tally = self.tally
@@ -107,7 +147,10 @@ class JobSaving:
             Called repeatedly until it is written, to handle requests meanwhile.
         """
         self._await(may_wait, serve)
-        if may_wait() and not self._checkpointer.writing:
+        shared = self._coordinator.shared
+        if self.turns is not None and shared is not None and not self._at_one_round(shared):
+            log.info("the workers ended in the middle of a round: the checkpoint before it stays the newest")
+        elif may_wait() and not self._checkpointer.writing:
             self._save()
             self._await(may_wait, serve)
         self._checkpointer.give_up(
@@ -132,7 +175,7 @@ class JobSaving:
             rule=shared.rule if shared is not None else "",
             settings=shared.settings if shared is not None else "",
             positions={rank: self._job_state.position(rank) for rank in roster},
-            bound=coordinator.bound,
+            bound=coordinator.bound and self.turns is None,  # each goes on at its own position of that moment
             kept={rank: participant.kept for rank, participant in roster.items() if participant.kept},
             reported=dict(coordinator.reported),
         )

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from platoon_base.frameworks.registered import Framework
+from platoon_base.system.determinism import deterministic_seed
 
 if TYPE_CHECKING:
     from platoon_base.frameworks.checks import Check
@@ -25,7 +26,18 @@ def _keep(torch: Any, gpu: Any) -> None:
         torch.cuda.set_device(gpu.number)
 
 
+def _determine(torch: Any) -> None:
+    """Seed torch, and let it refuse operations that have no deterministic form, under ``--deterministic``."""
+    seed = deterministic_seed()
+    if seed is None:
+        return
+    torch.manual_seed(seed)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+
+
 FRAMEWORK = Framework(
+    after_import={"torch": _determine},
     keep_to_gpu={"torch": _keep},
     checks=_checks,
     distributions=("torch",),

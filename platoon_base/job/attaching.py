@@ -9,13 +9,16 @@ from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.client import ControlClient
 from platoon_base.checkpoints.files import read_checkpoint
 from platoon_base.collectives.groups import Membership
+from platoon_base.errors import ConfigurationError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles
 from platoon_base.job.hello import HELLO_TIMEOUT_S, send_hello
-from platoon_base.shm.job_state import CONTROLLER_LOCK, USER_LOCK, WORKER_LOCKS, JobState
+from platoon_base.shm.job_state import CONTROLLER_LOCK, TURN_LOCK, USER_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.liveness import JobLiveness
 from platoon_base.shm.segments import Segment, abandoned
-from platoon_base.system.environment import MAX_WORKERS, TRACE
+from platoon_base.shm.turn_order import read_order
+from platoon_base.shm.turns import ByRank, Policy, Recording, Replaying, Turns
+from platoon_base.system.environment import MAX_WORKERS, RECORD_ORDER, REPLAY_ORDER, TRACE
 from platoon_base.system.limits import require_descriptors
 from platoon_base.system.orphan import end_without, found_out, is_watched
 from platoon_base.worker.advisory_lock import AdvisoryLock
@@ -53,6 +56,7 @@ def attach(
         undo.callback(channel.close)
         job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=False)
         undo.callback(job_state.detach)
+        _require_not_late(job_state, rank)
         identity = send_hello(channel, rank, device, timeout_s)
         job_state.start_row(identity.rank, identity.resume_at)
         segment.try_lock(WORKER_LOCKS + identity.rank)
@@ -65,6 +69,29 @@ def attach(
             end_without(lambda: _watched_for(segment))
         undo.pop_all()
     return worker, files
+
+
+def _require_not_late(job_state: JobState, rank: int | None) -> None:
+    if rank is None and job_state.turns["takes_turns"]:
+        raise ConfigurationError(
+            "this job was launched with --deterministic, which a worker that joins at any moment would undo: launch it "
+            "with one more worker, or without the option"
+        )
+
+
+def _turns(segment: Segment, job_state: JobState, identity: Identity) -> Turns | None:
+    """Return the turns of a worker, as the launcher has set them up; None where workers take none."""
+    if not job_state.turns["takes_turns"] or identity.size == 1:
+        return None
+    record, replay, rank = os.environ.get(RECORD_ORDER), os.environ.get(REPLAY_ORDER), identity.rank
+    policy: Policy
+    if replay:
+        policy = Replaying(job_state, rank, read_order(replay)[1], replay)
+    elif record:
+        policy = Recording(record, rank)
+    else:
+        policy = ByRank(job_state, rank, identity.size)
+    return Turns(job_state, rank, policy, lambda: segment.try_lock(TURN_LOCK), lambda: segment.unlock(TURN_LOCK))
 
 
 def _controller_lives(segment: Segment) -> bool:
@@ -137,6 +164,7 @@ def _connection(
         back_ends,
         controller_alive=lambda: _controller_lives(segment),
         on_close=on_close,
+        turns=_turns(segment, job_state, identity),
     )
     if spans is not None:
         connection.progress.clock.record = spans.record

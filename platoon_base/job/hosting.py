@@ -21,7 +21,7 @@ from platoon_base.controller.options import ControllerOptions
 from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.controller.outcome import Reported, Result, Snapshot
 from platoon_base.controller.processes import GRACE_S, WorkerProcesses
-from platoon_base.controller.saving import JobSaving
+from platoon_base.controller.saving import JobSaving, TurnLock
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.budget import Budget
 from platoon_base.coordination.coordinator import Coordinator
@@ -31,7 +31,7 @@ from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
 from platoon_base.job.starting import placed
-from platoon_base.shm.job_state import CONTROLLER_LOCK, WORKER_LOCKS, JobState
+from platoon_base.shm.job_state import CONTROLLER_LOCK, TURN_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import raise_descriptors, require_descriptors
@@ -82,6 +82,8 @@ class JobOptions(NamedTuple):
         Told to those who ask for this user's jobs.
     hosts : OtherHosts or None
         The other hosts of the job.
+    deterministic : bool
+        Whether workers take turns at the center, and checkpoints are of one moment; see `platoon_base.shm.turns`.
     story : Story or None
         Where what happens is recorded; it may have begun with an earlier run.
     """
@@ -102,6 +104,7 @@ class JobOptions(NamedTuple):
     external: bool = False
     origin: Origin | None = None
     hosts: OtherHosts | None = None
+    deterministic: bool = False
     story: Story | None = None
 
 
@@ -134,6 +137,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
         stack.callback(files.lock().close)
         stack.callback(files.remove)
         segment, job_state = stack.enter_context(open_job_state(files))
+        job_state.turns["takes_turns"] = options.deterministic
         coordinator = (
             _resumed(about, size, world, options.story)
             if about is not None
@@ -142,7 +146,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
         for rank, participant in coordinator.roster.items():
             job_state.start_row(rank, participant.resume_at)
         files, server = _listen(files, options, stack)
-        saving = _saving(files, options, job_state, coordinator, stack)
+        saving = _saving(files, options, segment, job_state, coordinator, stack)
         stack.enter_context(default_sigchld())
         children = WorkerProcesses()
         stack.callback(children.kill)
@@ -229,7 +233,12 @@ def _controller_options(options: JobOptions) -> ControllerOptions:
 
 
 def _saving(
-    files: JobFiles, options: JobOptions, job_state: JobState, coordinator: Coordinator, stack: contextlib.ExitStack
+    files: JobFiles,
+    options: JobOptions,
+    segment: Segment,
+    job_state: JobState,
+    coordinator: Coordinator,
+    stack: contextlib.ExitStack,
 ) -> JobSaving | None:
     """Make what writes the checkpoints of a job, if there are to be any."""
     if options.saving is None:
@@ -240,7 +249,10 @@ def _saving(
     stack.callback(checkpointer.close)
     coordinator.saves_center()
     seconds_before = 0.0 if about is None else about.seconds
-    return JobSaving(checkpointer, job_state, coordinator, options.hosts, seconds_before)
+    turns = TurnLock(lambda: segment.try_lock(TURN_LOCK), lambda: segment.unlock(TURN_LOCK))
+    saving = JobSaving(checkpointer, job_state, coordinator, options.hosts, seconds_before)
+    saving.turns = turns if options.deterministic and options.center == "host" else None
+    return saving
 
 
 class Job:

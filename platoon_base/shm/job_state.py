@@ -16,14 +16,15 @@ from platoon_base.shm.phases import BINS, PARTS, PHASES, PhaseTimes
 from platoon_base.system.text import to_bytes
 from platoon_base.views import array_on
 
-__all__ = ["CONTROLLER_LOCK", "ROW", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
+__all__ = ["CONTROLLER_LOCK", "ROW", "TURN_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
 
 MAGIC = b"PLATOON\0"
-VERSION = 10
+VERSION = 11
 
 # Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
 CONTROLLER_LOCK = 0  # held while the controller lives
 USER_LOCK = 1  # Worker.lock() and unlock()
+TURN_LOCK = 2  # held by the worker whose turn it is, and by the controller while it reads the center; see `turns`
 WORKER_LOCKS = 1024  # + rank: held while that worker takes part
 
 _HEADER = np.dtype(
@@ -35,6 +36,8 @@ _HEADER = np.dtype(
         ("several", "u4"),
         ("num_live", "u4"),
         ("leader", "u4"),
+        ("takes_turns", "u4"),
+        ("turn", "i8"),
         ("reason", "S256"),
     ],
     align=True,
@@ -73,6 +76,7 @@ ROW = np.dtype(
         # Other hosts see what lies before these.
         ("ending", "S512"),
         ("phase_counts", "u4", (len(PARTS), BINS)),
+        ("turn_clock", "i8"),  # meetings, and in the lower half turns since: one word, so that it is read whole
     ],
     align=True,
 )
@@ -221,6 +225,11 @@ class JobState:
     @num_live.setter
     def num_live(self, count: int) -> None:
         self._header["num_live"] = count
+
+    @property
+    def turns(self) -> Any:
+        """The words of the turns: ``takes_turns``, and in a recorded order the number of the next ``turn``."""
+        return self._header[["takes_turns", "turn"]]
 
     def signs(self) -> Any:
         """Return numbers that grow when a worker makes progress: an array of shape (signs, rows)."""

@@ -19,6 +19,7 @@ from platoon_base.parameters import Parameters
 from platoon_base.rules.center import Rule
 from platoon_base.sharding import START, Position
 from platoon_base.shm.job_state import JobState
+from platoon_base.shm.turns import NoTurns, Turns
 from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.progress_row import ProgressRow
 from platoon_base.worker.stop_signal import StopSignal
@@ -76,11 +77,15 @@ class Connection:
     controller_alive : callable
     on_close : callable
         Called once, at the end of `close`.
+    turns : Turns, optional
+        Without it workers use the center whenever they come to it.
 
     Attributes
     ----------
     progress : ProgressRow
     stop_signal : StopSignal
+    turns : Turns or NoTurns
+        The turns at the center; meetings of all workers count there too.
     closed : bool
     """
 
@@ -94,6 +99,7 @@ class Connection:
         *,
         controller_alive: Callable[[], bool] = lambda: True,
         on_close: Callable[[], None] = lambda: None,
+        turns: Turns | None = None,
     ) -> None:
         self.identity = identity
         self.job_state = job_state
@@ -101,8 +107,11 @@ class Connection:
         self.centers, collectives, self.checkpoint = back_ends
         self.progress = ProgressRow(job_state, identity.rank)
         self.stop_signal = StopSignal(job_state, identity.rank, controller_alive)
+        self.turns: Turns | NoTurns = NoTurns() if turns is None else turns
         self.closed = False
-        self._client = ControlClient(channel, identity.rank, self.progress.row, self.progress.clock)
+        self._client = ControlClient(
+            channel, identity.rank, self.progress.row, self.progress.clock, self.turns.meet if turns else None
+        )
         self._arrays = Collectives(collectives(self._client) if collectives else LocalFactory(), identity.late)
         self._controller_alive = controller_alive
         self._on_close = on_close
@@ -118,13 +127,20 @@ class Connection:
         """Return the process group for this kind of array; form it at the first call."""
         self.require_open()
         self.require_controller()
+        self.turns.meet()
         return self._arrays.of(array, timeout_s)
 
     def nccl_group(self, ordinal: int, timeout_s: float) -> Any:
         """Return the NCCL group for memory given by address, or None; see `Collectives.nccl`."""
         self.require_open()
         self.require_controller()
+        self.turns.meet()
         return self._arrays.nccl(ordinal, timeout_s)
+
+    @property
+    def num_live(self) -> int:
+        """The number of workers for a rule: of those that live, or of all where they take turns."""
+        return self.identity.size if self.turns.taken else self.job_state.num_live
 
     def is_single_worker(self) -> bool:
         """Return whether the job was launched with one worker and no other has shared parameters so far."""
@@ -167,9 +183,10 @@ class Connection:
         self.stop_signal.close()
         if os.getpid() != self._pid:
             return  # a forked child: connection and memory belong to its parent
-        if not failed:
-            self.progress.mark_left()
         try:
+            if not failed:
+                self.turns.close()
+                self.progress.mark_left()
             self._arrays.close()
             self._client.close(say_goodbye=not failed)
         finally:

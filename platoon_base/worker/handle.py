@@ -170,7 +170,6 @@ class Worker:
         leader calls it now and then, and all workers of a resumed job continue from there.
         """
         self._sharing.require().copy_to_global(timeout_s)
-        self._connection.progress.mark_all_synced()
 
     @property
     def center_arrays(self) -> list[Any]:
@@ -524,12 +523,19 @@ class Worker:
             If another worker held it for ``timeout_s``; 0 tries once.
         """
         self._connection.require_open()
-        self._connection.lock.acquire(timeout_s)
+        turns = self._connection.turns  # first: else one holds the lock and another its turn
+        turns.begin("lock", timeout_s)
+        try:
+            self._connection.lock.acquire(timeout_s)
+        except BaseException:
+            turns.end("lock")
+            raise
 
     def unlock(self) -> None:
         """Undo one call of `lock`; undoing the last one releases the job's advisory lock."""
         self._connection.require_open()
         self._connection.lock.release()
+        self._connection.turns.end("lock")
 
     # The end.
 

@@ -13,6 +13,7 @@ from platoon_base.channels.client import ControlClient
 from platoon_base.coordination import messages as msg
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.outer import OuterRule
+from platoon_base.shm.turns import NoTurns, Turns
 
 __all__ = ["make_round", "require_part"]
 
@@ -26,6 +27,8 @@ def make_round(
     arrays: Sequence[Any],
     part: float,
     timeout_s: float,
+    turns: Turns | NoTurns,
+    count: Callable[[], None],
 ) -> NonFiniteElement | None:
     """Make one outer step together with all workers that synchronize; change ``arrays`` in place.
 
@@ -43,6 +46,10 @@ def make_round(
         The fraction of the period that this worker trained; see `platoon_base.rules.outer`.
     timeout_s : float
         Bound on the wait for the others, and on the wait for the center's stripes.
+    turns : Turns or NoTurns
+        By turns contributions are added in the same order each time.
+    count : callable
+        Called when ``arrays`` are the new center, still within the turn.
 
     Returns
     -------
@@ -50,11 +57,14 @@ def make_round(
         The first element that was kept out of the center.
     """
     deadline = time.monotonic() + timeout_s
-    refused = center.contribute(arrays, part, timeout_s)
+    with turns.take("contribute", timeout_s, center.finish):
+        refused = center.contribute(arrays, part, timeout_s)
     met = client.wait_for_all(msg.Round(timeout_s=max(deadline - time.monotonic(), 0.0)), msg.RoundReached)
     left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
     # All workers pass the same number of workers, whichever of them makes the step on a stripe.
-    stepped = center.take_over(rule_for(len(met.ranks)), arrays, met.number, left_s)
+    with turns.take("step", left_s, center.finish):
+        stepped = center.take_over(rule_for(len(met.ranks)), arrays, met.number, left_s)
+        count()
     return refused if stepped is None else stepped
 
 

@@ -80,6 +80,7 @@ class SharedParameters:
         self._rank = connection.identity.rank
         self._progress, self._clock = connection.progress, connection.progress.clock
         self._alone = connection.is_single_worker
+        self._turns = connection.turns
         self._call_lock = CallLock()
         self._watched = slice(watched)
         names = [spec.name for spec in parameters.layout.specs[self._watched]]
@@ -108,7 +109,14 @@ class SharedParameters:
             log.info("%s", notice)
 
     def open_center(self, centers: CenterFactory, timeout_s: float) -> None:
-        """Create the center, from the checkpoint if there is one, or attach to it, as the controller decides."""
+        """Create the center, from the checkpoint if there is one, or attach to it, as the controller decides.
+
+        The first that asks creates it, with its own values, so in turns this is one.
+        """
+        with self._turns.take(f"open {settings_of(self._rule)}", timeout_s, self.finish):
+            self._open_center(centers, timeout_s)
+
+    def _open_center(self, centers: CenterFactory, timeout_s: float) -> None:
         layout, rule = self.parameters.layout, self._rule
         client, checkpoint = self._connection.client, self._connection.checkpoint
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
@@ -152,7 +160,8 @@ class SharedParameters:
     def _take_over(self, center: Center, timeout_s: float, averaged: bool = False) -> None:
         with self._call_lock.take("copy_to_local", timeout_s) as left_s, self._clock.phase(SYNC):
             arrays = self._borrow_as_shared()
-            center.read(arrays, True, left_s, begin=True, averaged=averaged)
+            with self._turns.take("read", timeout_s, self.finish):
+                center.read(arrays, True, left_s, begin=True, averaged=averaged)
             self.parameters.give_back(arrays)
 
     def sync(self, synchronous: bool, part: float, timeout_s: float) -> None:
@@ -181,17 +190,24 @@ class SharedParameters:
         taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
         alone = self._alone()
         self.count += 1
-        rule: Any = self._adopting if alone else self._rule_for(self._connection.job_state.num_live)
+        rule: Any = self._adopting if alone else self._rule_for(self._connection.num_live)
         rounds: Any = center
         if not alone:
             self._watch.before_sync(taken[self._watched], rule)
+
+        def count() -> None:  # within the turn: a checkpoint has the center and the positions of one moment
+            self._progress.count_sync(began, center.whole)
+
         if waits(rule):
-            refused = make_round(self._connection.client, rounds, self._rule_for, taken, part, timeout_s)
+            refused = make_round(
+                self._connection.client, rounds, self._rule_for, taken, part, timeout_s, self._turns, count
+            )
         else:
-            refused = center.sync(rule, taken, synchronous or alone, timeout_s)
+            with self._turns.take("sync", timeout_s, self.finish):
+                refused = center.sync(rule, taken, synchronous or alone, timeout_s)
+                count()
         if not alone:
             self._watch.after_sync(taken[self._watched], rule)
-        self._progress.count_sync(began, center.whole)
         try:
             if refused is not None:
                 self._handle_nonfinite(refused, taken, timeout_s)
@@ -219,7 +235,11 @@ class SharedParameters:
                 "of all hosts equal: change the parameters and call copy_to_global, or use a rule that does not wait"
             )
         moved_by_others = across_hosts is not None
-        with self._call_lock.take("update_center", timeout_s) as left_s, self._clock.phase(SYNC):
+        with (
+            self._call_lock.take("update_center", timeout_s) as left_s,
+            self._clock.phase(SYNC),
+            self._turns.take("update", timeout_s, self.finish),
+        ):
             began = time.perf_counter()
             if synchronous:
                 lock.acquire(left_s)
@@ -270,12 +290,19 @@ class SharedParameters:
             self._progress.count_copy()
 
     def copy_to_global(self, timeout_s: float) -> None:
-        """Center := parameters."""
+        """Center := parameters, and all workers resume at the position of this one."""
         if self.center is not None:
             require_finite(self.parameters.layout, self.parameters.borrow())
-            with self._call_lock.take("copy_to_global", timeout_s) as left_s, self._clock.phase(SYNC):
+            with (
+                self._call_lock.take("copy_to_global", timeout_s) as left_s,
+                self._clock.phase(SYNC),
+                self._turns.take("write", timeout_s, self.finish),
+            ):
                 self.center.write(self._borrow_as_shared(), True, left_s)
+                self._progress.mark_all_synced()
             self._progress.count_copy()
+        else:
+            self._progress.mark_all_synced()
 
     def average_hosts(self, timeout_s: float) -> None:
         """Set the centers of all hosts to their mean; see `Worker.average_hosts`."""
@@ -297,7 +324,8 @@ class SharedParameters:
         try:
             with self._call_lock.take("center_params", timeout_s) as left_s:
                 arrays = self._borrow()
-                self.center.read(arrays, True, left_s, averaged=True)
+                with self._turns.take("read", timeout_s, self.finish):
+                    self.center.read(arrays, True, left_s, averaged=True)
                 self.parameters.give_back(arrays)
             del arrays  # a back end copies memory that is still referenced
             self._progress.count_copy()
@@ -378,7 +406,8 @@ class SharedParameters:
             raise NonFiniteError(f"{text}. Lower the learning rate, clip gradients, or pass on_nonfinite='restore'")
         log.warning(text)
         if self._on_nonfinite == "restore" and self.center is not None:
-            self.center.read(arrays, True, timeout_s, begin=True)
+            with self._turns.take("restore", timeout_s, self.finish):
+                self.center.read(arrays, True, timeout_s, begin=True)
 
 
 def _require_hosts_can_share(center: Any, rule: Any) -> None:

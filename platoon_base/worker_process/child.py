@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from platoon_base import compat
 from platoon_base.devices import checks, isolation
 from platoon_base.frameworks.registered import registered
+from platoon_base.system.determinism import seed_generators
 from platoon_base.system.environment import DEVICE, JOB, LAUNCHER, RANK
 from platoon_base.system.orphan import end_with, is_watched
 from platoon_base.system.signals import accept_interrupts, keep_interrupts
@@ -87,6 +88,7 @@ def run(program: Program, args: Sequence[str]) -> None:
         end_with(int(launcher))
     keep_interrupts()
     hook_breakpoints()
+    seed_generators()
     with recorded(program.folder):
         program.run(args)
 

@@ -5,6 +5,7 @@ Votes to stop, and flags of ranks without batches, are sent together with the gr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
+from platoon_base.frameworks import deterministic_seed
 from platoon_base.schedule import votes_suffice
 from platoon_base.worker import FlatBuffers
 from platoon_plugins.keras import backends
@@ -42,6 +44,7 @@ NOT_ATTACHED = (
 )
 # Flags that are sent with the gradients, one for each rank: 0, or one of these.
 VOTE, DONE = 1.0, 2.0
+_EXACT = deterministic_seed() is not None
 MIN_WEIGHT = 1e-8  # of a batch in which everything is masked
 
 
@@ -338,9 +341,12 @@ class GradientHeader:
     def usual_weight(self, before: float) -> float:
         """Return the largest weight, by which the next gradients are divided; the previous one if it is tiny.
 
-        It is the same on all workers, so the gradients of batches of the usual size need not be multiplied.
+        It is the same on all workers, so the gradients of batches of the usual size need not be multiplied. Under
+        ``--deterministic`` it is a power of two, by which no bit depends on the steps before.
         """
         largest = float(self.weights.max())
+        if _EXACT and largest > 0:
+            largest = 2.0 ** (math.frexp(largest)[1] - 1)
         return largest if largest > 2 * MIN_WEIGHT else before  # otherwise the factor would overflow a float16
 
     def require_used_alike(self, like: Sequence[Array]) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from platoon_base.frameworks import deterministic_seed
 from platoon_base.sharding import shard_seed
 
-__all__ = ["common", "fits", "go_on", "restore", "seed_alike", "seed_imported", "state", "vary"]
+__all__ = ["common", "fits", "go_on", "of_epoch", "restore", "seed_alike", "seed_imported", "state", "vary"]
 
 _one_at_a_time = threading.Lock()
 _ended: list[int] = [0]
@@ -32,6 +33,21 @@ def vary(rank: int) -> int:
     If the script has set a seed, the new one is determined by it; otherwise it is random.
     """
     seed = shard_seed(int(np.random.randint(2**31)), rank)
+    random.seed(seed)
+    np.random.seed(seed)
+    return seed
+
+
+def of_epoch(epoch: int, rank: int) -> int | None:
+    """Seed the generators of Python and NumPy for an epoch of a worker; return the seed.
+
+    A fit that goes on at this epoch in another process then draws the numbers that this one does. Return None, and do
+    nothing, unless the job was launched with ``--deterministic``.
+    """
+    of_job = deterministic_seed()
+    if of_job is None:
+        return None
+    seed = int(np.random.SeedSequence([of_job, fits(), epoch, rank]).generate_state(1)[0])
     random.seed(seed)
     np.random.seed(seed)
     return seed

@@ -222,6 +222,10 @@ class Training:
         self._evaluation.epoch_begins(epoch)
         if self._data is not None:
             set_sampler_epoch(self._data[0], epoch)
+        seed = seeds.of_epoch(epoch, self._worker.global_rank)
+        if seed is not None:
+            self._backend.seed(seed)
+            self._backend.seed_noise(self._model, seed)
         self._reshuffling.epoch_begins(epoch)
         self._epoch, self._batches = epoch, _Batches()
         report_epoch_begin(self._worker, epoch, params)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from platoon_base.frameworks import Framework
+from platoon_base.frameworks import Framework, deterministic_seed
 
 if TYPE_CHECKING:
     from platoon_base.devices import WorkerGpu
@@ -110,9 +110,18 @@ def _seed(module: ModuleType) -> None:
         seeds.seed_imported(module)
 
 
+def _seed_tensorflow(tensorflow: Any) -> None:
+    """Seed TensorFlow, and let it refuse operations that have no deterministic form, under ``--deterministic``."""
+    seed = deterministic_seed()
+    if seed is not None:
+        tensorflow.random.set_seed(seed)
+        tensorflow.config.experimental.enable_op_determinism()
+    _seed(tensorflow)
+
+
 FRAMEWORK = Framework(
     # The module of Keras 2 that saves and loads through h5py; Keras 3 has none of that name.
-    after_import={"keras.engine.saving": _restore_decode, "torch": _seed, "tensorflow": _seed},
+    after_import={"keras.engine.saving": _restore_decode, "torch": _seed, "tensorflow": _seed_tensorflow},
     keep_to_gpu={"jax": _keep_jax, "tensorflow": _keep_tensorflow},
     checks=_checks,
     distributions=("keras", "jax", "tensorflow"),

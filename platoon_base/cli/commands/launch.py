@@ -14,6 +14,7 @@ from platoon_base.cli import report
 from platoon_base.cli.commands.arguments import SCRIPT, program_and_args, result_file
 from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.data_server import data_server_option
+from platoon_base.cli.deterministic import Determinism, deterministic_options
 from platoon_base.cli.display import summary
 from platoon_base.cli.engine_options import engine_options
 from platoon_base.cli.help_page import GroupedCommand
@@ -69,6 +70,7 @@ _GROUPS = {
     "Failures, checkpoints and the end": (
         *("max_restarts", "checkpoint_every", "resume", "allow_failures", "fail_fast", "grace"),
     ),
+    "The same bits each time": ("deterministic", "record_order", "replay_order"),
     "Data": ("data_server",),
     "Several hosts": (
         *("host_names", "nnodes", "node_rank", "rdzv_endpoint", "rdzv_timeout", "host_timeout"),
@@ -162,6 +164,7 @@ _GROUPS = {
 )
 @engine_options
 @host_options
+@deterministic_options
 @tensorboard_option
 @report_option
 @trace_option
@@ -194,6 +197,7 @@ def command(
     script: str,
     args: tuple[str, ...],
     hosts: HostOptions,
+    determinism: Determinism,
 ) -> None:
     """Run SCRIPT with ARGS as N workers of one job; - is a script on standard input, and -- ends the options.
 
@@ -240,6 +244,7 @@ def command(
             saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
             options = options._replace(saving=saving, resume=checkpoint)
             lines.insert(0, report.resumed_from(kept, checkpoint, size))
+        options = determinism.of_job(options, chosen.devices, seed, [*program.argv, *args])
         served = stack.enter_context(MetricsPort(metrics_port, Metrics(program.title)))
         lines += [f"Prometheus reads {served.url}"] if served.url else []
         stack.enter_context(_open_logs(folder, options.saving))  # last, for it moves what is there
@@ -260,6 +265,7 @@ def command(
         if summary_file is not None:
             write_json(summary_file, summary(result, size))
         report.warn_of_lost_output(folder)
+        determinism.complete(result.status)
         signals.ignore_from_now_on()
     sys.exit(result.status)
 

@@ -128,6 +128,9 @@ class Backend(Protocol):
     def seed(self, seed: int) -> None:
         """Seed the back end's own generators, which shuffle data and draw noise without a seed."""
 
+    def seed_noise(self, model: Any, seed: int) -> None:
+        """Seed the random layers of a model, where they are variables of it."""
+
     def random_state(self) -> Any:
         """Return the states of those generators."""
         return None

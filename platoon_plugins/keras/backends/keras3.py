@@ -180,6 +180,12 @@ class Keras3(Backend):
         if generator is not None:
             generator.state.assign(np.array([seed % 2**31, 0]))
 
+    def seed_noise(self, model: Any, seed: int) -> None:
+        """Seed the random layers, each by another number."""
+        found = (v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state"))
+        for number, variable in enumerate(found):
+            variable.assign(np.array([shard_seed(seed, number) % 2**31, 0]))
+
     def random_state(self) -> Any:
         generator = global_state.get_global_attribute(_GLOBAL_GENERATOR)
         return None if generator is None else np.array(keras.ops.convert_to_numpy(generator.state))

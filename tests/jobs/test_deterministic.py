@@ -1,0 +1,219 @@
+"""--deterministic, --record-order and --replay-order: the same bits in two runs, and after a resume."""
+
+import contextlib
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+from scripts_here import script_path
+
+from platoon_base.checkpoints.files import newest_in, read_checkpoint
+from platoon_base.errors import ConfigurationError
+from platoon_base.job import files as job_files
+from platoon_base.shm.segments import SHM_FOLDER
+from platoon_base.shm.turn_order import read_order
+
+pytestmark = [pytest.mark.base, pytest.mark.slow]
+
+LOOP = script_path("deterministic_loop")
+WAITING = ["LocalSGD()", "SlowMo()", "DiLoCo()"]
+NOT_WAITING = ["EASGD(alpha=0.3)", "ASGD()", "CenterMomentum()"]
+WORKERS = 3  # of two the sum is the same in any order
+
+
+@pytest.fixture
+def bits(platoon, tmp_path):
+    """Run the loop, and return the lines with the hashes of all workers' values and of the center."""
+
+    def run(*options, rule, period=4, steps=32, busy=-1, workers=WORKERS):
+        done = platoon(
+            "launch", "-n", workers, "--log-dir", "logs", *options, LOOP, rule, period, steps, *([busy] * (busy >= 0))
+        )
+        logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(workers)]
+        assert done.returncode == 0, done.stdout + done.stderr + "".join(logs)
+        return [line for log in logs for line in log.splitlines() if line.startswith("bits of rank")]
+
+    return run
+
+
+@pytest.mark.parametrize("rule", WAITING + NOT_WAITING)
+def test_two_runs_have_the_same_bits_whichever_worker_is_slow(bits, rule):
+    runs = [bits("--deterministic", rule=rule, busy=busy) for busy in (0, 2)]
+    assert len(runs[0]) == WORKERS
+    assert runs[0] == runs[1]
+    assert bits("--deterministic", "--seed", 1, rule=rule) != runs[0]
+
+
+def test_workers_that_synchronize_unequally_often_do_not_wait_for_each_other_forever(platoon, write_script):
+    text = LOOP.read_text().replace("step % period == 0", "step % (period + worker.global_rank) == 0")
+    script = write_script(text)
+    outputs = []
+    for _ in range(2):
+        done = platoon("launch", "-n", WORKERS, "--tee", "all", "--deterministic", script, "EASGD(alpha=0.3)", 3, 30)
+        assert done.returncode == 0, done.stdout
+        outputs.append(sorted(line.split("bits of", 1)[1] for line in done.stdout.splitlines() if "bits of" in line))
+    assert len(outputs[0]) == WORKERS
+    assert outputs[0] == outputs[1]
+
+
+def test_a_recorded_order_is_replayed_and_another_order_gives_other_bits(bits, tmp_path):
+    order = tmp_path / "order"
+    recorded = bits("--record-order", order, rule="EASGD(alpha=0.3)", busy=1)
+    assert bits("--replay-order", order, rule="EASGD(alpha=0.3)", busy=2) == recorded
+    header, entries = read_order(order)
+    assert header.workers == WORKERS
+    assert [what for rank, what in entries if rank == 2] == ["open EASGD(alpha=0.3)", *["sync"] * 8, "read"]
+    # Without turns any order is possible, such as one worker after the other.
+    blocks = [entry for entry in entries if entry[1].startswith("open")]
+    for rank in range(WORKERS):
+        blocks += [(rank, what) for who, what in entries if who == rank and what == "sync"]
+    blocks += [entry for entry in entries if entry[1] == "read"]
+    other = tmp_path / "other"
+    lines = [order.read_bytes().splitlines()[0].decode(), *(f"{rank} {what}" for rank, what in blocks), "end", ""]
+    other.write_text("\n".join(lines))
+    replayed = bits("--replay-order", other, rule="EASGD(alpha=0.3)")
+    assert replayed != recorded
+    assert bits("--replay-order", other, rule="EASGD(alpha=0.3)", busy=0) == replayed
+
+
+def test_a_run_that_differs_from_the_recorded_one_ends_with_an_error(bits, platoon, tmp_path):
+    order = tmp_path / "order"
+    bits("--record-order", order, rule="ASGD()", steps=12)
+    for rule, steps, complaint in (
+        ("ASGD()", 16, "this run is not the recorded one"),
+        ("ASGD()", 8, "this run is not the recorded one"),
+        ("EASGD(alpha=0.3)", 12, "to make 'open ASGD()', and it makes 'open EASGD(alpha=0.3)'"),
+    ):
+        launched = "launch", "-n", WORKERS, "--log-dir", "logs", "--replay-order", order
+        done = platoon(*launched, LOOP, rule, 4, steps)
+        assert done.returncode == 1
+        assert any(complaint in path.read_text() for path in (tmp_path / "logs").glob("rank?.log"))
+    for options, complaint in (
+        (["-n", 2], "launch with -n 3"),
+        (["-n", 3, "--seed", 7], "leave --seed out"),
+        (["-n", 3, "--record-order", "new"], "a run makes an order or follows one"),
+    ):
+        refused = platoon("launch", *options, "--replay-order", order, LOOP, "ASGD()", 4, 12)
+        assert refused.returncode == 2
+        assert complaint in refused.stderr
+
+
+def test_a_record_of_a_run_that_failed_is_refused(platoon, write_script, tmp_path):
+    script = write_script("from platoon_base import connect\nconnect()\nraise SystemExit(3)\n")
+    assert platoon("launch", "-n", 2, "--record-order", "order", script).returncode == 3
+    with pytest.raises(ConfigurationError, match="did not come to its end"):
+        read_order(tmp_path / "order")
+    for content in (b"", b"{}\n", b"end\n", (tmp_path / "order").read_bytes() + b"7 sync\nend\n"):
+        (tmp_path / "order").write_bytes(content)
+        with pytest.raises(ConfigurationError, match="is no record of an order"):
+            read_order(tmp_path / "order")
+    refused = platoon("launch", "-n", 2, "--replay-order", "nowhere", script)
+    assert refused.returncode == 2
+    assert "cannot be read" in refused.stderr
+
+
+@pytest.mark.parametrize("rule", ["LocalSGD()", "DiLoCo()"])
+def test_a_killed_job_that_is_resumed_ends_with_the_bits_of_one_that_was_not(bits, tmp_path, rule):
+    period, steps, workers = 5, 400, 3
+    whole = bits("--deterministic", rule=rule, period=period, steps=steps)
+    kept = tmp_path / "kept"
+    options = "--deterministic", "--checkpoint-every", "0.02", "--resume", str(kept), "--log-dir", "first"
+    command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(workers), *options]
+    with subprocess.Popen(
+        [*command, str(LOOP), rule, str(period), str(steps), "1"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as launcher:
+        try:
+            deadline = time.monotonic() + 60
+            while positions(kept) < 50:
+                assert time.monotonic() < deadline
+                assert launcher.poll() is None
+                time.sleep(0.01)
+        finally:
+            for process in [*psutil.Process(launcher.pid).children(recursive=True), launcher]:
+                process.kill()
+    assert 50 <= positions(kept) < steps
+    assert bits("--deterministic", "--resume", kept, rule=rule, period=period, steps=steps) == whole
+    clean_up()
+
+
+def clean_up():
+    """Remove what a power cut leaves, as `platoon clean` does; young jobs are spared."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for leftover in job_files.leftovers():
+            job_files.remove(leftover)
+        if not job_files.running() and not list(SHM_FOLDER.glob(f"{job_files.segment_prefix().strip('/')}*")):
+            return
+        time.sleep(0.2)
+
+
+def positions(folder):
+    """Return the position that all workers have in the newest checkpoint, 0 if there is none."""
+    with contextlib.suppress(FileNotFoundError, ConfigurationError):
+        about = read_checkpoint(newest_in(folder)).about
+        steps = {position.steps for position in about.positions.values()}
+        assert len(steps) == 1, steps
+        return steps.pop()
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--max-restarts", 1], "go on by --checkpoint-every and --resume"),
+        (["--allow-failures"], "leave --allow-failures out"),
+        (["--data-server", str(LOOP)], "the server hands its mini-batches to whoever asks first"),
+        (["--nnodes", 2, "--node-rank", 0, "--rdzv-endpoint", "127.0.0.1"], "run on one host"),
+        (["--center", "device", "--checkpoint-every", 1], "the mirror of a center on GPUs is of no fixed moment"),
+    ],
+)
+def test_options_that_make_two_runs_differ_are_refused(platoon, options, complaint):
+    refused = platoon("launch", "-n", 2, "--deterministic", *options, LOOP, "ASGD()", 4, 12)
+    assert refused.returncode == 2
+    assert complaint in refused.stderr
+
+
+def test_nobody_joins_a_deterministic_job(platoon, write_script, tmp_path):
+    text = """
+import os
+import subprocess
+import sys
+
+from platoon_base import connect
+
+worker = connect()
+if worker.is_leader:
+    job = os.environ["PLATOON_JOB"]
+    words = [sys.executable, "-m", "platoon_base", "join", job, sys.argv[1]]
+    joined = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    print("joined with", joined.returncode, joined.stderr)
+worker.barrier()
+"""
+    late = write_script("from platoon_base import connect\nconnect()\n", "late.py")
+    done = platoon("launch", "-n", 2, "--deterministic", "--log-dir", "logs", write_script(text), late)
+    log = (tmp_path / "logs" / "rank0.log").read_text()
+    assert done.returncode == 0, done.stdout + log
+    assert "joined with 2" in log
+    assert "launch it with one more worker" in log
+
+
+def test_what_a_worker_finds_in_its_environment(platoon, write_script, tmp_path):
+    names = ["PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "TF_DETERMINISTIC_OPS", "NCCL_ALGO", "XLA_FLAGS"]
+    script = write_script(f"import os\nfor name in {names}: print(name, os.environ.get(name))\n")
+    environment = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "NCCL_ALGO": "Tree"}
+    done = platoon("launch", "-n", 1, "--deterministic", "--log-dir", "logs", script, environment=environment)
+    log = (tmp_path / "logs" / "rank0.log").read_text()
+    assert done.returncode == 0, log
+    for line in (
+        "PYTHONHASHSEED 0",
+        "CUBLAS_WORKSPACE_CONFIG :4096:8",
+        "TF_DETERMINISTIC_OPS 1",
+        "NCCL_ALGO Tree",
+        "XLA_FLAGS --xla_cpu_enable_fast_math=false --xla_gpu_deterministic_ops=true",
+    ):
+        assert line in log.splitlines()
