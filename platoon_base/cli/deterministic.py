@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 _VARIABLES = {
     "PYTHONHASHSEED": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # cuBLAS with several streams, says NVIDIA's "Results Reproducibility"
+    "MKL_CBWR": "AUTO",  # fixed reductions and scheduling, on the same processor
     "TF_DETERMINISTIC_OPS": "1",
     # NCCL chooses an algorithm by size and topology. A ring adds in an order that the topology fixes; NVLink's
     # switches (NVLS) add in theirs.
@@ -201,7 +202,7 @@ def deterministic_options(command: Callable[..., Any]) -> Callable[..., Any]:
         if wanted.on:
             _require_possible(wanted.given, kwargs)
             saves = kwargs.get("checkpoint_every") is not None or kwargs.get("resume") is not None
-            if saves and wanted.record is wanted.replay is None and kwargs.get("center") == "auto":
+            if saves and kwargs.get("center") == "auto":
                 kwargs["center"] = "host"
         return command(*args, determinism=wanted, **kwargs)
 

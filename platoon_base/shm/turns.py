@@ -172,10 +172,13 @@ class Turns:
 
     def _await(self, what: str, timeout_s: float) -> None:
         deadline, pause, tries = time.monotonic() + timeout_s, _FIRST_PAUSE_S, 0
-        self._stuck = None
-        while (first := self._policy.awaited(what)) is not None or not self._try_lock():
+        self._stuck, ordered = None, True
+        while (first := self._policy.awaited(what) if ordered else None) is not None or not self._try_lock():
             now, waits = time.monotonic(), f"rank {self._rank} waited for its turn ({what})"
             if first is not None and self._is_stuck(first, now):
+                if self._job_state.stopping:  # an interrupted worker saves, or ends; the order is over
+                    ordered = False
+                    continue
                 call = self._job_state.read_text(first, "waiting_in")
                 raise ConfigurationError(
                     f"deadlock: {waits}: {self._policy.text(first)}. That rank waits in {call!r} meanwhile, for this "

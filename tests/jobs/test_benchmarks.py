@@ -137,6 +137,16 @@ def test_calls_of_many_members_are_timed(tmp_path):
     assert all(0 < took < 100 for kinds in seconds.values() for took in kinds.values())
 
 
+@pytest.mark.timeout(300)
+def test_runs_with_the_same_bits_are_timed(tmp_path):
+    command = [sys.executable, BENCHMARKS / "deterministic.py", "--quick", "--out", tmp_path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "deterministic.json").read_text())["results"]
+    assert len(rows) == 5
+    assert all(0 < row["share"] < 100 for row in rows)
+
+
 def test_failures_are_timed(tmp_path):
     command = [sys.executable, BENCHMARKS / "failures.py", "--jobs", "1", "--out", tmp_path]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)

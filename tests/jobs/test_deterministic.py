@@ -206,7 +206,8 @@ def test_what_a_worker_finds_in_its_environment(platoon, write_script, tmp_path)
     names = ["PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "TF_DETERMINISTIC_OPS", "NCCL_ALGO", "XLA_FLAGS"]
     script = write_script(f"import os\nfor name in {names}: print(name, os.environ.get(name))\n")
     environment = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "NCCL_ALGO": "Tree"}
-    done = platoon("launch", "-n", 1, "--deterministic", "--log-dir", "logs", script, environment=environment)
+    (tmp_path / "run.toml").write_text(f"deterministic = true\nworkers = 1\nscript = '{script}'\n")
+    done = platoon("launch", "--config", "run.toml", "--log-dir", "logs", environment=environment)
     log = (tmp_path / "logs" / "rank0.log").read_text()
     assert done.returncode == 0, log
     for line in (
