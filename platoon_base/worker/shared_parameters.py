@@ -25,6 +25,7 @@ from platoon_base.rules.center import (
     Rule,
     average_of,
     form_of,
+    gossips,
     member,
     precise_enough,
     require_rule,
@@ -202,6 +203,11 @@ class SharedParameters:
 
     def center_arrays(self) -> list[Array]:
         """Return the center's memory; see `Worker.center_arrays`."""
+        if gossips(self._given):
+            raise ConfigurationError(
+                f"{settings_of(self._given)} has no center to look at or to change: read the workers' mean with "
+                "center_params or copy_to_local, and overwrite all of them with copy_to_global"
+            )
         values = getattr(self.center, "values", None)
         if values is None:
             where = "there is none with one worker" if self.center is None else "it is on devices; use --center host"
