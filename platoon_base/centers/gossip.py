@@ -205,18 +205,19 @@ class GossipCenter:
                 array[...] = total
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
-        """Overwrite all slots with ``values``: workers go on from there at their next synchronizations."""
+        """Overwrite all slots with ``values``: workers go on from there, without what they have not yet published."""
         own = self.slots.require_own()
-
-        def put(stripe: Stripe) -> None:
-            copy_all(stripe.center, cut(values, stripe.pieces))
-
         for slot in self.slots.every():
+
+            def put(stripe: Stripe, slot: Slot = slot) -> None:
+                copy_all(stripe.center, cut(values, stripe.pieces))
+                slot.received[stripe.index] = slot.weights[stripe.index]  # none of it is of the owner
+                if slot is own:
+                    copy_all(cut(self._remembered, stripe.pieces), stripe.center)
+
             left = slot.locks.visit(put, True, timeout_s, {})
             if left:
                 raise CollectiveTimeoutError(slot.locks.timeout_text(left, timeout_s))
-        own.received[...] = 0
-        copy_all(self._remembered, values)
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
         """Give all slots the first values, and equal weights; before others attach."""

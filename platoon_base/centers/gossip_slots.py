@@ -104,8 +104,8 @@ class Slots:
             earlier = [slot for slot in slots if slot.owner == self._rank]
             donor = max(living, key=_weight, default=None)
             if donor is None or (prepared and not earlier):
-                # If none lives, the worker goes on from what it has left itself, or the last one.
-                index, donor = max(earlier or prepared or slots, key=_weight).index, None
+                # If none lives, the worker goes on from what the heaviest has left, with its weight.
+                index, donor = max(prepared or [*earlier, *slots], key=_weight).index, None
             else:
                 unused = earlier or [slot for slot in slots if not (self._lives(slot) or self._leaves(slot))]
                 index = unused[0].index if unused else self._add()

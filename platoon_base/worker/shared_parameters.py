@@ -205,7 +205,7 @@ class SharedParameters:
         """Return the center's memory; see `Worker.center_arrays`."""
         if gossips(self._given):
             raise ConfigurationError(
-                f"{settings_of(self._given)} has no center to look at or to change: read the workers' mean with "
+                f"{type(self._given).__name__} has no center to look at or to change: read the workers' mean with "
                 "center_params or copy_to_local, and overwrite all of them with copy_to_global"
             )
         values = getattr(self.center, "values", None)

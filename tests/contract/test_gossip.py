@@ -271,8 +271,9 @@ def test_elements_that_are_not_finite_stay_out(job):
     assert np.isfinite(real.params[0][0]).all()
 
 
-def test_writing_reaches_all(job):
-    real = job(GoSGD(probability=1.0), [np.zeros(4)], 3)
+@pytest.mark.parametrize("probability", [1.0, 1e-12])
+def test_writing_reaches_all(job, probability):
+    real = job(GoSGD(probability=probability), [np.zeros(4)], 3)
     for rank in range(3):
         real.step(rank, [np.full(4, rank)])
     real.params[1][0][:] = 7
