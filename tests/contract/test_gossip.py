@@ -371,3 +371,37 @@ def test_processes_at_once_lose_no_weight(job):
     assert real.workers[0].slots.own.weight == WHOLE * len(real.workers[0].slots.own.weights)
     real.step(0)
     np.testing.assert_allclose(real.params[0][0], 5, rtol=1e-5)
+
+
+def test_a_process_that_is_killed_anywhere_stops_nobody_and_makes_no_weight(job):
+    """Its weight, and what is on the way from it, may be lost; what is left is a mean of what all had."""
+    n = 3 * STRIPE_BYTES // 4 + 1001
+    real = job(GoSGD(probability=1.0), [np.zeros(n, "float32")], 1)
+    code, workers = script_path("gossip_killed"), []
+    try:
+        for rank in (1, 2, 3):
+            command = [sys.executable, code, real.centers.name, str(rank), str(n)]
+            workers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            assert workers[-1].stdout.readline() == b"joined\n"
+        for worker in workers:
+            worker.stdin.write(b"\n")
+            worker.stdin.flush()
+        for turn, worker in enumerate(workers):
+            for _ in range(3 + turn):
+                for each in workers[turn:]:
+                    assert each.stdout.readline() == b"synchronized\n"
+                real.step(0)
+            worker.kill()
+            worker.wait(60)
+            real.step(0)
+            (mean,) = real.mean()
+            assert mean.min() >= 0
+            assert mean.max() <= 3 + 1e-5
+        assert 0 < max(real.weights) <= WHOLE
+        assert real.workers[0].slots.others() == []
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait(60)
+            worker.stdin.close()
+            worker.stdout.close()
