@@ -35,6 +35,7 @@ __all__ = ["GossipCenter", "GossipCenters"]
 
 Array = np.ndarray[Any, Any]
 
+_ADOPT: Any = Adopt(EASGD())  # c := x
 _STRIPES = 16  # at most, of each slot
 _PUSH_PATIENCE_S = 0.2  # with a stalled receiver's lock; what is not delivered is taken back
 
@@ -80,8 +81,7 @@ class GossipCenter:
         self._one_thread = threading.Lock()
         self.under_way = [0] * shape.stripes
         self.whole = True
-        self._remembered = [] if rule is None else shape.layout.views(np.zeros(shape.layout.nbytes, dtype=np.uint8))
-        self._adopting = None if rule is None else Adopt(rule)
+        self._plans: list[Plan] = []  # of the own stripes, without a state
         self._random = None if rule is None else np.random.default_rng((rule.seed, rank))
 
     def sync(self, rule: Any, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
@@ -114,8 +114,11 @@ class GossipCenter:
         index = stripe.index
         self._take_back(own, stripe)
         weight, received = int(own.weights[index]), int(own.received[index])
-        merging: Any = rule.with_part((weight - received) / weight) if received and gossips(rule) else self._adopting
-        refused = stripe.apply(merging, merging, pieces)
+        if received and gossips(rule):
+            merging = rule.with_part((weight - received) / weight)
+            refused = stripe.apply(merging, merging, pieces)
+        else:
+            refused = self._plans[index].run(_ADOPT, pieces)
         own.received[index] = 0
         if sends:  # an interrupt in between loses weight, and makes none
             weight = int(own.weights[index])
@@ -126,12 +129,15 @@ class GossipCenter:
     def _take_back(self, own: Slot, stripe: Stripe) -> None:
         """Merge what was not delivered into the own slot again."""
         if self.under_way[stripe.index]:
-            self._merge(own, stripe, cut(self._remembered, stripe.pieces), received=False)
+            published = own.published if own.received[stripe.index] else own.values
+            self._merge(own, stripe, cut(published, stripe.pieces), received=False)
 
     def _merge(self, slot: Slot, stripe: Stripe, pieces: Sequence[Array], received: bool = True) -> None:
         """Merge values that have the weight under way into a stripe of a slot."""
         index, sent = stripe.index, self.under_way[stripe.index]
         weight = int(slot.weights[index])
+        if received and not slot.received[index]:
+            copy_all(cut(slot.published, stripe.pieces), stripe.center)
         # c := c + ratio (x - c); what it does with x is of no use here.
         Plan(stripe.center).run(EASGD(sent / (weight + sent)), [piece.copy() for piece in pieces])
         self.under_way[index] = 0
@@ -172,7 +178,6 @@ class GossipCenter:
 
         def take(stripe: Stripe) -> None:
             copy_all(cut(out, stripe.pieces), stripe.center)
-            copy_all(cut(self._remembered, stripe.pieces), stripe.center)
             own.received[stripe.index] = 0
 
         left = own.locks.visit(take, True, min(timeout_s, PATIENCE_S), {})
@@ -211,9 +216,7 @@ class GossipCenter:
 
             def put(stripe: Stripe, slot: Slot = slot) -> None:
                 copy_all(stripe.center, cut(values, stripe.pieces))
-                slot.received[stripe.index] = slot.weights[stripe.index]  # none of it is of the owner
-                if slot is own:
-                    copy_all(cut(self._remembered, stripe.pieces), stripe.center)
+                slot.received[stripe.index] = 0 if slot is own else slot.weights[stripe.index]  # not of the owner
 
             left = slot.locks.visit(put, True, timeout_s, {})
             if left:
@@ -225,7 +228,6 @@ class GossipCenter:
         for slot, share in zip(slots, shares_of(len(slots))):
             copy_all(slot.values, values)
             slot.weights[...] = share
-        copy_all(self._remembered, values)
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Return the consensus, and no states."""
@@ -246,6 +248,7 @@ class GossipCenter:
             with contextlib.suppress(ConfigurationError):  # another thread has closed it meanwhile
                 self._hand_over(self.slots.own)
         self.slots.close()
+        self._plans = []
 
     def _hand_over(self, own: Slot) -> None:
         """Send the whole weight to another worker, if there is any, and leave the slot to a new one."""
@@ -272,7 +275,8 @@ class GossipCenter:
 
     def join(self) -> None:
         """Take a slot, with weight and values; see `Slots.join`."""
-        self.slots.join(self._remembered)
+        self.slots.join()
+        self._plans = [Plan(stripe.center) for stripe in self.slots.require_own().stripes]
 
 
 class GossipCenters:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,13 +60,13 @@ class GossipShape(NamedTuple):
 
     @property
     def values_start(self) -> int:
-        """Offset of the values in a slot."""
+        """Offset of the values in a slot; those that its owner has published follow."""
         return -(-(self.weights_start + 16 * self.stripes) // _PAGE) * _PAGE
 
     @property
     def slot_bytes(self) -> int:
         """Size of a slot, in whole pages."""
-        return self.values_start + -(-self.layout.nbytes // _PAGE) * _PAGE
+        return self.values_start + -(-2 * self.layout.nbytes // _PAGE) * _PAGE
 
     def size_bytes(self, slots: int) -> int:
         """Return the size of the memory with this number of slots."""
@@ -119,12 +119,16 @@ class Slot:
         Of the worker that has this handle, for the holder words.
     gone : callable
         See `StripeLocks`.
-    remembered : sequence of ndarray, optional
-        This worker's ``x_old``, if it is its own slot.
+    own : bool
+        Whether it is that of this worker.
 
     Attributes
     ----------
     values : list of ndarray
+        ``c`` of `GoSGD`.
+    published : list of ndarray
+        Its ``x_old``: the owner's values before anything was merged with them. Where nothing has come they are the
+        same as ``values``, and are not written.
     weights : ndarray of uint64, one for each stripe
         The weight of the values.
     received : ndarray of uint64
@@ -140,7 +144,7 @@ class Slot:
         index: int,
         rank: int,
         gone: Callable[[int], bool],
-        remembered: Sequence[Array] = (),
+        own: bool = False,
     ) -> None:
         self.index = index
         self._segment = segment
@@ -152,7 +156,8 @@ class Slot:
         behind = start + shape.weights_start + self.weights.nbytes
         self.received: Array = array_on(segment.buffer, (len(pieces),), "u8", behind)
         self.values = layout.views(segment.buffer, start + shape.values_start)
-        own_states = [list(remembered)] if remembered else []
+        self.published = layout.views(segment.buffer, start + shape.values_start + layout.nbytes)
+        own_states = [self.published] if own else []
         self.stripes = [
             Stripe(i, p, self.values, [], own_states, holders[i], len(layout)) for i, p in enumerate(pieces)
         ]

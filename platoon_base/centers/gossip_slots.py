@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable, Iterator
 
 from platoon_base.centers.gossip_memory import TABLE_LOCK, GossipShape, Slot, count_slots, slots_on
 from platoon_base.centers.host_memory import FREE
@@ -15,8 +12,6 @@ from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.shm.segments import Name, Segment
 
 __all__ = ["LEAVING", "Slots"]
-
-Array = np.ndarray[Any, Any]
 
 LEAVING = -4  # in place of an owner, while that hands its weight over
 _JOIN_TIMEOUT_S = 30.0
@@ -85,14 +80,8 @@ class Slots:
             raise ConfigurationError("only a worker has a slot: others read the consensus")
         return self.own
 
-    def join(self, remembered: Sequence[Array]) -> None:
-        """Take a slot: a prepared one, with its weight, or one with half of the weight of another worker.
-
-        Parameters
-        ----------
-        remembered : sequence of ndarray
-            The worker's local state, for the slot.
-        """
+    def join(self) -> None:
+        """Take a slot: a prepared one, with its weight, or one with half of the weight of another worker."""
         with self._table(_JOIN_TIMEOUT_S) as taken:
             if not taken:
                 raise CollectiveTimeoutError(
@@ -109,7 +98,7 @@ class Slots:
             else:
                 unused = earlier or [slot for slot in slots if not (self._lives(slot) or self._leaves(slot))]
                 index = unused[0].index if unused else self._add()
-            own = self._mapped[index] = self.own = self._map(index, remembered)
+            own = self._mapped[index] = self.own = self._map(index, own=True)
             own.claim()  # a child that C code has forked may still hold the lock of a dead owner, which serves as well
             if donor is not None:
                 self._take_half(donor, own)
@@ -138,8 +127,8 @@ class Slots:
         if self.closed:
             raise ConfigurationError("this worker's slot is closed: nothing can be done after close()")
 
-    def _map(self, index: int, remembered: Sequence[Array] = ()) -> Slot:
-        return Slot(self._segments[-1], self._shape, index, self._rank, self._gone, remembered)
+    def _map(self, index: int, own: bool = False) -> Slot:
+        return Slot(self._segments[-1], self._shape, index, self._rank, self._gone, own)
 
     def _lives(self, slot: Slot) -> bool:
         """Return whether the owner of a slot takes part."""
