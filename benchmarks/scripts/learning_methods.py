@@ -129,4 +129,5 @@ METHODS = {
     "gosgd": Method(GoSGD, 1),
     "gosgd-01": Method(lambda: GoSGD(probability=0.1), 1),
     "gosgd-01-sqrt": Method(lambda: GoSGD(probability=0.1), 1, "sqrt"),
+    "gosgd-01-linear": Method(lambda: GoSGD(probability=0.1), 1, "linear"),
 }  # EAMSGD is for workers that train by SGD with momentum: with Adam it is EASGD

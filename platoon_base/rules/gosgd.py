@@ -38,7 +38,7 @@ class GoSGD(Rule):
         x := c
         x_old := c
 
-    It works on one host.
+    It works on one host. Parameters on devices pass through the memory of the host.
 
     Parameters
     ----------

@@ -419,8 +419,10 @@ def _checked_moments(rule: Rule, moments: Iterable[Any] | None, rank: int) -> li
     """Return the moments as a list; raise, or warn once, if they do not go with the rule."""
     found = [] if moments is None else list(moments)
     if found and not shares_moments(rule):
+        why = "does not only average, and might carry second moments below 0"
+        why = "leaves the moments of each worker to itself" if gossips(rule) else why
         raise ConfigurationError(
-            f"got moments and {rule!r}, which does not only average, and might carry second moments below 0: use "
+            f"got moments and {rule!r}, which {why}: use "
             "EASGD(moments=True) or LocalSGD(moments=True), or leave moments out"
         )
     if shares_moments(rule) and moments is None:

@@ -6,6 +6,12 @@ from platoon_base.rules import GoSGD
 
 worker = connect()
 x = np.zeros(4)
+try:
+    worker.init_shared_params([x], GoSGD(), moments=[np.zeros(4)])
+except ConfigurationError as error:
+    assert "leaves the moments of each worker to itself" in str(error), error
+else:
+    raise AssertionError("moments would not be shared")
 worker.init_shared_params([x], GoSGD())
 for call in (lambda: worker.center_arrays, lambda: worker.update_center(lambda center: None)):
     try:
