@@ -405,3 +405,23 @@ def test_a_process_that_is_killed_anywhere_stops_nobody_and_makes_no_weight(job)
             worker.wait(60)
             worker.stdin.close()
             worker.stdout.close()
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"probability": 0}, {"probability": 1.1}, {"probability": "x"}, {"seed": -1}, {"seed": 0.5}]
+)
+def test_what_cannot_work_is_refused(arguments):
+    ((name, value),) = arguments.items()
+    with pytest.raises(ConfigurationError, match=f"got {name}={value!r}"):
+        GoSGD(**arguments)
+
+
+def test_the_random_choices_follow_from_the_seed(job):
+    sent = []
+    for seed in (0, 0, 1):
+        real = job(GoSGD(probability=0.5, seed=seed), [np.zeros(4)], 3)
+        for turn in range(30):
+            real.step(turn % 3)
+        sent.append([slot.weight for slot in real.workers[0].slots.every()])
+        real.close()
+    assert sent[0] == sent[1] != sent[2]
