@@ -8,7 +8,18 @@ if TYPE_CHECKING:
     from platoon_base.cli.notebook import notebook_launcher
     from platoon_base.job.joining import connect
     from platoon_base.job.place import is_main, rank, world_size
-    from platoon_base.rules import ASGD, EAMSGD, EASGD, AveragedEASGD, CenterMomentum, DiLoCo, LocalSGD, Rule, SlowMo
+    from platoon_base.rules import (
+        ASGD,
+        EAMSGD,
+        EASGD,
+        AveragedEASGD,
+        CenterMomentum,
+        DiLoCo,
+        GoSGD,
+        LocalSGD,
+        Rule,
+        SlowMo,
+    )
     from platoon_base.worker.handle import Worker
 
 __all__ = [
@@ -18,6 +29,7 @@ __all__ = [
     "AveragedEASGD",
     "CenterMomentum",
     "DiLoCo",
+    "GoSGD",
     "LocalSGD",
     "Rule",
     "SlowMo",
@@ -40,7 +52,10 @@ __getattr__ = lazy_names(
         **dict.fromkeys(("is_main", "rank", "world_size"), "platoon_base.job.place"),
         "notebook_launcher": "platoon_base.cli.notebook",
         **dict.fromkeys(
-            ("ASGD", "EAMSGD", "EASGD", "AveragedEASGD", "CenterMomentum", "DiLoCo", "LocalSGD", "Rule", "SlowMo"),
+            (
+                *("ASGD", "EAMSGD", "EASGD", "AveragedEASGD", "CenterMomentum"),
+                *("DiLoCo", "GoSGD", "LocalSGD", "Rule", "SlowMo"),
+            ),
             "platoon_base.rules",
         ),
         "Worker": "platoon_base.worker.handle",

@@ -353,6 +353,80 @@ static int64_t easgd_double(const int64_t *row, const double *scalars)
     return 0;
 }
 
+MANY_ARRAYS static int gosgd_piece_float(
+    float *restrict x_at, float *restrict c_at, float *restrict x_old_at, int64_t n, float part)
+{
+    BITS_float refused = 0;
+    for (int64_t i = 0; i < n; i++) {
+        float x = x_at[i], c = c_at[i], x_old = x_old_at[i];
+        float c_1 = c + (part * (x - x_old));
+        float x_1 = c_1;
+        float x_old_1 = c_1;
+        BITS_float keep = -(BITS_float)(finite_float(c_1));
+        refused |= ~keep;
+        x_at[i] = select_float(keep, x_1, x);
+        c_at[i] = select_float(keep, c_1, c);
+        x_old_at[i] = select_float(keep, x_old_1, x_old);
+    }
+    return refused != 0;
+}
+
+static int64_t gosgd_float(const int64_t *row, const double *scalars)
+{
+    float *x_at = (float *)(intptr_t)row[0];
+    float *c_at = (float *)(intptr_t)row[1];
+    float *x_old_at = (float *)(intptr_t)row[2];
+    float part = (float)scalars[0];
+    int64_t n = row[3];
+    (void)scalars;
+    if (!gosgd_piece_float(x_at, c_at, x_old_at, n, part))
+        return -1;
+    for (int64_t i = 0; i < n; i++) {
+        float x = x_at[i], c = c_at[i], x_old = x_old_at[i];
+        float c_1 = c + (part * (x - x_old));
+        if (!(finite_float(c_1)))
+            return i;
+    }
+    return 0;
+}
+
+MANY_ARRAYS static int gosgd_piece_double(
+    double *restrict x_at, double *restrict c_at, double *restrict x_old_at, int64_t n, double part)
+{
+    BITS_double refused = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double x = x_at[i], c = c_at[i], x_old = x_old_at[i];
+        double c_1 = c + (part * (x - x_old));
+        double x_1 = c_1;
+        double x_old_1 = c_1;
+        BITS_double keep = -(BITS_double)(finite_double(c_1));
+        refused |= ~keep;
+        x_at[i] = select_double(keep, x_1, x);
+        c_at[i] = select_double(keep, c_1, c);
+        x_old_at[i] = select_double(keep, x_old_1, x_old);
+    }
+    return refused != 0;
+}
+
+static int64_t gosgd_double(const int64_t *row, const double *scalars)
+{
+    double *x_at = (double *)(intptr_t)row[0];
+    double *c_at = (double *)(intptr_t)row[1];
+    double *x_old_at = (double *)(intptr_t)row[2];
+    double part = (double)scalars[0];
+    int64_t n = row[3];
+    (void)scalars;
+    if (!gosgd_piece_double(x_at, c_at, x_old_at, n, part))
+        return -1;
+    for (int64_t i = 0; i < n; i++) {
+        double x = x_at[i], c = c_at[i], x_old = x_old_at[i];
+        double c_1 = c + (part * (x - x_old));
+        if (!(finite_double(c_1)))
+            return i;
+    }
+    return 0;
+}
+
 MANY_ARRAYS static int outer_heavy_ball_piece_float(
     float *restrict totals, float *restrict c_at, float *restrict m_at, int64_t n, float count, float lr, float decay, float ahead)
 {
@@ -553,6 +627,8 @@ ENTRY(center_momentum, float, 6, "Knddd:center_momentum_float32")
 ENTRY(center_momentum, double, 6, "Knddd:center_momentum_float64")
 ENTRY(easgd, float, 3, "Knd:easgd_float32")
 ENTRY(easgd, double, 3, "Knd:easgd_float64")
+ENTRY(gosgd, float, 4, "Knd:gosgd_float32")
+ENTRY(gosgd, double, 4, "Knd:gosgd_float64")
 ENTRY(outer_heavy_ball, float, 4, "Kndddd:outer_heavy_ball_float32")
 ENTRY(outer_heavy_ball, double, 4, "Kndddd:outer_heavy_ball_float64")
 ENTRY(outer_mean, float, 3, "Knd:outer_mean_float32")
@@ -569,6 +645,8 @@ ENTRY(outer_nesterov, double, 4, "Kndddd:outer_nesterov_float64")
     {"center_momentum_float64", py_center_momentum_double, METH_VARARGS, "center_momentum_float64(table_address, pieces, alpha, b, gain)"}, \
     {"easgd_float32", py_easgd_float, METH_VARARGS, "easgd_float32(table_address, pieces, alpha)"}, \
     {"easgd_float64", py_easgd_double, METH_VARARGS, "easgd_float64(table_address, pieces, alpha)"}, \
+    {"gosgd_float32", py_gosgd_float, METH_VARARGS, "gosgd_float32(table_address, pieces, part)"}, \
+    {"gosgd_float64", py_gosgd_double, METH_VARARGS, "gosgd_float64(table_address, pieces, part)"}, \
     {"outer_heavy_ball_float32", py_outer_heavy_ball_float, METH_VARARGS, "outer_heavy_ball_float32(table_address, pieces, count, lr, decay, ahead)"}, \
     {"outer_heavy_ball_float64", py_outer_heavy_ball_double, METH_VARARGS, "outer_heavy_ball_float64(table_address, pieces, count, lr, decay, ahead)"}, \
     {"outer_mean_float32", py_outer_mean_float, METH_VARARGS, "outer_mean_float32(table_address, pieces, count)"}, \

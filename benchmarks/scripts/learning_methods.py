@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from platoon_base import EASGD, CenterMomentum, DiLoCo, LocalSGD, SlowMo
-from platoon_base.rules import AveragedEASGD, default_period, default_rule, shares_moments, waits
+from platoon_base.rules import AveragedEASGD, GoSGD, default_period, default_rule, gossips, shares_moments, waits
 
 ALONE, DEFAULTS, AVERAGED = "alone", "defaults", "averaged"
 SCALINGS: dict[str, tuple[str, Callable[[int], float]]] = {
@@ -87,6 +87,8 @@ class Method(NamedTuple):
             return 0
         if self.rule == AVERAGED:
             return steps
+        if self.rule != DEFAULTS and gossips(self._made):  # as many as are expected; a message goes one way
+            return round(steps / self.every_n_batches * self._made.probability / 2)
         period = default_period() if self.rule == DEFAULTS else self.every_n_batches
         return ends * (steps // ends // period + 1)
 
@@ -124,4 +126,8 @@ METHODS = {
     "diloco-paper-20": Method(lambda: DiLoCo(0.7, 0.9), 20),
     "local-sgd-4-sqrt": Method(LocalSGD, 4, "sqrt"),
     "slowmo-10-sqrt": Method(SlowMo, 10, "sqrt"),
+    "gosgd": Method(GoSGD, 1),
+    "gosgd-01": Method(lambda: GoSGD(probability=0.1), 1),
+    "gosgd-01-sqrt": Method(lambda: GoSGD(probability=0.1), 1, "sqrt"),
+    "gosgd-01-linear": Method(lambda: GoSGD(probability=0.1), 1, "linear"),
 }  # EAMSGD is for workers that train by SGD with momentum: with Adam it is EASGD

@@ -27,7 +27,7 @@ from platoon_base.centers.hosts_means import HostsMeans
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.round_totals import HostsRounds
 from platoon_base.centers.stripe_locks import StripeLocks
-from platoon_base.centers.stripes import Stripe, copy_all, cut
+from platoon_base.centers.stripes import PATIENCE_S, STRIPE_BYTES, Stripe, copy_all, cut
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, average_of, end_momentum, local_sources, momenta, rule_of_moments
@@ -40,10 +40,7 @@ Array = np.ndarray[Any, Any]
 
 log = logging.getLogger(__name__)
 
-STRIPE_BYTES = 1 << 21  # the minimum: large against the cost of a lock
 STRIPES_EACH = 4  # per worker, if there are several, so that a free one is always found
-# A stripe is held for milliseconds; a worker that holds one for this long is suspended or gets no processor.
-PATIENCE_S = 3.0
 _MIN_S = 1.0  # for visiting the stripes, even if the wait for other hosts has used up the timeout
 
 

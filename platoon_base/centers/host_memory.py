@@ -14,6 +14,7 @@ from platoon_base.views import array_on
 
 __all__ = [
     "COURIER",
+    "FIRST_HOLDER",
     "FREE",
     "HOLDER_NAMES",
     "Shape",
@@ -48,7 +49,7 @@ _HEADER = np.dtype(
         ("mean", "u8"),
     ]
 )
-_FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
+FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
 # The holder of a stripe, and the count of all visits: a stripe that stays locked without a new visit is stuck.
 _HOLDER = np.dtype([("rank", "i4"), ("visits", "u4"), ("shifts", "u4"), *WORDS], align=True)
 
@@ -80,7 +81,7 @@ class Shape(NamedTuple):
     def buffers_start(self, layout: Layout) -> int:
         """Return the offset of the center's values; the states follow, then the memory of rounds or moves."""
         holders = _HOLDER.itemsize * len(layout.stripes(self.stripe_bytes))
-        return -(-(_FIRST_HOLDER + holders) // 4096) * 4096
+        return -(-(FIRST_HOLDER + holders) // 4096) * 4096
 
     def size_bytes(self, layout: Layout) -> int:
         """Return the size of the whole memory."""
@@ -116,14 +117,14 @@ class Shape(NamedTuple):
         return shape if len(segment.buffer) == shape.size_bytes(layout) else None
 
 
-def byte_of(stripe: int) -> int:
+def byte_of(stripe: int, first: int = FIRST_HOLDER) -> int:
     """Return the byte whose lock is the stripe's; the next byte is used if a dead holder's child keeps this one."""
-    return _FIRST_HOLDER + _HOLDER.itemsize * stripe
+    return first + _HOLDER.itemsize * stripe
 
 
-def lock_bytes(stripes: int) -> tuple[int, int]:
+def lock_bytes(stripes: int, first: int = FIRST_HOLDER) -> tuple[int, int]:
     """Return the offset and the number of the bytes for all locks."""
-    return _FIRST_HOLDER, _HOLDER.itemsize * stripes
+    return first, _HOLDER.itemsize * stripes
 
 
 def header_on(segment: Segment) -> Any:
@@ -131,9 +132,9 @@ def header_on(segment: Segment) -> Any:
     return array_on(segment.buffer, (), _HEADER)
 
 
-def holders_on(segment: Segment, stripes: int) -> Array:
-    """Return the records of all stripes."""
-    holders: Array = array_on(segment.buffer, (stripes,), _HOLDER, _FIRST_HOLDER)
+def holders_on(segment: Segment, stripes: int, first: int = FIRST_HOLDER) -> Array:
+    """Return the records of all stripes, which lie from byte ``first`` on."""
+    holders: Array = array_on(segment.buffer, (stripes,), _HOLDER, first)
     return holders
 
 

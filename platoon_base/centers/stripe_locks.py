@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from platoon_base.centers.host_memory import FREE, HOLDER_NAMES, byte_of, lock_bytes
+from platoon_base.centers.host_memory import FIRST_HOLDER, FREE, HOLDER_NAMES, byte_of, lock_bytes
 from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, wait_until
 from platoon_base.shm.segments import Segment
 
@@ -30,10 +30,19 @@ class StripeLocks:
     gone : callable
         ``gone(rank)`` returns whether that worker's process has ended. Its locks are then ignored: a child that C code
         has forked may still hold them.
+    first : int
+        Offset of the first stripe's record in the segment.
     """
 
-    def __init__(self, segment: Segment, stripes: Sequence[Stripe], rank: int, gone: Callable[[int], bool]) -> None:
-        self._segment, self._stripes = segment, list(stripes)
+    def __init__(
+        self,
+        segment: Segment,
+        stripes: Sequence[Stripe],
+        rank: int,
+        gone: Callable[[int], bool],
+        first: int = FIRST_HOLDER,
+    ) -> None:
+        self._segment, self._stripes, self._first = segment, list(stripes), first
         self._rank, self._gone = rank, gone
         self._dead_holders: dict[int, int] = {}  # stripes locked here by the second byte -> dead holder of the first
 
@@ -92,14 +101,14 @@ class StripeLocks:
         try:
             work(stripe)
         finally:
-            byte, dead = byte_of(stripe.index), self._dead_holders.pop(stripe.index, None)
+            byte, dead = byte_of(stripe.index, self._first), self._dead_holders.pop(stripe.index, None)
             stripe.holder["rank"] = FREE if dead is None else dead
             self._segment.unlock(byte if dead is None else byte + 1)
         return True
 
     def lock(self, stripe: Stripe) -> bool:
         """Lock a stripe if it is free, by its second byte if a dead holder's child keeps the first locked."""
-        byte = byte_of(stripe.index)
+        byte = byte_of(stripe.index, self._first)
         if not self._segment.try_lock(byte):
             dead = int(stripe.holder["rank"])
             if dead < 0 or not self._gone(dead) or not self._segment.try_lock(byte + 1):
@@ -127,7 +136,7 @@ class StripeLocks:
         for stripe in self._stripes:
             if stripe.holder["rank"] == self._rank:
                 stripe.holder["rank"] = self._dead_holders.pop(stripe.index, FREE)
-        self._segment.unlock(*lock_bytes(len(self._stripes)))
+        self._segment.unlock(*lock_bytes(len(self._stripes), self._first))
 
     def close(self) -> None:
         """Release the memory; call it when no stripe is locked."""

@@ -12,10 +12,22 @@ from platoon_base.centers.host_kernels import Plan
 from platoon_base.layout import Piece
 from platoon_base.rules.center import Rule
 
-__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "Stripe", "copy_all", "cut", "wait_until"]
+__all__ = [
+    "FIRST_PAUSE_S",
+    "LONGEST_PAUSE_S",
+    "PATIENCE_S",
+    "STRIPE_BYTES",
+    "Stripe",
+    "copy_all",
+    "cut",
+    "wait_until",
+]
 
 Array = np.ndarray[Any, Any]
 
+STRIPE_BYTES = 1 << 21  # the minimum: large against the cost of a lock
+# A stripe is held for milliseconds; a worker that holds one for this long is suspended or gets no processor.
+PATIENCE_S = 3.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 2e-3  # between two attempts at a lock
 
 

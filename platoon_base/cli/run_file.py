@@ -26,7 +26,8 @@ __all__ = ["config_option", "of_script", "training_line"]
 
 _TRAINING, _LINE, _ARGS = "training", "platoon_base.training_line", "platoon_base.args"
 _PERIODS = ("every_n_batches", "avg_freq")
-_BSP = "LocalSGD"  # at a period of 1, with plain SGD inside, it is SGD on the mini-batches of all workers together
+# Names of Theano-MPI. At a period of 1, with plain SGD inside, LocalSGD is SGD on the mini-batches of all workers.
+_THEANO_MPI = {"BSP": "LocalSGD", "GOSGD": "GoSGD"}
 # Keys that users of other packages look for, and what stands for them here.
 _ELSEWHERE = {
     **dict.fromkeys(("sync_rule", "rule", *_PERIODS), f"it belongs below [{_TRAINING}], as rule and avg_freq"),
@@ -37,9 +38,6 @@ _ELSEWHERE = {
     **dict.fromkeys(("n", "nproc_per_node", "num_processes", "size"), "write workers = N"),
     "sync_start": "leave it out: workers may join at any time",
     "random": "write seed = N",
-}
-_NO_SUCH_RULE = {
-    "GOSGD": "there is no gossip between pairs of workers; AveragedEASGD and EASGD let no worker wait either",
 }
 
 
@@ -223,14 +221,13 @@ def _rule(file: _File, table: Mapping[str, Any]) -> Rule | None:
         file.require_known(arguments, ["rule", *_PERIODS], _TRAINING)
         return None
     name, where = table["rule"], file.at("rule", _TRAINING)
-    names = ["BSP", *rule_names()]
+    names = [*_THEANO_MPI, *rule_names()]
     if not isinstance(name, str) or (name not in names and "(" not in name):
-        known = _NO_SUCH_RULE.get(str(name).upper())
         like = did_you_mean(str(name), names) or did_you_mean(str(name).upper(), names) or _all_of(names)
-        raise ConfigurationError(f"{where}: there is no rule {name}{f'; {known}' if known else f'.{like}'}")
+        raise ConfigurationError(f"{where}: there is no rule {name}.{like}")
     if "(" in name and arguments:
         raise ConfigurationError(f"{where}: {name} has arguments already: write {', '.join(arguments)} there too")
-    kind = _BSP if name == "BSP" else name
+    kind = _THEANO_MPI.get(name, name)
     if arguments:
         file.require_known(arguments, ["rule", *_PERIODS, *rule_names()[kind]], _TRAINING)
     text = f"{kind}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})" if arguments else kind

@@ -15,6 +15,7 @@ from platoon_base.collectives.groups import CollectiveFactory, Membership
 from platoon_base.device_arrays import CudaContext
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.hosts.world import ONE_HOST, World
+from platoon_base.rules.center import gossips
 
 if TYPE_CHECKING:
     from platoon_base.centers.base import CenterFactory
@@ -73,7 +74,9 @@ def watch_center(files: JobFiles, layout: Layout) -> Readable:
         if directory is not None:
             return DirectoryMirror(directory, layout)
         segment.close()
-    return HostCenters(files.center).watch(layout)
+    from platoon_base.centers.gossip import GossipCenters
+
+    return GossipCenters(files.center).watch(layout) or HostCenters(files.center).watch(layout)
 
 
 def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Parameters, rule: Rule) -> CenterFactory:
@@ -91,6 +94,15 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
     """
     from platoon_base.centers.host import HostCenters
 
+    if gossips(rule):
+        from platoon_base.centers.gossip import GossipCenters
+
+        if files.world.several:
+            raise ConfigurationError(
+                f"got {rule!r} in a job on several hosts: gossip passes through the memory of one host; use "
+                "CenterMomentum(), or start the job on one host"
+            )
+        return GossipCenters(files.center, workers, liveness.gone)
     context = parameters.context if files.center_memory == "device" else None
     if context is not None and context.kind == b"cuda":
         device = importlib.import_module("platoon_base.centers.device")

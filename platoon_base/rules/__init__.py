@@ -12,12 +12,22 @@ import pkgutil
 
 from platoon_base.rules.asgd import ASGD
 from platoon_base.rules.averaged_easgd import AveragedEASGD
-from platoon_base.rules.center import Adopt, CenterState, LocalState, Rule, require_rule, settings_of, shares_moments
+from platoon_base.rules.center import (
+    Adopt,
+    CenterState,
+    LocalState,
+    Rule,
+    gossips,
+    require_rule,
+    settings_of,
+    shares_moments,
+)
 from platoon_base.rules.center_momentum import CenterMomentum
 from platoon_base.rules.defaults import at_period, default_period, default_rule, parse_rule, rule_names
 from platoon_base.rules.diloco import DiLoCo
 from platoon_base.rules.easgd import EAMSGD, EASGD
 from platoon_base.rules.forms import Form
+from platoon_base.rules.gosgd import GoSGD
 from platoon_base.rules.local_sgd import LocalSGD
 from platoon_base.rules.outer import OuterRule, waits
 from platoon_base.rules.slow_mo import SlowMo
@@ -32,6 +42,7 @@ __all__ = [
     "CenterState",
     "DiLoCo",
     "Form",
+    "GoSGD",
     "LocalSGD",
     "LocalState",
     "OuterRule",
@@ -40,6 +51,7 @@ __all__ = [
     "at_period",
     "default_period",
     "default_rule",
+    "gossips",
     "parse_rule",
     "require_rule",
     "rule_names",

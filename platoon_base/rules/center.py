@@ -21,9 +21,9 @@ from platoon_base.rules.forms import COMPILED, Form
 
 __all__ = [
     "Adopt", "Array", "CenterState", "LocalState", "Rule", "State", "average_of", "center_states", "end_momentum",
-    "form_of", "local_sources", "local_states", "member", "momenta", "names_of", "number_of", "precise_enough",
-    "require_flag", "require_number", "require_rule", "require_states", "rule_of_moments", "settings_of",
-    "shares_moments",
+    "form_of", "gossips", "local_sources", "local_states", "member", "momenta", "names_of", "number_of",
+    "precise_enough", "require_flag", "require_number", "require_rule", "require_states", "rule_of_moments",
+    "settings_of", "shares_moments",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -86,6 +86,8 @@ class Rule:
         Batches from one synchronization to the next where the user does not say.
     waits : bool
         Whether workers wait for one another at each synchronization; see `platoon_base.rules.outer`.
+    gossips : bool
+        Whether workers send their parameters to one another, and there is no center; see `GoSGD`.
     moments : bool
         Whether the adapters share the moments of the optimizers by it too. Of the rules of this package those can that
         only average: others would carry a second moment below 0.
@@ -104,6 +106,7 @@ class Rule:
     center_state: ClassVar[tuple[CenterState | str, ...]] = ()
     period: ClassVar[int] = 10
     waits: ClassVar[bool] = False
+    gossips: ClassVar[bool] = False
     moments: bool = False
 
     # Which member names the loops of the form, which method runs it, and its values.
@@ -260,6 +263,11 @@ def require_number(name: str, value: object, within: bool, span: str, advice: st
 def shares_moments(rule: Any) -> bool:
     """Return whether adapters share the moments of the optimizers by this rule too; False for None."""
     return rule is not None and bool(member(rule, "moments"))
+
+
+def gossips(rule: Any) -> bool:
+    """Return whether workers send their parameters to one another by this rule, without a center."""
+    return bool(member(rule, "gossips"))
 
 
 def local_states(rule: Any) -> tuple[LocalState, ...]:

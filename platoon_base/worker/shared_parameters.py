@@ -25,6 +25,7 @@ from platoon_base.rules.center import (
     Rule,
     average_of,
     form_of,
+    gossips,
     member,
     precise_enough,
     require_rule,
@@ -218,6 +219,11 @@ class SharedParameters:
 
     def center_arrays(self) -> list[Array]:
         """Return the center's memory; see `Worker.center_arrays`."""
+        if gossips(self._given):
+            raise ConfigurationError(
+                f"{type(self._given).__name__} has no center to look at or to change: read the workers' mean with "
+                "center_params or copy_to_local, and overwrite all of them with copy_to_global"
+            )
         values = getattr(self.center, "values", None)
         if values is None:
             where = "there is none with one worker" if self.center is None else "it is on devices; use --center host"
@@ -442,8 +448,10 @@ def _checked_moments(rule: Rule, moments: Iterable[Any] | None, rank: int) -> li
     """Return the moments as a list; raise, or warn once, if they do not go with the rule."""
     found = [] if moments is None else list(moments)
     if found and not shares_moments(rule):
+        why = "does not only average, and might carry second moments below 0"
+        why = "leaves the moments of each worker to itself" if gossips(rule) else why
         raise ConfigurationError(
-            f"got moments and {rule!r}, which does not only average, and might carry second moments below 0: use "
+            f"got moments and {rule!r}, which {why}: use "
             "EASGD(moments=True) or LocalSGD(moments=True), or leave moments out"
         )
     if shares_moments(rule) and moments is None:

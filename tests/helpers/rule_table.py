@@ -66,6 +66,8 @@ TABLE = [
         {"x": 4, "c": 0, "x_old": 2, "a": 1},
         {"x": 3, "c": 1.5, "x_old": 3, "a": 1.125},
     ),
+    # c goes on by half of 4
+    Entry(rules.GoSGD(part=0.5), {"x": 6, "c": 10, "x_old": 2}, {"x": 12, "c": 12, "x_old": 12}),
     Entry(rules.LocalSGD(), {"d": 4, "c": 1}, {"c": 5}),
     # c goes on by half of 4 + 2 / 2, with the old m
     Entry(rules.SlowMo(0.5, 0.5), {"d": 4, "c": 1, "m": 2}, {"c": 3.5, "m": 5}),

@@ -10,7 +10,7 @@ from scripts_here import script_path
 pytestmark = pytest.mark.base
 
 
-@pytest.mark.parametrize("rule", ["EASGD()", "EASGD(0.5)", "ASGD()"])
+@pytest.mark.parametrize("rule", ["EASGD()", "EASGD(0.5)", "ASGD()", "GoSGD(1.0)"])
 def test_the_only_worker_trains_as_if_it_were_alone(run_job, tmp_path, rule):
     run_job(script_path("alone_the_only_worker"), workers=1, args=[rule]).require_success()
     with np.load(tmp_path / "seen.npz") as seen:
@@ -25,6 +25,7 @@ def test_the_only_worker_trains_as_if_it_were_alone(run_job, tmp_path, rule):
         ("EASGD(0.5)", 7.0, 6.5, 6.5),
         ("EASGD()", 9 - 0.45 * 4, 6 + 0.45 * 0.8, 6.8 - 0.45 * 0.8),
         ("ASGD()", 9.0, 10.0, 10.0),
+        ("GoSGD(1.0)", 9.0, (6 + 9) / 2, (6 + 9) / 2),  # it takes half of the weight, and gives it back
     ],
 )
 def test_with_a_late_worker_the_rule_takes_over(run_job, rule, late_value, own_value, center):

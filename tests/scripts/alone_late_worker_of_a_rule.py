@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 
-from platoon_base import ASGD, EASGD, connect  # noqa: F401 - for the text of the rule
+from platoon_base import ASGD, EASGD, GoSGD, connect  # noqa: F401 - for the text of the rule
 
 late = "PLATOON_RANK" not in os.environ
 late_value, own_value, center = json.loads(sys.argv[3])

@@ -3,7 +3,7 @@ import sys
 import numpy as np
 from alone_training import train
 
-from platoon_base import ASGD, EASGD, connect  # noqa: F401 - for the text of the rule
+from platoon_base import ASGD, EASGD, GoSGD, connect  # noqa: F401 - for the text of the rule
 
 worker = connect()
 

@@ -42,6 +42,7 @@ BACK_ENDS = {
     for name in (
         "centers.host",
         "centers.device",
+        "centers.gossip",
         "channels.zmq",
         "channels.inproc",
         "collectives.host",
@@ -292,6 +293,9 @@ def test_sockets_and_shared_memory_have_one_place_each(path):
     allowed = {f"job/{name}.py" for name in ("attaching", "hosting", "backends", "files")}
     allowed |= {"cli/doctor.py", "cli/environment_report.py", "collectives/host_exchange.py"}
     allowed |= {
+        "centers/gossip.py",
+        "centers/gossip_memory.py",
+        "centers/gossip_slots.py",
         "centers/host.py",
         "centers/host_memory.py",
         "centers/stripe_locks.py",

@@ -11,7 +11,7 @@ from platoon_base.cli.commands.launch import command
 from platoon_base.cli.engine_options import given_options
 from platoon_base.cli.run_file import training_line
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import EASGD, LocalSGD, default_period, default_rule
+from platoon_base.rules import EASGD, GoSGD, LocalSGD, default_period, default_rule
 
 pytestmark = pytest.mark.base
 
@@ -83,6 +83,8 @@ def test_launchers_of_other_hosts_get_the_options_of_the_file(parse):
         ('rule = "EASGD(alpha=0.25)"\nevery_n_batches = 3', EASGD(alpha=0.25), 3),
         ('rule = "EASGD"', EASGD(), 4),
         ('rule = "BSP"', LocalSGD(), 1),
+        ('rule = "GOSGD"', GoSGD(), 1),
+        ('rule = "GOSGD"\nprobability = 0.1', GoSGD(probability=0.1), 1),
         ('rule = "BSP"\nmoments = true\navg_freq = 10', LocalSGD(moments=True), 10),
     ],
 )
@@ -124,7 +126,7 @@ def test_the_environment_wins_over_the_training_of_the_file(parse, monkeypatch):
         ("host_timeout = 'x'", "run.toml, line 1: got host-timeout = 'x': 'x' is not a valid float."),
         ("[training]\nrule = 'EASGDD'", "run.toml, line 2: there is no rule EASGDD. Did you mean EASGD or EAMSGD?"),
         ("[training]\nrule = 'easgd'", "run.toml, line 2: there is no rule easgd. Did you mean EASGD or EAMSGD?"),
-        ("[training]\nrule = 'GOSGD'", "run.toml, line 2: there is no rule GOSGD; there is no gossip"),
+        ("[training]\nrule = 'gosgd'", "run.toml, line 2: there is no rule gosgd. Did you mean GOSGD"),
         (
             "[training]\nrule = 'EASGD'\nalhpa = 1",
             "run.toml, line 3: there is no key alhpa below [training]. Did you mean alpha?",

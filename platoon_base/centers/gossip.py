@@ -1,0 +1,345 @@
+"""Gossip on one host: each worker has a slot in posix shared memory, in which the others merge what they send.
+
+There is no center. In its place the job validates and saves the consensus, which is the mean of all slots by weight.
+
+A slot has the parameters that its worker has published at its latest synchronization, merged with what has come since.
+Weights are whole units of `WHOLE`, so halves add up exactly. A sender halves the weight of its own slot first, and then
+merges under the lock of the other one. It holds one lock at a time, so there is no deadlock, and what it has not
+delivered, because a stalled worker holds that lock, it takes back at its next synchronization.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.centers.base import NonFiniteElement
+from platoon_base.centers.gossip_memory import GossipShape, Slot, shares_of
+from platoon_base.centers.gossip_slots import LEAVING, Slots
+from platoon_base.centers.host_kernels import Plan
+from platoon_base.centers.host_memory import CONTROLLER
+from platoon_base.centers.stripes import PATIENCE_S, STRIPE_BYTES, Stripe, copy_all, cut
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
+from platoon_base.layout import Layout
+from platoon_base.rules.center import Adopt, gossips
+from platoon_base.rules.easgd import EASGD
+from platoon_base.rules.gosgd import GoSGD
+from platoon_base.shm.segments import Name, Segment
+
+__all__ = ["GossipCenter", "GossipCenters"]
+
+Array = np.ndarray[Any, Any]
+
+_ADOPT: Any = Adopt(EASGD())  # c := x
+_STRIPES = 16  # at most, of each slot
+_PUSH_PATIENCE_S = 0.2  # with a stalled receiver's lock; what is not delivered is taken back
+
+
+class GossipCenter:
+    """A worker's handle of all slots, its own among them; that of the controller has none of its own.
+
+    Parameters
+    ----------
+    name : str or HiddenName
+        Of the segment.
+    segment : Segment
+    shape : GossipShape
+    rank : int
+    rule : GoSGD or None
+        None for the controller.
+    gone : callable
+        See `HostCenter`.
+
+    Attributes
+    ----------
+    slots : Slots
+    under_way : list of int
+        For each stripe the weight that this worker has sent and not delivered.
+    whole : bool
+        Whether the latest synchronization covered the whole slot.
+    """
+
+    on_device = False
+
+    def __init__(
+        self,
+        name: Name,
+        segment: Segment,
+        shape: GossipShape,
+        rank: int,
+        rule: GoSGD | None = None,
+        gone: Callable[[int], bool] = lambda rank: False,
+    ) -> None:
+        self.slots = Slots(name, segment, shape, rank, gone)
+        self._shape, self._rank = shape, rank
+        self._pid = os.getpid()
+        self._one_thread = threading.Lock()
+        self.under_way = [0] * shape.stripes
+        self.whole = True
+        self._plans: list[Plan] = []  # of the own stripes, without a state
+        self._random = None if rule is None else np.random.default_rng((rule.seed, rank))
+
+    def sync(self, rule: Any, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
+        """Merge what has come into ``arrays``, and send them to another worker if the rule draws that.
+
+        Locks are held even if ``locked`` is False, since a weight belongs to its values.
+        """
+        own = self.slots.require_own()
+        target = self._draw(rule) if gossips(rule) else None
+        refusals: list[NonFiniteElement] = []
+
+        def publish(stripe: Stripe) -> None:
+            refused = self._publish(own, rule, stripe, cut(arrays, stripe.pieces), target is not None)
+            if refused is not None:
+                piece = stripe.pieces[refused[0]]
+                refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
+
+        left = own.locks.visit(publish, True, min(timeout_s, PATIENCE_S), {})
+        if left and timeout_s <= PATIENCE_S:
+            raise CollectiveTimeoutError(own.locks.timeout_text(left, timeout_s))
+        self.whole = not left
+        if target is not None:
+            self._deliver(target, arrays)
+        return min(refusals, default=None)
+
+    def _publish(
+        self, own: Slot, rule: Any, stripe: Stripe, pieces: Sequence[Array], sends: bool
+    ) -> tuple[int, int] | None:
+        """Merge a stripe of the own slot and of the parameters; with ``sends`` halve its weight."""
+        index = stripe.index
+        self._take_back(own, stripe)
+        weight, received = int(own.weights[index]), int(own.received[index])
+        if received and gossips(rule):
+            merging = rule.with_part((weight - received) / weight)
+            refused = stripe.apply(merging, merging, pieces)
+        else:
+            refused = self._plans[index].run(_ADOPT, pieces)
+        own.received[index] = 0
+        if sends:  # an interrupt in between loses weight, and makes none
+            weight = int(own.weights[index])
+            own.weights[index] = weight - weight // 2
+            self.under_way[index] = weight // 2
+        return refused
+
+    def _take_back(self, own: Slot, stripe: Stripe) -> None:
+        """Merge what was not delivered into the own slot again."""
+        if self.under_way[stripe.index]:
+            published = own.published if own.received[stripe.index] else own.values
+            self._merge(own, stripe, cut(published, stripe.pieces), received=False)
+
+    def _merge(self, slot: Slot, stripe: Stripe, pieces: Sequence[Array], received: bool = True) -> None:
+        """Merge values that have the weight under way into a stripe of a slot."""
+        index, sent = stripe.index, self.under_way[stripe.index]
+        weight = int(slot.weights[index])
+        if received and not slot.received[index]:
+            copy_all(cut(slot.published, stripe.pieces), stripe.center)
+        # c := c + ratio (x - c); what it does with x is of no use here.
+        Plan(stripe.center).run(EASGD(sent / (weight + sent)), [piece.copy() for piece in pieces])
+        self.under_way[index] = 0
+        slot.weights[index] = weight + sent
+        if received:
+            slot.received[index] += np.uint64(sent)
+
+    def _draw(self, rule: GoSGD) -> Slot | None:
+        """Draw whether to send, and to which worker."""
+        random: Any = self._random
+        if random.random() >= rule.probability:
+            return None
+        others = self.slots.others()
+        return others[int(random.integers(len(others)))] if others else None
+
+    def _deliver(self, target: Slot, arrays: Sequence[Array]) -> None:
+        """Merge ``arrays``, with the weight that is under way, into the slot of another worker."""
+        owner = target.owner
+
+        def merge(stripe: Stripe) -> None:
+            if self.under_way[stripe.index] and target.owner == owner >= 0:  # one that leaves takes nothing any more
+                self._merge(target, stripe, cut(arrays, stripe.pieces))
+
+        target.locks.visit(merge, True, _PUSH_PATIENCE_S, {})
+
+    def read(
+        self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
+    ) -> None:
+        """Copy the consensus into ``out``; with ``begin``, but for ``averaged``, what is in this worker's slot.
+
+        The consensus stays what it is: in ``out`` it counts as a step, which the next synchronization publishes. So all
+        workers that read it while none synchronizes get the same.
+        """
+        if not begin or averaged:
+            self._mean(out, timeout_s)
+            return
+        own = self.slots.require_own()
+
+        def take(stripe: Stripe) -> None:
+            copy_all(cut(out, stripe.pieces), stripe.center)
+            own.received[stripe.index] = 0
+
+        left = own.locks.visit(take, True, min(timeout_s, PATIENCE_S), {})
+        if left:
+            raise CollectiveTimeoutError(own.locks.timeout_text(left, timeout_s))
+
+    def _mean(self, out: Sequence[Array], timeout_s: float) -> None:
+        """Copy the mean of the slots by weight; stripes that stay locked are read as they are."""
+        slots = self.slots.counted()
+        totals = [0] * self._shape.stripes
+        sums = [array if array.dtype.itemsize >= 4 else array.astype(np.float32) for array in out]
+        for slot in slots:
+
+            def add(stripe: Stripe, slot: Slot = slot) -> None:
+                weight = int(slot.weights[stripe.index])
+                totals[stripe.index] += weight
+                for target, value in zip(cut(sums, stripe.pieces), stripe.center):
+                    if weight and totals[stripe.index] == weight:
+                        np.copyto(target, value)
+                    elif weight:  # the mean of equal values is that value
+                        target += target.dtype.type(weight / totals[stripe.index]) * (value - target)
+
+            for stripe in slot.locks.visit(add, True, min(timeout_s, PATIENCE_S), {}):
+                add(stripe)
+        for stripe in slots[0].stripes:
+            if not totals[stripe.index]:  # all its weight was lost with workers that have died
+                copy_all(cut(sums, stripe.pieces), stripe.center)
+        for array, total in zip(out, sums):
+            if array is not total:
+                array[...] = total
+
+    def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
+        """Overwrite all slots with ``values``: workers go on from there, without what they have not yet published."""
+        own = self.slots.require_own()
+        for slot in self.slots.every():
+
+            def put(stripe: Stripe, slot: Slot = slot) -> None:
+                copy_all(stripe.center, cut(values, stripe.pieces))
+                slot.received[stripe.index] = 0 if slot is own else slot.weights[stripe.index]  # not of the owner
+
+            left = slot.locks.visit(put, True, timeout_s, {})
+            if left:
+                raise CollectiveTimeoutError(slot.locks.timeout_text(left, timeout_s))
+
+    def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
+        """Give all slots the first values, and equal weights; before others attach."""
+        slots = self.slots.every()
+        for slot, share in zip(slots, shares_of(len(slots))):
+            copy_all(slot.values, values)
+            slot.weights[...] = share
+
+    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
+        """Return the consensus, and no states."""
+        with self._one_thread:  # file locks do not exclude threads of the same process
+            out = self._shape.layout.empty()
+            self._mean(out, PATIENCE_S)
+            return out, []
+
+    def finish(self) -> None:
+        """Do nothing: no work is queued here."""
+
+    def settle(self) -> None:
+        """Do nothing: the controller reads this very memory."""
+
+    def close(self, over: bool = False) -> None:
+        """Release the memory; a second call does nothing. Unless all is ``over``, another worker gets the weight."""
+        if not (self.slots.closed or over or self.slots.own is None) and os.getpid() == self._pid:
+            with contextlib.suppress(ConfigurationError):  # another thread has closed it meanwhile
+                self._hand_over(self.slots.own)
+        self.slots.close()
+        self._plans = []
+
+    def _hand_over(self, own: Slot) -> None:
+        """Send the whole weight to another worker, if there is any, and leave the slot to a new one."""
+        if not self.slots.others():
+            return
+        own.owner = LEAVING  # from now on nothing comes
+
+        def empty(stripe: Stripe) -> None:
+            self._take_back(own, stripe)
+            weight = int(own.weights[stripe.index])
+            own.weights[stripe.index] = own.received[stripe.index] = 0
+            self.under_way[stripe.index] = weight
+
+        own.locks.visit(empty, True, _PUSH_PATIENCE_S, {})
+        for other in self.slots.others():
+            self._deliver(other, own.values)
+            if not any(self.under_way):
+                break
+        if any(self.under_way):  # the last ones leave together
+            own.weights += np.array(self.under_way, np.uint64)
+            own.owner = self._rank
+            return
+        self.slots.leave(_PUSH_PATIENCE_S)
+
+    def join(self) -> None:
+        """Take a slot, with weight and values; see `Slots.join`."""
+        self.slots.join()
+        self._plans = [Plan(stripe.center) for stripe in self.slots.require_own().stripes]
+
+
+class GossipCenters:
+    """Opens the slots of one job under their name.
+
+    Parameters
+    ----------
+    name : str or HiddenName
+    workers : int
+        For how many slots are prepared; more are added for those that join.
+    gone : callable, optional
+        See `HostCenter`.
+    """
+
+    location = "host"
+
+    def __init__(self, name: Name, workers: int = 1, gone: Callable[[int], bool] = lambda rank: False) -> None:
+        self.name = name
+        self._workers = workers
+        self._gone = gone
+
+    def create(self, layout: Layout, rule: Any, rank: int) -> GossipCenter:
+        """Create the segment with a slot for each worker; replace one that was left by a creator which died."""
+        shape = GossipShape(max(STRIPE_BYTES, -(-layout.nbytes // _STRIPES)), layout)
+        segment = Segment.create(self.name, shape.size_bytes(self._workers))
+        shape.write_header(segment, self._workers)
+        return self._joined(GossipCenter(self.name, segment, shape, rank, rule, self._gone))
+
+    def attach(self, layout: Layout, rule: Any, rank: int) -> GossipCenter:
+        """Open the segment, and take a slot.
+
+        Raises
+        ------
+        LayoutMismatchError
+            If the segment was made for another model or by another version of this package.
+        """
+        segment = Segment.attach(self.name)
+        shape = GossipShape.of(segment, layout)
+        if shape is None:
+            segment.close()
+            raise LayoutMismatchError(
+                f"the parameters in {self.name} are those of another model or of another version of this package; "
+                "run the same script and the same installation on every worker"
+            )
+        return self._joined(GossipCenter(self.name, segment, shape, rank, rule, self._gone))
+
+    def watch(self, layout: Layout) -> GossipCenter | None:
+        """Open the segment for the controller; None if there is a center in it."""
+        segment = Segment.attach(self.name, populate=False)
+        shape = GossipShape.of(segment, layout)
+        if shape is not None:
+            return GossipCenter(self.name, segment, shape, CONTROLLER)
+        segment.close()
+        return None
+
+    def _joined(self, center: GossipCenter) -> GossipCenter:
+        try:
+            center.join()
+        except BaseException:
+            center.close(over=True)
+            raise
+        return center
+
+    def unlink(self) -> None:
+        """Remove the name: the memory is freed when the last worker closes it."""
+        Segment.unlink(self.name)

@@ -1,0 +1,209 @@
+"""The shared memory of workers that gossip: a header, and for each worker a slot with parameters and their weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from platoon_base.centers.host_memory import FREE, holders_on, lock_bytes
+from platoon_base.centers.stripe_locks import StripeLocks
+from platoon_base.centers.stripes import Stripe
+from platoon_base.layout import Layout
+from platoon_base.shm.segments import Segment
+from platoon_base.views import array_on
+
+__all__ = ["TABLE_LOCK", "WHOLE", "GossipShape", "Slot", "count_slots", "shares_of", "slots_on"]
+
+Array = np.ndarray[Any, Any]
+
+WHOLE = 1 << 60  # all weights together: they are counted in units, so that halves add up exactly
+TABLE_LOCK = 0  # the byte whose lock is that of the table of owners
+_MAGIC = b"PLTNGSSP"
+_VERSION = 1
+_HEADER = np.dtype(
+    [("magic", "S8"), ("version", "u4"), ("slots", "u4"), ("stripe_bytes", "u8"), ("fingerprint", "V32")]
+)
+_PAGE = 4096
+_FIRST_HOLDER = 64  # in a slot, behind its owner
+
+
+def shares_of(workers: int) -> list[int]:
+    """Return equal weights for the first workers of a job, which add up to `WHOLE`."""
+    share, rest = divmod(WHOLE, workers)
+    return [share + (i < rest) for i in range(workers)]
+
+
+class GossipShape(NamedTuple):
+    """Describes the memory besides its values.
+
+    Attributes
+    ----------
+    stripe_bytes : int
+    layout : Layout
+    """
+
+    stripe_bytes: int
+    layout: Layout
+
+    @property
+    def stripes(self) -> int:
+        """Number of the stripes of a slot."""
+        return len(self.layout.stripes(self.stripe_bytes))
+
+    @property
+    def weights_start(self) -> int:
+        """Offset of the weights in a slot: one for each stripe, and then what has come of each."""
+        _, holders = lock_bytes(self.stripes)
+        return _FIRST_HOLDER + -(-holders // 64) * 64
+
+    @property
+    def values_start(self) -> int:
+        """Offset of the values in a slot; those that its owner has published follow."""
+        return -(-(self.weights_start + 16 * self.stripes) // _PAGE) * _PAGE
+
+    @property
+    def slot_bytes(self) -> int:
+        """Size of a slot, in whole pages."""
+        return self.values_start + -(-2 * self.layout.nbytes // _PAGE) * _PAGE
+
+    def size_bytes(self, slots: int) -> int:
+        """Return the size of the memory with this number of slots."""
+        return _PAGE + slots * self.slot_bytes
+
+    def start_of(self, slot: int) -> int:
+        """Return the offset of a slot, of whose owner it is the lock as well."""
+        return self.size_bytes(slot)
+
+    def write_header(self, segment: Segment, slots: int) -> None:
+        """Write the header, and that no slot has an owner."""
+        header = _header_on(segment)
+        header["version"], header["stripe_bytes"] = _VERSION, self.stripe_bytes
+        header["fingerprint"] = np.void(self.layout.fingerprint)
+        for slot in range(slots):
+            self.clear(segment, slot)
+        header["slots"] = slots
+        header["magic"] = _MAGIC
+
+    def clear(self, segment: Segment, slot: int) -> None:
+        """Write that a slot has no owner, and that its stripes are free."""
+        start = self.start_of(slot)
+        _owner_on(segment, start)[...] = FREE
+        holders_on(segment, self.stripes, start + _FIRST_HOLDER)["rank"] = FREE
+
+    @classmethod
+    def of(cls, segment: Segment, layout: Layout) -> GossipShape | None:
+        """Read the header; None if the memory is another one, or was made for another model or by another version."""
+        if len(segment.buffer) < _PAGE:
+            return None
+        header = _header_on(segment)
+        found = (header["magic"].item(), header["version"].item(), header["fingerprint"].tobytes())
+        if found != (_MAGIC, _VERSION, layout.fingerprint) or not header["stripe_bytes"]:
+            return None
+        shape = cls(header["stripe_bytes"].item(), layout)
+        return shape if len(segment.buffer) >= shape.size_bytes(slots_on(segment)) else None
+
+
+class Slot:
+    """A worker's part of the memory: its parameters as it has published them, merged with what has come since.
+
+    Weights are those of the stripes, each of which gossips by itself: a worker that dies loses whole stripes, no parts.
+
+    Parameters
+    ----------
+    segment : Segment
+    shape : GossipShape
+    index : int
+    rank : int
+        Of the worker that has this handle, for the holder words.
+    gone : callable
+        See `StripeLocks`.
+    own : bool
+        Whether it is that of this worker.
+
+    Attributes
+    ----------
+    values : list of ndarray
+        ``c`` of `GoSGD`.
+    published : list of ndarray
+        Its ``x_old``: the owner's values before anything was merged with them. Where nothing has come they are the
+        same as ``values``, and are not written.
+    weights : ndarray of uint64, one for each stripe
+        The weight of the values.
+    received : ndarray of uint64
+        The part of it that has come since the owner was here.
+    stripes : list of Stripe
+    locks : StripeLocks
+    """
+
+    def __init__(
+        self,
+        segment: Segment,
+        shape: GossipShape,
+        index: int,
+        rank: int,
+        gone: Callable[[int], bool],
+        own: bool = False,
+    ) -> None:
+        self.index = index
+        self._segment = segment
+        start, layout = shape.start_of(index), shape.layout
+        self._owner_byte, self._owner = start, _owner_on(segment, start)
+        pieces = layout.stripes(shape.stripe_bytes)
+        holders = holders_on(segment, len(pieces), start + _FIRST_HOLDER)
+        self.weights: Array = array_on(segment.buffer, (len(pieces),), "u8", start + shape.weights_start)
+        behind = start + shape.weights_start + self.weights.nbytes
+        self.received: Array = array_on(segment.buffer, (len(pieces),), "u8", behind)
+        self.values = layout.views(segment.buffer, start + shape.values_start)
+        self.published = layout.views(segment.buffer, start + shape.values_start + layout.nbytes)
+        own_states = [self.published] if own else []
+        self.stripes = [
+            Stripe(i, p, self.values, [], own_states, holders[i], len(layout)) for i, p in enumerate(pieces)
+        ]
+        self.locks = StripeLocks(segment, self.stripes, rank, gone, start + _FIRST_HOLDER)
+
+    @property
+    def owner(self) -> int:
+        """The rank of the worker whose slot it is; negative if there is none."""
+        return int(self._owner)
+
+    @owner.setter
+    def owner(self, rank: int) -> None:
+        self._owner[...] = rank
+
+    def claim(self) -> bool:
+        """Take the lock that shows that the owner lives; False if another process has it."""
+        return self._segment.try_lock(self._owner_byte)
+
+    def unclaim(self) -> None:
+        """Free that lock."""
+        self._segment.unlock(self._owner_byte)
+
+    @property
+    def claimed(self) -> bool:
+        """Whether another handle has that lock."""
+        return self._segment.locked(self._owner_byte)
+
+    @property
+    def weight(self) -> int:
+        """The weight of all stripes together."""
+        return sum(map(int, self.weights))
+
+
+def slots_on(segment: Segment) -> int:
+    """Return the number of slots."""
+    return int(_header_on(segment)["slots"])
+
+
+def count_slots(segment: Segment, slots: int) -> None:
+    """Write the number of slots."""
+    _header_on(segment)["slots"] = slots
+
+
+def _header_on(segment: Segment) -> Any:
+    return array_on(segment.buffer, (), _HEADER)
+
+
+def _owner_on(segment: Segment, start: int) -> Any:
+    return array_on(segment.buffer, (), "i4", start)
