@@ -64,7 +64,7 @@ class GossipCenter:
         Whether the latest synchronization covered the whole slot.
     """
 
-    on_device = False
+    on_device = waits = False
 
     def __init__(
         self,

@@ -224,8 +224,7 @@ class Training:
             set_sampler_epoch(self._data[0], epoch)
         seed = seeds.of_epoch(epoch, self._worker.global_rank)
         if seed is not None:
-            self._backend.seed(seed)
-            self._backend.seed_noise(self._model, seed)
+            self._backend.seed(seed, self._model)
         self._reshuffling.epoch_begins(epoch)
         self._epoch, self._batches = epoch, _Batches()
         report_epoch_begin(self._worker, epoch, params)

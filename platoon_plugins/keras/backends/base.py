@@ -125,11 +125,11 @@ class Backend(Protocol):
     def seed_early(self, seed: int) -> None:
         """Seed the generator that shuffles data, if ``fit`` uses it before it calls its first callback."""
 
-    def seed(self, seed: int) -> None:
-        """Seed the back end's own generators, which shuffle data and draw noise without a seed."""
+    def seed(self, seed: int, model: Any = None) -> None:
+        """Seed the back end's own generators, which shuffle data and draw noise without a seed.
 
-    def seed_noise(self, model: Any, seed: int) -> None:
-        """Seed the random layers of a model, where they are variables of it."""
+        With a model also its random layers, where their generators are variables of it.
+        """
 
     def random_state(self) -> Any:
         """Return the states of those generators."""

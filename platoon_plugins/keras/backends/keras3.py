@@ -171,7 +171,7 @@ class Keras3(Backend):
                 state[0] = shard_seed(int(state[0]), rank) % 2**31
                 variable.assign(state)
 
-    def seed(self, seed: int) -> None:
+    def seed(self, seed: int, model: Any = None) -> None:
         """Seed the global generator of Keras, which keras.random uses by default.
 
         If it does not exist yet, Python's generator will seed it.
@@ -179,11 +179,8 @@ class Keras3(Backend):
         generator = global_state.get_global_attribute(_GLOBAL_GENERATOR)
         if generator is not None:
             generator.state.assign(np.array([seed % 2**31, 0]))
-
-    def seed_noise(self, model: Any, seed: int) -> None:
-        """Seed the random layers, each by another number."""
-        found = (v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state"))
-        for number, variable in enumerate(found):
+        variables = [] if model is None else model.non_trainable_variables
+        for number, variable in enumerate(v for v in variables if v.path.endswith("seed_generator_state")):
             variable.assign(np.array([shard_seed(seed, number) % 2**31, 0]))
 
     def random_state(self) -> Any:

@@ -60,9 +60,9 @@ class _Torch(Keras3):
         group = torch.distributed
         return hasattr(model, "ddp_model") and group.is_available() and group.is_initialized()
 
-    def seed(self, seed: int) -> None:
+    def seed(self, seed: int, model: Any = None) -> None:
         """Seed torch, which shuffles data and draws the masks of Dropout."""
-        super().seed(seed)
+        super().seed(seed, model)
         torch.manual_seed(seed)
 
     def random_state(self) -> Any:
