@@ -62,9 +62,11 @@ class GossipCenter:
         For each stripe the weight that this worker has sent and not delivered.
     whole : bool
         Whether the latest synchronization covered the whole slot.
+    waits : bool
+        False: workers do not synchronize in rounds.
     """
 
-    on_device = False
+    on_device = waits = False
 
     def __init__(
         self,
