@@ -12,6 +12,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.mode import Mode
+from platoon_plugins.keras.step_logs import is_of_own_step, over_all_workers
 
 __all__ = ["Evaluation"]
 
@@ -28,6 +29,8 @@ class _Epoch:
         Number of the epoch, from 0.
     train, test : dict of str to number or array
         The values over the data of all workers, by their names in ``logs`` without ``val_``.
+    own_state : dict of str to list of ndarray
+        This worker's state of the metrics, of "train" and "test".
     any_rank_evaluates, all_evaluate : bool
         Whether any worker evaluates after this epoch, and whether all do.
     """
@@ -35,6 +38,7 @@ class _Epoch:
     number: int
     train: dict[str, Any] = field(default_factory=dict)
     test: dict[str, Any] = field(default_factory=dict)
+    own_state: dict[str, list[Array]] = field(default_factory=dict)
     any_rank_evaluates: bool = False
     all_evaluate: bool = False
 
@@ -102,7 +106,8 @@ class Evaluation:
         ConfigurationError
             If some workers evaluate and others do not.
         """
-        arrays = [*self._metrics.train_state(), self._batches_with_losses("train"), changed]
+        own = self._epoch.own_state["train"] = self._metrics.train_state()
+        arrays = [*own, self._batches_with_losses("train"), changed]
         pairs = {"evaluate": (float(evaluates), 1.0)}
         summed = self._worker.advanced.sum_arrays(f"keras epoch {self._epoch.number}", arrays, pairs)
         mode.set_participants(summed.ranks)
@@ -168,21 +173,24 @@ class Evaluation:
     # The end of an epoch.
 
     def fill(self, logs: dict[str, Any]) -> None:
-        """Put the values of all workers into the ``logs`` of an epoch.
+        """Put the values of all workers into the ``logs`` of an epoch; a collective call if a step has chosen names.
 
         Raises
         ------
         ConfigurationError
-            If a name in ``logs`` is not that of a metric.
+            If a value in ``logs`` cannot be made that of all workers.
         """
         epoch = self._epoch
-        self._require_known(logs)
+        training = {name: value for name, value in logs.items() if not name.startswith("val_")}
+        train = self._of_step("train", training, epoch.train)
+        validation = {name[4:]: value for name, value in logs.items() if name not in training}
+        test = self._of_step("test", validation, epoch.test) if epoch.all_evaluate else epoch.test
         for name in logs:
             plain = name[4:] if name.startswith("val_") else name
-            if name in epoch.train:
-                logs[name] = epoch.train[name]
-            elif plain in epoch.test:
-                logs[name] = epoch.test[plain]
+            if name in train:
+                logs[name] = train[name]
+            elif plain in test:
+                logs[name] = test[plain]
         if epoch.any_rank_evaluates and not epoch.all_evaluate:
             # A worker that stopped in the middle of its batches does not evaluate, so no worker has these values.
             for name in [name for name in logs if name.startswith("val_")]:
@@ -192,22 +200,23 @@ class Evaluation:
         """Stop recording the losses of batches."""
         self._losses.end()
 
-    def _require_known(self, logs: Mapping[str, Any]) -> None:
-        known = self._epoch.train
-        unknown = sorted(name for name in logs if name not in known and not name.startswith("val_"))
-        if unknown:
-            raise ConfigurationError(
-                f"got {', '.join(map(repr, unknown))} in the logs of an epoch, of which no metric of the model keeps "
-                "track: a value of one worker's last batch cannot be made that of all workers; let train_step update "
-                "a metric (self.metrics) and return its result"
-            )
+    def _of_step(self, phase: str, logs: Mapping[str, Any], total: dict[str, Any]) -> dict[str, Any]:
+        """Return the values to log: ``total``, unless a step has returned others; then it is a collective call."""
+        if not (self._backend.lets_steps_choose_logs and is_of_own_step(logs, total)):
+            return total
+        own = self._metrics.results_again(self._epoch.own_state[phase])
+        name = f"keras {phase} logs {self._epoch.number}"
+        return over_all_workers(
+            logs, own, total, lambda arrays: list(self._worker.advanced.sum_arrays(name, arrays).arrays)
+        )
 
     def _batches_with_losses(self, phase: str) -> int:
         self._backend.settle()
         return self._losses.count(phase)
 
     def _add_up_test(self, name: str) -> dict[str, Any]:
-        arrays = [*self._metrics.test_state(), self._batches_with_losses("test")]
+        own = self._epoch.own_state["test"] = self._metrics.test_state()
+        arrays = [*own, self._batches_with_losses("test")]
         summed = self._worker.advanced.sum_arrays(f"keras evaluation {name}", arrays)
         self.ranks = summed.ranks
         *state, count = summed.arrays

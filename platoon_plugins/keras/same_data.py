@@ -14,6 +14,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.worker import kind_of, warn_once
+from platoon_plugins.keras.parts import is_part, leaves
 from platoon_plugins.keras.torch_loaders import draws_from_all, is_loader
 
 __all__ = ["SameBatches", "data_of_fit", "described", "require_same_data", "sources", "warn_if_not_sharded"]
@@ -183,6 +184,8 @@ def _is_whole(data: Any) -> bool:
         return draws_from_all(data)
     if hasattr(data, "element_spec"):  # other classes may skip rows, or take them from a generator
         return all(type(source).__name__ in _ALL_ROWS for source in sources(data))
+    if any(is_part(array) for array in leaves(data)):  # equal rows, such as all ones, do not make it the whole
+        return False
     return hasattr(data, "shape") or isinstance(data, (list, tuple, Mapping))
 
 

@@ -67,7 +67,7 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
         assert "`adds_up = True`" in told[f"undeclared {rank}"]
         assert "does not start from zero" in told[f"metric {rank}"]
         if not KERAS_2:
-            assert "let train_step update a metric" in told[f"raw {rank}"]
+            assert "let the step update a metric" in told[f"raw {rank}"]
             for name in ("average", "average inside", "average of several"):
                 assert "use_ema=True and a rule" in told[f"{name} {rank}"]
             assert "ScheduleFreeAdamW and a rule" in told[f"schedule free {rank}"]

@@ -34,7 +34,7 @@ class Highest(keras.metrics.Metric):
         self.value = self.add_weight(name="value", shape=(), initializer="ones")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
-        return [] if KERAS_2 else None
+        return [] if KERAS_2 else self.value.assign(keras.ops.maximum(self.value, keras.ops.max(y_pred)))
 
     def result(self):
         return self.value * 1.0
@@ -64,7 +64,7 @@ if not KERAS_2:
             return {}
 
         def compute_metrics(self, x, y, y_pred, sample_weight=None):
-            return {"raw": keras.ops.mean(y_pred)}
+            return {"raw": keras.ops.mean(y_pred, axis=0)}
 
     raw = Raw([keras.Input((6,)), L.Dense(3)])
     raw.compile("sgd", loss="mse")

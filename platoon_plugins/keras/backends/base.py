@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
+from platoon_plugins.keras.adding import only_adds
 from platoon_plugins.keras.batch_losses import BatchLosses
 
 __all__ = ["Backend", "Metrics", "Variable", "not_additive", "require_declared"]
@@ -72,6 +73,10 @@ class Metrics(Protocol):
         """Return the values to log for a state: numbers, and arrays for metrics whose result is one."""
         ...
 
+    def results_again(self, state: Sequence[Array]) -> dict[str, Any]:
+        """Return the results for another state, and leave the metrics as they are."""
+        raise NotImplementedError
+
 
 class Backend(Protocol):
     """One back end of Keras; derived classes override the hooks that they need.
@@ -82,10 +87,13 @@ class Backend(Protocol):
         Whether its `Metrics` must be called at the end of every batch.
     honors_initial_epoch : bool
         Whether a callback can change the first epoch of a fit, by `resume_at`.
+    lets_steps_choose_logs : bool
+        Whether a ``train_step`` of the model's own class decides what ``logs`` have.
     """
 
     watches_batches: bool
     honors_initial_epoch = True
+    lets_steps_choose_logs = True
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
         """Raise `ConfigurationError` if the model cannot be trained here; ``averaged`` if gradients are averaged."""
@@ -198,15 +206,18 @@ class Backend(Protocol):
 
 
 def require_declared(metric: Any, base: type) -> None:
-    """Raise `ConfigurationError` for a metric class of the user, unless it declares that its state can be summed.
+    """Raise `ConfigurationError` for a metric class of the user, unless its state can be summed.
 
-    A class derived from a metric of Keras, such as `Mean`, is taken to keep its state as that metric does.
+    It declares that, or only adds to its variables. A class derived from a metric of Keras, such as `Mean`, is taken to
+    keep its state as that metric does.
     """
     line = type(metric).__mro__
     first_of_keras = next(cls for cls in line if cls.__module__.partition(".")[0] == "keras")
-    if first_of_keras is base and not getattr(metric, "adds_up", False):
+    adds_up = getattr(metric, "adds_up", None)
+    if first_of_keras is base and not (only_adds(metric) if adds_up is None else adds_up):
         raise ConfigurationError(
-            f"got metric {metric.name!r} of a class of your own, {type(metric).__name__}: if its variables are sums "
+            f"got metric {metric.name!r} of a class of your own, {type(metric).__name__}, whose update_state does more "
+            "than self.variable.assign_add(...): if its variables are sums "
             "over samples (totals, counts), those of several workers are added up to that of all the data; say so by "
             "`adds_up = True` in the class or on the object. Of a maximum or a last value that is not true: compute "
             "those in a callback"

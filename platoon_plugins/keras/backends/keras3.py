@@ -113,6 +113,13 @@ class Keras3Metrics(Metrics):
         arrays = {name: keras.ops.convert_to_numpy(value) for name, value in flat.items()}
         return {name: array if np.ndim(array) else float(array) for name, array in arrays.items()}
 
+    def results_again(self, state: Sequence[Array]) -> dict[str, Any]:
+        now = self.test_state()
+        try:
+            return self.results(state)
+        finally:
+            self._assign(now)
+
     def _assign(self, state: Sequence[Array]) -> None:
         for variable, value in zip(self._model.metrics_variables, state):
             variable.assign(np.asarray(value).astype(keras.backend.standardize_dtype(variable.dtype)))

@@ -28,6 +28,7 @@ class _Theano(Backend):
 
     watches_batches = True
     honors_initial_epoch = False
+    lets_steps_choose_logs = False
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
         if not getattr(model, "optimizer", None):

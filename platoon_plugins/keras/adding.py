@@ -1,0 +1,64 @@
+"""Whether a metric class of the user only adds to its variables, read from the code of its ``update_state``."""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["only_adds"]
+
+_CALLS_ADD = ("assign_add", "assign_sub")
+
+
+def only_adds(metric: Any) -> bool:
+    """Return whether all that ``update_state`` does with the metric's variables is to call ``assign_add`` on them.
+
+    Then a state is a sum over batches, and the states of several workers can be added. Metrics of Keras within it may be
+    updated. False also means unknown: other methods that it calls could do anything, so they are not followed.
+    """
+    method = getattr(type(metric), "update_state", None)
+    while hasattr(method, "__wrapped__"):
+        method = method.__wrapped__
+    code = getattr(method, "__code__", None)
+    if code is None or not code.co_varnames or any(_is_code(each) for each in code.co_consts):
+        return False
+    owner, variables = code.co_varnames[0], getattr(metric, "variables", ())  # none on Keras 2
+    if owner in code.co_cellvars or "__class__" in code.co_freevars or not variables:  # super() hides a call
+        return False
+    kept = {id(variable) for variable in variables}
+    uses = list(_uses(code, owner))
+    return bool(uses) and all(_is_harmless(metric, kept, name, next_name) for name, next_name in uses)
+
+
+def _uses(code: types.CodeType, owner: str) -> Iterator[tuple[str, str]]:
+    """Yield, for each use of ``owner``, the attribute that is taken, and the one that is taken of that; or ''."""
+    steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
+    for number, step in enumerate(steps):
+        loads = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+        if "_FAST" not in step.opname or owner not in loads:
+            continue
+        plain = "LOAD_FAST" in step.opname and owner not in loads[:-1]  # one instruction may load two
+        names = [_attribute(each) for each in steps[number + 1 : number + 3]]
+        yield (names[0], names[1] if names[0] else "") if plain and len(names) == 2 else ("", "")
+
+
+def _attribute(step: dis.Instruction) -> str:
+    return str(step.argval) if step.opname in ("LOAD_ATTR", "LOAD_METHOD") else ""
+
+
+def _is_harmless(metric: Any, kept: set[int], name: str, next_name: str) -> bool:
+    """Return whether a variable is only added to; settings that are plain values may be read."""
+    if not name:
+        return False
+    value = getattr(metric, name, None)
+    if id(value) in kept:
+        return next_name in _CALLS_ADD
+    if next_name == "update_state":
+        return type(value).__module__.partition(".")[0] == "keras"
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _is_code(value: Any) -> bool:
+    return isinstance(value, types.CodeType)

@@ -1,0 +1,85 @@
+"""Values that a ``train_step`` or ``test_step`` of one's own puts into ``logs``, under names that it chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.worker import warn_once
+
+__all__ = ["is_of_own_step", "over_all_workers"]
+
+Array = np.ndarray[Any, Any]
+
+
+def is_of_own_step(logs: Mapping[str, Any], results: Mapping[str, Any]) -> bool:
+    """Return whether ``logs`` are what a step has returned: Keras 3 has the metrics' results there if names agree."""
+    return bool(logs) and set(logs) != set(results)
+
+
+def over_all_workers(
+    logs: Mapping[str, Any],
+    own: Mapping[str, Any],
+    total: Mapping[str, Any],
+    add_up: Callable[[list[Array]], list[Array]],
+) -> dict[str, Any]:
+    """Return the values of ``logs`` over the data of all workers; a collective call.
+
+    A value that is a metric's result on every worker, under whatever name, becomes that metric's over all data. Another
+    number is that of a worker's last batch, and becomes the mean of them, as that of one process with larger batches.
+
+    Parameters
+    ----------
+    logs : mapping of str to number or array
+        With the same names on all workers.
+    own, total : mapping of str to number or array
+        Results of all metrics, for this worker's data and for those of all workers.
+    add_up : callable
+        Sums arrays over the workers.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is neither the result of a metric nor a number.
+    """
+    names, metrics = sorted(logs), sorted(own)
+    matches = [[_is_same(logs[name], own[metric]) for metric in metrics] for name in names]
+    numbers = [float(logs[name]) if _is_number(logs[name]) else np.nan for name in names]
+    shaped = np.array(matches, dtype=float).reshape(len(names), len(metrics))
+    on_all, sums, workers = add_up([shaped, np.array(numbers), np.ones(())])
+    values: dict[str, Any] = {}
+    averaged = []
+    for name, counts, number in zip(names, on_all, sums):
+        found = [metric for metric, count in zip(metrics, counts) if count == workers]
+        if found:
+            values[name] = total[name if name in found else found[0]]
+        elif _is_number(logs[name]):
+            values[name] = float(number / workers)
+            averaged.append(name)
+        else:
+            raise ConfigurationError(
+                f"got {name!r} in the logs of an epoch, a {type(logs[name]).__name__} of which no metric of the model "
+                "keeps track: only a number can be averaged over the workers; let the step update a metric "
+                "(self.metrics) and return its result"
+            )
+    if averaged:
+        warn_once(
+            f"got {', '.join(map(repr, averaged))} in the logs of an epoch, of which no metric of the model keeps "
+            "track: the value is the mean of those of each worker's last batch; for one over all rows let the step "
+            "update a metric (self.metrics) and return its result"
+        )
+    return values
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and isinstance(value, (int, float, np.number, np.ndarray))
+
+
+def _is_same(value: Any, result: Any) -> bool:
+    """Return whether two values agree up to the rounding of a program that computes one of them."""
+    if isinstance(value, Mapping) or np.shape(value) != np.shape(result):
+        return False
+    return bool(np.allclose(value, result, rtol=1e-5, atol=0, equal_nan=True))

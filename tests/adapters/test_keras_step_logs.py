@@ -1,0 +1,114 @@
+"""What steps and metrics of the user's own classes put into ``logs``, on two workers."""
+
+import pytest
+from keras_here import KERAS_2, keras
+from scripts_here import script_path
+
+pytestmark = [
+    pytest.mark.keras,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(KERAS_2, reason="steps and metrics are those of Keras 3: run it in .nox/keras3 (make test)"),
+]
+
+
+def test_names_that_a_step_chooses_have_the_values_of_all_workers(run_keras):
+    """A metric's result under another name is exact; another number is the mean of the last batches."""
+    outcome = run_keras(script_path("keras_step_logs_names_that_a_step_chooses"), workers=2).require_success()
+    assert "'last' in the logs of an epoch, of which no metric of the model keeps track" in outcome.logs[0]
+
+
+class _Counted(keras.metrics.Metric):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.total = self.add_weight(name="total", shape=(), initializer="zeros")
+        self.count = self.add_weight(name="count", shape=(), initializer="zeros")
+        self.threshold = 0.5
+
+    def result(self):
+        return self.total / self.count
+
+
+class Adds(_Counted):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        values = keras.ops.cast(y_pred > self.threshold, "float32")
+        if sample_weight is not None:
+            values = values * sample_weight
+        self.total.assign_add(keras.ops.sum(values))
+        self.count.assign_add(keras.ops.cast(len(y_true), self.dtype))
+
+
+class Contains(_Counted):
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.inner = keras.metrics.Mean()
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.inner.update_state(y_pred)
+
+
+class Highest(_Counted):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign(keras.ops.maximum(self.total, keras.ops.max(y_pred)))
+
+
+class ReadsItself(_Counted):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.count.assign_add(1)
+        self.total.assign_add((keras.ops.mean(y_pred) - self.total) / self.count)
+
+
+class ByAnotherName(_Counted):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        total = self.total
+        total.assign(y_pred)
+
+
+class ByAMethod(_Counted):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.set_all(y_pred)
+
+    def set_all(self, value):
+        self.total.assign(value)
+
+
+class BySuper(Adds):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        return super().update_state(y_true, y_pred)
+
+
+class ByAClosure(_Counted):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        return [self.total.assign(value) for value in y_pred], lambda: self.total.assign(y_true)
+
+
+class AllVariables(_Counted):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        for variable in self.variables:
+            variable.assign(y_pred)
+
+
+class KeepsAnAttribute(_Counted):
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.threshold = self.threshold / 2
+        self.total.assign_add(self.threshold)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Adds,
+        Contains,
+        Highest,
+        ReadsItself,
+        ByAnotherName,
+        ByAMethod,
+        BySuper,
+        ByAClosure,
+        AllVariables,
+        KeepsAnAttribute,
+    ],
+)
+def test_a_metric_that_only_adds_is_recognized(kind):
+    from platoon_plugins.keras.adding import only_adds
+
+    assert only_adds(kind(name="mine")) == (kind in (Adds, Contains))
