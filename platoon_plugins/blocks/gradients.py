@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+import theano
 from blocks.algorithms import StepRule
 from theano.gof.graph import ancestors
 
@@ -15,7 +17,7 @@ from platoon_base.theano_ops import AllReduce, all_reduce
 from platoon_base.worker import start_together
 from platoon_plugins.blocks.model import updates_of
 
-__all__ = ["AllReduceGradients", "averages_gradients", "has_averaging_rule"]
+__all__ = ["AllReduceGradients", "average_gradients_of", "averages_gradients", "has_averaging_rule"]
 
 
 class AllReduceGradients(StepRule):  # type: ignore[misc]
@@ -80,6 +82,69 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
         start_together(list(steps), worker, f"AllReduceGradients(average={bool(self.average)})")
         reduced = all_reduce(*steps.values(), op="mean" if self.average else "sum", worker=worker)
         return OrderedDict(zip(steps, reduced))
+
+
+def average_gradients_of(algorithm: Any, worker: Worker) -> dict[Any, Any]:
+    """Make an algorithm average its gradients, as if its step rule had been given to `AllReduceGradients`.
+
+    A `GradientDescent` has computed its updates when it was made, but compiles them when training begins. Until then
+    they are replaced by copies with the averages in place of the gradients.
+
+    Parameters
+    ----------
+    algorithm : GradientDescent
+        Not initialized yet.
+    worker : Worker
+
+    Returns
+    -------
+    dict
+        Variables of the algorithm that may be monitored, and those that take their place.
+
+    Raises
+    ------
+    ConfigurationError
+        If it has no gradients, or is compiled already.
+    """
+    if not (hasattr(algorithm, "gradients") and hasattr(algorithm, "step_rule")):
+        raise ConfigurationError(
+            f"got the algorithm {type(algorithm).__name__}, which has no gradients and step rule that could be "
+            'averaged: take GradientDescent(..., step_rule=AllReduceGradients(your_step_rule)), or mode="async"'
+        )
+    if hasattr(algorithm, "_function"):
+        raise ConfigurationError(
+            "got an algorithm that is initialized, whose function is compiled without averaged gradients: call prepare "
+            "before training begins, or give it step_rule=AllReduceGradients(your_step_rule)"
+        )
+    averaged, _ = AllReduceGradients(worker=worker).compute_steps(algorithm.gradients)
+    replaced = {
+        algorithm.gradients[p]: averaged[p] for p in algorithm.parameters if averaged is not algorithm.gradients
+    }
+    algorithm.step_rule = AllReduceGradients(algorithm.step_rule, worker=worker)
+    if not replaced:  # for a single worker
+        return {}
+    targets, values = zip(*algorithm.updates)
+    steps = [algorithm.steps[p] for p in algorithm.parameters]
+    before = [*steps, algorithm.total_step_norm]
+    copies = theano.clone([*values, *before], replace=replaced)
+    after = copies[len(values) :]
+    for old, new in zip(before, after):
+        _name_alike(old, new)
+    algorithm.updates = list(zip(targets, copies[: len(values)]))
+    algorithm.steps = OrderedDict(zip(algorithm.parameters, after))
+    algorithm.total_step_norm = after[-1]
+    return dict(zip(before, after))
+
+
+def _name_alike(old: Any, new: Any) -> None:
+    """Give a copy the name of a variable, and its aggregation scheme, which monitoring leaves in the variable's tag."""
+    new.name = old.name
+    scheme = getattr(old.tag, "aggregation_scheme", None)
+    if scheme is not None:
+        new.tag.aggregation_scheme = copy.copy(scheme)
+        for name, value in vars(scheme).items():
+            if value is old:
+                setattr(new.tag.aggregation_scheme, name, new)
 
 
 def averages_gradients(algorithm: Any) -> bool:

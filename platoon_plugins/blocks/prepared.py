@@ -11,7 +11,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule
 from platoon_plugins.blocks.data import shard_stream
 from platoon_plugins.blocks.evaluation import DistributedMonitoring, DistributedTrainingMonitoring
-from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule
+from platoon_plugins.blocks.gradients import average_gradients_of, averages_gradients, has_averaging_rule
 from platoon_plugins.blocks.stopping import StopTogether
 from platoon_plugins.blocks.streams import is_broadcast, is_sharded
 from platoon_plugins.blocks.sync import ParameterSync
@@ -47,8 +47,8 @@ def prepare(
     main_loop : MainLoop
     mode : {"async", "sync"}, optional
         Whether the workers synchronize with a common center, at their own speed, or average the gradients of each step.
-        The default is what the algorithm does. "sync" needs the step rule `AllReduceGradients`, since an algorithm
-        computes its updates when it is made.
+        The default is what the algorithm does. With "sync" a `GradientDescent` gets the step rule
+        `AllReduceGradients`, unless it has it; it must not be initialized.
     strategy : Rule, optional
         A rule such as `EASGD`, with "async"; see `ParameterSync`.
     sync_every : int, optional
@@ -74,11 +74,11 @@ def prepare(
     >>> prepare(main_loop).run()                                                             # doctest: +SKIP
     """
     worker = connect() if worker is None else worker
-    averages = _averages(main_loop, mode)
+    averages, becomes = _averages(main_loop, mode)
     if averages and not (strategy is None and sync_every is None):
         raise ConfigurationError(
-            "got strategy or sync_every, but the algorithm averages gradients (AllReduceGradients), which has neither: "
-            "leave them out, or take the step rule without AllReduceGradients"
+            "got strategy or sync_every, but the algorithm averages gradients, which has neither: leave them out, or "
+            'take mode="async" and the step rule without AllReduceGradients'
         )
     triggers: dict[str, Any] = {} if sync_every is None else {"every_n_batches": sync_every}
     sync = ParameterSync("auto" if strategy is None else strategy, worker=worker, **triggers)
@@ -93,7 +93,8 @@ def prepare(
                 "all rows; end the epoch first (FinishAfter(after_n_epochs=...)), or prepare it before it is saved"
             )
         main_loop.data_stream = shard_stream(stream, uneven="drop" if averages else "keep", worker=worker)
-    extensions = [_distributed(extension, averages) for extension in main_loop.extensions]
+    replaced = average_gradients_of(main_loop.algorithm, worker) if becomes else {}
+    extensions = [_distributed(extension, averages, replaced) for extension in main_loop.extensions]
     for added in (sync, stop):
         if not any(isinstance(extension, type(added)) for extension in extensions):
             extensions.insert(0, added)  # they move to their places by themselves
@@ -101,34 +102,33 @@ def prepare(
     return main_loop
 
 
-def _averages(main_loop: Any, mode: str | None) -> bool:
-    """Return whether the algorithm averages gradients; raise if that is not the mode."""
+def _averages(main_loop: Any, mode: str | None) -> tuple[bool, bool]:
+    """Return whether gradients are to be averaged, and whether the algorithm does not do so yet."""
     if mode not in (None, "async", "sync"):
         raise ConfigurationError(f'got mode={mode!r}: pass "async" or "sync"')
     algorithm = main_loop.algorithm
     averages = has_averaging_rule(algorithm) or averages_gradients(algorithm)
-    if mode == "sync" and not averages:
-        raise ConfigurationError(
-            'got mode="sync", but the algorithm does not average gradients, and its updates were computed when it was '
-            "made: give it step_rule=AllReduceGradients(your_step_rule)"
-        )
     if mode == "async" and averages:
         raise ConfigurationError(
             'got mode="async", but the algorithm averages gradients: take the step rule without AllReduceGradients, or '
             'pass mode="sync"'
         )
-    return averages
+    return averages or mode == "sync", mode == "sync" and not averages
 
 
-def _distributed(extension: Any, averages: bool) -> Any:
-    """Return a monitoring extension of Blocks as that of this package; others as they are."""
+def _distributed(extension: Any, averages: bool, replaced: dict[Any, Any]) -> Any:
+    """Return a monitoring extension of Blocks as that of this package; others as they are.
+
+    Variables of the algorithm that are ``replaced`` are monitored by those in their place.
+    """
     if type(extension) is DataStreamMonitoring:
         evaluator = extension._evaluator
         variables = [*evaluator.theano_variables, *evaluator.monitored_quantities]
         found = DistributedMonitoring(variables, extension.data_stream, evaluator.updates)
         return _with_settings_of(found, extension, "_evaluator")
     if type(extension) is TrainingDataMonitoring and (averages or _records_at_ends(extension)):
-        variables = [*extension._variables.variables, *extension._non_variables.quantities]
+        variables = [replaced.get(variable, variable) for variable in extension._variables.variables]
+        variables += extension._non_variables.quantities
         found = DistributedTrainingMonitoring(variables)
         return _with_settings_of(found, extension, "_non_variables", "_variables", "_required_for_non_variables")
     return extension

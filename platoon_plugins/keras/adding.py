@@ -15,8 +15,8 @@ _CALLS_ADD = ("assign_add", "assign_sub")
 def only_adds(metric: Any) -> bool:
     """Return whether all that ``update_state`` does with the metric's variables is to call ``assign_add`` on them.
 
-    Then a state is a sum over batches, and the states of several workers can be added. Metrics of Keras within it may be
-    updated. False also means unknown: other methods that it calls could do anything, so they are not followed.
+    Then a state is a sum over batches, and the states of several workers can be added. Metrics of Keras within it may
+    be updated. False also means unknown: other methods that it calls could do anything, so they are not followed.
     """
     method = getattr(type(metric), "update_state", None)
     while hasattr(method, "__wrapped__"):

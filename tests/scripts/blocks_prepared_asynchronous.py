@@ -1,6 +1,7 @@
 """Records at the ends of epochs are those of all workers; what is recorded in between is each worker's own."""
 
 import pytest
+from blocks.algorithms import UpdatesAlgorithm
 from blocks_preamble import (
     AllReduceGradients,
     DataStreamMonitoring,
@@ -40,8 +41,14 @@ assert log.status["iterations_done"] == 3 * 30 / 2
 
 averaging = loop(cost, stream(16), [], AllReduceGradients(Scale(0.1)))
 plain = loop(cost, stream(16), [])
+trained = loop(cost, stream(16), [])
+trained.algorithm.initialize()
+other = loop(cost, stream(16), [])
+other.algorithm = UpdatesAlgorithm(updates=plain.algorithm.updates)
 for call, match in (
-    (lambda: prepare(plain, mode="sync"), "step_rule=AllReduceGradients"),
+    (lambda: prepare(trained, mode="sync"), "is initialized"),
+    (lambda: prepare(other, mode="sync"), "UpdatesAlgorithm, which has no gradients"),
+    (lambda: prepare(plain, mode="sync", sync_every=2), "got strategy or sync_every"),
     (lambda: prepare(averaging, mode="async"), "without AllReduceGradients"),
     (lambda: prepare(averaging, strategy=EASGD()), "got strategy or sync_every"),
     (lambda: prepare(plain, mode="fast"), "'fast'"),
