@@ -1,4 +1,4 @@
-"""Scripts as a user of Keras writes them, with `prepare` for each model as the only change, on two workers."""
+"""Scripts as a user of Keras writes them, with `prepare` for each model as the only change, on one and two workers."""
 
 import json
 import os
@@ -11,88 +11,102 @@ from scripts_here import script_path
 
 pytestmark = [
     pytest.mark.keras,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(1000),
     pytest.mark.skipif(KERAS_2, reason="the scripts are for Keras 3: run it in .nox/keras3 (make test)"),
 ]
 
-# The scripts by their names, those behind a colon with averaged gradients. torch runs all that it can; JAX and
-# TensorFlow take longer to compile, and run those with something of their own.
-_EVERYWHERE = ["own_train_step", "imbalanced:sync", "schedule", "loop:sync"]
-_ON_TORCH = [
-    *("convnet", "text", "several_outputs", "autoencoder:sync", "siamese", "transfer", "dataloader", "pydataset"),
-    "callbacks",
-    *("sample_weights", "residual:sync", "regression", "tagging:sync", "go_on", "generator", "gan:sync"),
+# Groups of scripts by their names, each of which runs in one job; those behind a colon with averaged gradients. Each
+# back end runs all of them, and those that need its own package, in its last short group.
+_GROUPS = [
+    "own_train_step imbalanced:sync schedule loop:sync vae metric_learning own_metric interrupted",
+    "callbacks pydataset go_on generator restore own_callbacks recommender",
+    "convnet text several_outputs autoencoder:sync siamese transfer",
+    "sample_weights residual:sync regression tagging:sync gan:sync",
+    "masked_words distillation:sync search lora translation mixed_precision:sync",
 ]
-_ON_TENSORFLOW = [
-    "transfer",
-    "callbacks",
-    "pydataset",
-    "go_on",
-    "generator",
-    "tf_data",
-    "timeseries:sync",
-    "image_folder",
-]
-_MORE = {"torch": _ON_TORCH, "tensorflow": _ON_TENSORFLOW}.get(keras.backend.backend(), ["dataloader"])
-SCRIPTS = [] if KERAS_2 else [*_EVERYWHERE, *_MORE]
-NAMES = [script.partition(":")[0] for script in SCRIPTS]
+_IMPORTED = {"torch": " dataloader", "jax": " dataloader", "tensorflow": " tf_data timeseries:sync image_folder"}
+_SHORT = {"torch": 3, "jax": 1, "tensorflow": 1}  # groups from the first on; the others run with EVERY=1
+_BACKEND = keras.backend.backend()
+_LONG = pytest.mark.skipif(not os.environ.get("EVERY"), reason="takes long: `EVERY=1 make test-keras` runs it")
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Run the scripts by one plain process, and prepared on two workers; return what each process has left."""
-    folder = tmp_path_factory.mktemp("stock")
-    script = script_path("keras_stock_scripts_run_unchanged")
-    for name, start, how in (
-        ("plain", [sys.executable], "plain"),
-        ("launched", [sys.executable, "-m", "platoon_base", "launch", "-n", "2", "-D", "cpu"], "prepared"),
-    ):
-        where = folder / name
-        where.mkdir()
-        if (folder / "plain/PetImages").exists():
-            (where / "PetImages").symlink_to(folder / "plain/PetImages")
-        command = [*start, str(script), how, *SCRIPTS]
-        done = subprocess.run(
-            command, cwd=where, capture_output=True, text=True, timeout=280, env=os.environ, check=False
-        )
-        failed = "".join(path.read_text()[-4000:] for path in where.rglob("rank*.log") if done.returncode)
-        assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:] + failed
-    files = sorted(folder.rglob("rank?.json"))
-    return folder, {f"{path.parent.name} {path.stem}": json.loads(path.read_text()) for path in files}
+def _groups():
+    short = _SHORT.get(_BACKEND, 0)
+    for number, group in enumerate(_GROUPS):
+        scripts = group + _IMPORTED[_BACKEND] if number == short - 1 else group
+        yield pytest.param(scripts, id=scripts.replace(" ", "+"), marks=() if number < short else _LONG)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_scripts_run_unchanged(runs, name):
-    """All workers have one model and one history at the end, and the history is of the kind of one process's."""
-    _, left = runs
-    alone, first, second = (left[who][name] for who in ("plain rank0", "launched rank0", "launched rank1"))
-    assert first["weights"] == second["weights"]
-    lengths = {metric: len(values) for metric, values in alone["history"].items()}
-    assert {metric: len(values) for metric, values in first["history"].items()} == lengths
-    if name == "loop":
-        return  # what train_on_batch returns is of this worker's rows
-    assert first["history"] == second["history"]
+def _run(folder, start, how, scripts):
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, *start, str(script_path("keras_stock_scripts_run_unchanged")), how, *scripts]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, env=os.environ, check=False)
+    failed = "".join(path.read_text()[-4000:] for path in folder.rglob("rank*.log") if done.returncode)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:] + failed
+    return done, [json.loads(path.read_text()) for path in sorted(folder.glob("rank?.json"))]
 
 
-def test_metrics_count_all_rows_once(runs):
+@pytest.mark.parametrize("group", list(_groups()))
+def test_scripts_run_unchanged(group, tmp_path):
+    """Both workers have one model and one history at the end, and the history is of the kind of one process's."""
+    scripts = group.split()
+    _, (plain,) = _run(tmp_path / "plain", [], "plain", scripts)
+    (tmp_path / "launched").mkdir()
+    if (tmp_path / "plain/PetImages").exists():
+        (tmp_path / "launched/PetImages").symlink_to(tmp_path / "plain/PetImages")
+    launch = ["-m", "platoon_base", "launch", "-n", "2", "-D", "cpu"]
+    done, (first, second) = _run(tmp_path / "launched", launch, "prepared", scripts)
+    assert list(plain) == list(first) == list(second) == [each.partition(":")[0] for each in scripts]
+    for name, alone in plain.items():
+        left, other = first[name], second[name]
+        assert left["weights"] == other["weights"], name
+        lengths = {metric: len(values) for metric, values in alone["history"].items()}
+        assert {metric: len(values) for metric, values in left["history"].items()} == lengths, name
+        if name != "loop":  # what train_on_batch returns is of this worker's rows
+            assert left["history"] == other["history"], name
+    assert "train on the same data" not in done.stdout
+    if "imbalanced" in first:
+        _require_all_rows_once(first["imbalanced"]["history"])
+    _require_that_saved_models_open(tmp_path / "launched")
+
+
+def _require_all_rows_once(history):
     """One process is no measure: on torch, Keras 3.15 shows the counts of validation as those of training."""
-    _, left = runs
-    history = left["launched rank0"]["imbalanced"]["history"]
     for before, rows in ("", 800), ("val_", 200):
         counts = [sum(history[before + name][epoch] for name in ("fn", "fp", "tn", "tp")) for epoch in range(3)]
         assert counts == [rows] * 3
 
 
-def test_saved_models_open_without_the_package(runs):
-    folder, _ = runs
-    files = [path for path in (folder / "launched").glob("*.keras") if path.name != "my_model.keras"]
-    assert files
+def _require_that_saved_models_open(folder):
+    """Saved models open without the package, and what was written beside a file has taken its place."""
+    files = [path for path in folder.rglob("*.keras") if path.name not in ("my_model.keras",)]
     code = (
         "import sys, keras\n"
         "for path in sys.argv[1:]: keras.models.load_model(path)\n"
         "assert not any(name.startswith('platoon') for name in sys.modules)"
     )
-    command = [sys.executable, "-c", code, *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=os.environ, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not list((folder / "launched").glob(".*keras"))  # what was written beside a file has taken its place
+    if files:
+        command = [sys.executable, "-c", code, *map(str, files)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=os.environ, check=False)
+        assert done.returncode == 0, done.stderr
+    assert not list(folder.rglob(".*keras"))
+
+
+@pytest.mark.slow
+def test_a_single_worker_trains_as_plain_python_does(tmp_path):
+    """`platoon launch -n 1`, with the line, ends with a model and a history of the same kind."""
+    scripts = ["schedule", "own_metric"]
+    _, (plain,) = _run(tmp_path / "plain", [], "plain", scripts)
+    _, (one,) = _run(tmp_path / "one", ["-m", "platoon_base", "launch", "-n", "1", "-D", "cpu"], "prepared", scripts)
+    for name in plain:
+        assert {metric: len(values) for metric, values in one[name]["history"].items()} == {
+            metric: len(values) for metric, values in plain[name]["history"].items()
+        }
+
+
+def test_every_stock_script_is_in_a_group():
+    files = {
+        path.stem.removeprefix("keras_stock_") for path in script_path("keras_stock_vae").parent.glob("keras_stock_*")
+    }
+    named = {each.partition(":")[0] for each in " ".join([*_GROUPS, *_IMPORTED.values()]).split()}
+    assert files - {"scripts_run_unchanged"} == named

@@ -1,4 +1,4 @@
-"""A GAN of a class of its own, with two optimizers and a train_step, on torch and TensorFlow."""
+"""A GAN of a class of its own, with two optimizers and a train_step for each back end."""
 
 import keras
 from keras import layers
@@ -66,7 +66,7 @@ if keras.backend.backend() == "torch":
                     optimizer.apply([v.value.grad for v in network.trainable_weights], network.trainable_weights)
             return self.logged(*losses)
 
-else:
+elif keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 
     class Trained(GAN):
@@ -80,6 +80,45 @@ else:
                 gradients = tape.gradient(losses[which], network.trainable_weights)
                 optimizer.apply_gradients(zip(gradients, network.trainable_weights))
             return self.logged(*losses)
+
+else:
+    import jax
+
+    class Trained(GAN):
+        def compile(self, d_optimizer, g_optimizer, loss_fn):
+            super().compile(d_optimizer, g_optimizer, loss_fn)
+            d_optimizer.build(self.discriminator.trainable_variables)
+            g_optimizer.build(self.generator.trainable_variables)
+            self.of_optimizers = [*d_optimizer.variables, *g_optimizer.variables]  # parts of the state, as JAX needs it
+
+        def train_step(self, state, real_images):
+            parts = (self.trainable_variables, self.non_trainable_variables, self.metrics_variables)
+            values = {
+                id(v): value for part, at in zip(parts, (0, 1, 3)) for v, value in zip(part, state[at], strict=True)
+            }
+            known = {id(v): v for part in parts for v in part}
+            for which, network, optimizer in (
+                (0, self.discriminator, self.d_optimizer),
+                (1, self.generator, self.g_optimizer),
+            ):
+
+                def loss_of(weights):
+                    now = {**values, **dict(zip([id(v) for v in network.trainable_variables], weights))}
+                    with keras.StatelessScope(state_mapping=[(known[each], now[each]) for each in known]) as scope:
+                        losses = self.losses_of(real_images)
+                    return losses[which], (losses, scope.get_current_value(self.seed_generator.state))
+
+                weights = [values[id(v)] for v in network.trainable_variables]
+                (_, (losses, seed)), gradients = jax.value_and_grad(loss_of, has_aux=True)(weights)
+                own = [values[id(v)] for v in optimizer.variables]
+                weights, own = optimizer.stateless_apply(own, gradients, weights)
+                values.update(zip([id(v) for v in network.trainable_variables], weights))
+                values.update(zip([id(v) for v in optimizer.variables], own))
+                values[id(self.seed_generator.state)] = seed
+            with keras.StatelessScope([(known[id(v)], values[id(v)]) for v in self.metrics_variables]) as scope:
+                logs = self.logged(*losses)
+            trainable, non_trainable = ([values[id(v)] for v in part] for part in parts[:2])
+            return logs, (trainable, non_trainable, state[2], [scope.get_current_value(v) for v in parts[2]])
 
 
 images = load_digits().images[:320].reshape(-1, 8, 8, 1).astype("float32") / 16

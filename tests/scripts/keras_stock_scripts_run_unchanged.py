@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -36,6 +37,7 @@ for each in names:
     name, _, mode = each.partition(":")
     source = (folder / f"keras_stock_{name}.py").read_text()
     print(f"--- {name}", flush=True)
+    started = time.monotonic()
     try:
         if prepared:
             from platoon_base import connect
@@ -47,10 +49,12 @@ for each in names:
         variables = {"__name__": "__main__"}
         exec(compile(source, f"{name}.py", "exec"), variables)  # noqa: S102
         found[name] = left(variables)
+        print(f"--- {name}: {time.monotonic() - started:.1f} s", flush=True)
     except Exception:
         found[name] = {"failed": traceback.format_exc()}
         traceback.print_exc()
     Path(f"rank{rank}.json").write_text(json.dumps(found))
+    variables = None  # of a script that has ended; its models are freed
     if "failed" in found[name]:
         sys.exit(1)  # the other worker may be somewhere else
 if not prepared:
