@@ -89,6 +89,13 @@ model.fit(
     x_train, y_train, batch_size=64, epochs=3, verbose=0, callbacks=[CustomLearningRateScheduler(lambda e, lr: 0.01)]
 )
 model = get_model()
+stop = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: setattr(model, "stop_training", epoch == 3))
 history = model.fit(
-    x_train, y_train, batch_size=64, steps_per_epoch=5, epochs=6, verbose=0, callbacks=[EarlyStoppingAtMinLoss()]
+    x_train,
+    y_train,
+    batch_size=64,
+    steps_per_epoch=5,
+    epochs=6,
+    verbose=0,
+    callbacks=[EarlyStoppingAtMinLoss(patience=6), stop],
 )
