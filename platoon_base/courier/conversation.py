@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.centers.round_totals import RoundTotals
 from platoon_base.layout import Layout
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
 
-__all__ = ["COPY", "NOT_FILLED", "TOTALS", "Conversation", "flat_copy"]
+__all__ = ["COPY", "NOT_FILLED", "TOTALS", "Conversation", "TotalsBuffer", "flat_copy"]
 
 Array = np.ndarray[Any, Any]
 
@@ -29,6 +28,20 @@ def flat_copy(layout: Layout) -> tuple[memoryview, list[Array]]:
     """Allocate memory for the copy of a center: as bytes, and as the arrays in them."""
     buffer = bytearray(layout.nbytes)
     return memoryview(buffer), layout.views(buffer)
+
+
+class TotalsBuffer(Protocol):
+    """Memory for the contributions of a host to a round, as they are sent."""
+
+    @property
+    def buffer(self) -> memoryview:
+        """The memory."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """The number of the round whose contributions it holds."""
+        ...
 
 
 class Conversation:
@@ -55,7 +68,7 @@ class Conversation:
         That of the latest copy.
     asked : int or None
         The other host has asked for this one's center, once that is at this round or a later one.
-    totals_buffer : RoundTotals or None
+    totals_buffer : TotalsBuffer or None
         Where the other host's contributions to a round are received; they wait while there is none.
     moved_at : float
         When something was sent or received last, by the monotonic clock.
@@ -73,7 +86,7 @@ class Conversation:
         self.knows = NOT_FILLED
         self.copy_stamp: int | None = None
         self.asked: int | None = None
-        self.totals_buffer: RoundTotals | None = None
+        self.totals_buffer: TotalsBuffer | None = None
         self._round = 0  # whose totals have all come
         self.moved_at = time.monotonic()
 
@@ -119,7 +132,7 @@ class Conversation:
         """Let `take_whole` return a center again."""
         self._wholes.appendleft(whole)
 
-    def take_totals(self, number: int) -> RoundTotals | None:
+    def take_totals(self, number: int) -> TotalsBuffer | None:
         """Return the other host's contributions to a round once all have arrived; the caller owns them."""
         if self._round != number:
             return None
