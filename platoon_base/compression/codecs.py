@@ -6,8 +6,11 @@ infinity are decoded as values that are not finite, element by element; finite v
 
 from __future__ import annotations
 
+import importlib
 import math
+import os
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,10 +18,18 @@ from typing import Any, Protocol
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.system.environment import NO_KERNELS
 
 __all__ = ["CHUNK", "NONE", "Blocks4", "Blocks8", "Codec", "Float16", "TopK", "Truncated", "codec_of"]
 
 Array = np.ndarray[Any, Any]
+
+EXTENSION: Any = None  # the C extension, which gives the same bits on machines with little-endian numbers
+if not os.environ.get(NO_KERNELS) and sys.byteorder == "little":
+    try:
+        EXTENSION = importlib.import_module("platoon_base._codecs")
+    except ImportError:
+        pass  # not built, for want of a compiler; NumPy is several times slower
 
 CHUNK = 1 << 16  # elements that are encoded at once: they stay within the caches
 NONE = "none"
@@ -54,9 +65,13 @@ class Float16:
 
     def encode(self, values: Array, data: Array) -> None:
         """Encode into half precision."""
-        most = np.finfo("f2").max
-        cut = np.where(np.isfinite(values), np.clip(values, -most, most), values)
-        data.view("<f2")[:] = cut
+        halves = data.view("<f2")
+        with np.errstate(over="ignore"):
+            halves[:] = values
+        beyond = np.isinf(halves)
+        if beyond.any():
+            beyond &= np.isfinite(values)
+            halves[beyond] = np.copysign(np.finfo("f2").max, values[beyond])
 
     def decode(self, data: Array, out: Array) -> None:
         """Decode from half precision."""
@@ -86,6 +101,16 @@ class Truncated:
     def decode(self, data: Array, out: Array) -> None:
         """Decode from bfloat16."""
         out[:] = (data.view("<u2").astype("u4") << 16).view("f4")
+
+
+def _run(name: str, kind: int, values: Array, data: Array, whole: int = 0, rest: int = 0) -> bool:
+    """Encode or decode by the C extension; return whether it could."""
+    if EXTENSION is None or values.dtype != np.float32:
+        return False
+    if not (values.flags.c_contiguous and data.flags.c_contiguous):
+        return False
+    getattr(EXTENSION, name)(kind, values.ctypes.data, values.size, data.ctypes.data, whole, rest)
+    return True
 
 
 def _scales(largest: Array, levels: int) -> Array:
@@ -135,6 +160,8 @@ class Blocks8:
 
     def encode(self, values: Array, data: Array) -> None:
         """Encode into scales, then integers."""
+        if _run("encode", 8, values, data):
+            return
         rows = _rows(values, self.block)
         scales = _scales(_largest(rows), 127)
         data[: 4 * len(rows)].view("<f4")[:] = scales
@@ -142,6 +169,8 @@ class Blocks8:
 
     def decode(self, data: Array, out: Array) -> None:
         """Decode scales and integers."""
+        if _run("decode", 8, out, data):
+            return
         count = -(-len(out) // self.block)
         codes = _rows(data[4 * count :].view("i1"), self.block)
         out[:] = _scaled(codes, data[: 4 * count].view("<f4"), _NOT_FINITE_8, out.dtype).reshape(-1)[: len(out)]
@@ -159,6 +188,8 @@ class Blocks4:
 
     def encode(self, values: Array, data: Array) -> None:
         """Encode into scales, then pairs of integers."""
+        if _run("encode", 4, values, data):
+            return
         rows = _rows(values, self.block)
         scales = _scales(_largest(rows), 7)
         data[: 4 * len(rows)].view("<f4")[:] = scales
@@ -168,6 +199,8 @@ class Blocks4:
 
     def decode(self, data: Array, out: Array) -> None:
         """Decode scales and pairs of integers."""
+        if _run("decode", 4, out, data):
+            return
         count = -(-len(out) // self.block)
         pairs = data[4 * count :]
         codes = np.empty(2 * len(pairs), "i1")
@@ -191,6 +224,10 @@ class TopK:
 
     block = 4096
 
+    def _both(self, n: int) -> tuple[int, int]:
+        """Return how many elements are kept of a whole block, and of the last one if that is shorter."""
+        return self._kept(self.block), self._kept(n % self.block)
+
     def _kept(self, n: int) -> int:
         return math.ceil(self.part * n)
 
@@ -204,6 +241,8 @@ class TopK:
 
     def encode(self, values: Array, data: Array) -> None:
         """Encode each block into a scale, places and integers."""
+        if _run("encode", 0, values, data, *self._both(len(values))):
+            return
         whole = len(values) // self.block * self.block
         if whole:
             rows = data[: self.nbytes(whole)].reshape(-1, self._size(self.block))
@@ -229,6 +268,8 @@ class TopK:
 
     def decode(self, data: Array, out: Array) -> None:
         """Decode each block from a scale, places and integers."""
+        if _run("decode", 0, out, data, *self._both(len(out))):
+            return
         out[:] = 0
         whole = len(out) // self.block * self.block
         if whole:

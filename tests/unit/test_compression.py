@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from platoon_base.compression import codecs
 from platoon_base.compression.codecs import CHUNK, Blocks4, Blocks8, Float16, TopK, Truncated, codec_of
 from platoon_base.compression.packing import Packing, Residuals, residual_layout
 from platoon_base.errors import ConfigurationError
@@ -12,6 +13,15 @@ pytestmark = pytest.mark.base
 
 NAMES = ["float16", "bfloat16", "int8", "int4", "topk(0.01)", "topk(0.3)"]
 SIZES = [1, 2, 3, 127, 128, 129, 255, 257, 4095, 4096, 4097, 9001, CHUNK]
+
+
+@pytest.fixture(autouse=True, params=["C", "NumPy"])
+def form(request, monkeypatch):
+    if request.param == "NumPy":
+        monkeypatch.setattr(codecs, "EXTENSION", None)
+    elif codecs.EXTENSION is None:
+        pytest.skip("the extension _codecs was not built")
+    return request.param
 
 
 def through(codec, values):
@@ -139,6 +149,21 @@ def test_nothing_at_all_takes_no_bytes(name):
     codec = codec_of(name)
     assert codec.nbytes(0) == 0
     through(codec, np.empty(0, "f4"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n", SIZES)
+def test_both_forms_give_the_same_bytes_and_bits(name, n, monkeypatch):
+    codec, random = codec_of(name), np.random.default_rng(n)
+    bits = random.integers(0, 1 << 32, n, dtype="u4").view("f4")  # any exponent, with NaN and infinity
+    whole = np.rint(random.standard_normal(n) * 3).astype("f4")  # with many ties
+    for values in (bits, whole, numbers(n), np.zeros(n, "f4"), -np.abs(numbers(n)) * np.float32(1e-38)):
+        out, data = through(codec, values)
+        with monkeypatch.context() as without:
+            without.setattr(codecs, "EXTENSION", None)
+            other, others_data = through(codec, values)
+        assert data.tobytes() == others_data.tobytes()
+        assert out.tobytes() == other.tobytes()
 
 
 def test_bytes_are_little_endian():
