@@ -17,7 +17,7 @@ from platoon_base.centers.across_hosts import AcrossHosts
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.codecs import Codec, codec_of
-from platoon_base.compression.packing import Residuals
+from platoon_base.compression.packing import Packing, Residuals
 from platoon_base.courier import messages as between
 from platoon_base.courier.background import BackgroundExchanges, MovingCenter
 from platoon_base.courier.carriage import CompressedCarriage
@@ -96,7 +96,8 @@ class Courier:
         self._center: OpenCenter | None = None
         self._codec: Codec | None = codec_of(world.compression)
         self._memory = memory
-        self._background = BackgroundExchanges(world, layout, rule, every_s, report)
+        self._packing = None if self._codec is None else Packing(layout, self._codec)
+        self._background = BackgroundExchanges(world, layout, rule, every_s, report, self._packing)
         self._rounds: HostsRound | None = None
         self._overwriting: Overwriting | None = None
         self._filled, self._source = filled, 0
@@ -160,7 +161,7 @@ class Courier:
         self._open_links()
         for host, stream in list(self._opening.open.items()):
             del self._opening.open[host]
-            self._begin(host, Conversation(stream, self._layout))
+            self._begin(host, Conversation(stream, self._layout, self._packing))
         ready = self._wait(fds)
         for host, conversation in list(self._conversations.items()):
             self._talk(host, conversation)

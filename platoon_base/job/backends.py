@@ -118,12 +118,13 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
 
 
 def _require_compressible(world: World, rule: Rule) -> None:
+    from platoon_base.compression.codecs import TopK, codec_of
     from platoon_base.rules.outer import waits
 
-    if world.several and world.compression != NONE and not waits(rule):
+    if world.several and isinstance(codec_of(world.compression), TopK) and not waits(rule):
         raise ConfigurationError(
-            f"got --hosts-compression {world.compression} and {rule!r}, whose workers do not wait: only contributions "
-            "to rounds are compressed; use LocalSGD, SlowMo or DiLoCo, or leave --hosts-compression out"
+            f"got --hosts-compression {world.compression} and {rule!r}, whose workers do not wait: the hosts' centers "
+            "would swing, since each sends so little of them; use int8 or int4, or LocalSGD, SlowMo or DiLoCo"
         )
 
 

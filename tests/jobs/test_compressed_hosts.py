@@ -67,13 +67,39 @@ def test_what_is_not_compressed_is_said_once(hosts):
     assert hosts.log(0, 0).count("of averaged gradients, travel between hosts as they are") == 1
 
 
-def test_a_rule_whose_workers_do_not_wait_is_refused(hosts):
+def test_top_k_is_refused_for_a_rule_whose_workers_do_not_wait(hosts):
     script = script_path("compressed_hosts_asynchronous")
-    assert hosts.run(script, "--hosts-compression", "int8", workers=(1, 1)) == [0, 0], hosts.output(0)
+    assert hosts.run(script, "--hosts-compression", "topk(0.1)", workers=(1, 1)) == [0, 0], hosts.output(0)
     for rank in (0, 1):
         ((text,),) = said(hosts, rank, rank)
-        assert "got --hosts-compression int8 and EASGD" in text
-        assert "use LocalSGD, SlowMo or DiLoCo" in text
+        assert "got --hosts-compression topk(0.1) and EASGD" in text
+        assert "use int8 or int4, or LocalSGD, SlowMo or DiLoCo" in text
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+def test_asynchronous_workers_end_with_one_model_bit_by_bit(hosts, codec):
+    code = script_path("two_hosts_all_workers_end_with_one_model")
+    environment = {"PLATOON_HOSTS_EVERY_S": "0.01"}
+    done = hosts.run(code, "--hosts-compression", codec, workers=(2, 1), environment=environment)
+    assert done == [0, 0], hosts.output(0)
+    first, *others = (said(hosts, rank, host) for rank, host in enumerate((0, 0, 1)))
+    assert all(each == first for each in others)
+
+
+def test_training_gets_as_far_as_without_compression(tmp_path):
+    loss = {}
+    for codec in ("none", "int8", "int4"):
+        folder = tmp_path / codec
+        folder.mkdir()
+        found = Hosts(folder, {**clean_environment(), "COLUMNS": "200"})
+        try:
+            done = found.run(script_path("compressed_hosts_learns"), "--hosts-compression", codec, args=["100"])
+            assert done == [0, 0], found.output(0)
+            ((loss[codec],),) = said(found, 0, 0)
+        finally:
+            found.close()
+    for codec, found in loss.items():
+        assert 0 < found < loss["none"] * 1.01, (codec, loss)
 
 
 def launch(tmp_path, *words, environment=None):
