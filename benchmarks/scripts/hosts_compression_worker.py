@@ -2,12 +2,13 @@
 
 hosts_compression_worker.py FOLDER rounds BYTES STEPS STEP_S ROUNDS: rounds of steps that take a fixed time
 hosts_compression_worker.py FOLDER reduce BYTES CALLS: averages of gradients
-hosts_compression_worker.py FOLDER learn RULE STEPS EVERY SEED: a perceptron on handwritten digits
+hosts_compression_worker.py FOLDER learn RULE STEPS EVERY SEED LOSES: a perceptron on handwritten digits
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -30,28 +31,38 @@ def sent_bytes() -> int:
     return 0
 
 
+def courier_cpu_s() -> float:
+    """Return the processor time that the courier of this host has taken."""
+    import psutil
+
+    for process in psutil.Process(os.getppid()).children():
+        if any("courier" in word for word in process.cmdline()):
+            times = process.cpu_times()
+            return times.user + times.system
+    return 0.0
+
+
 def make_rounds(worker, size_bytes: int, steps: int, step_s: float, rounds: int) -> dict:
     random = np.random.default_rng(worker.global_rank)
     x = np.zeros(size_bytes // 4, np.float32)
     worker.init_shared_params([x], LocalSGD(), timeout_s=WAIT_S)
     progress = random.standard_normal(x.size).astype(np.float32) * np.float32(1e-3)
     worker.barrier("begin", timeout_s=WAIT_S)
-    taken, sent, training = [], [], []
+    taken, sent, cpu = [], [], []
     for _ in range(rounds):
-        began = time.perf_counter()
         for _ in range(steps):
             time.sleep(step_s)
             worker.progress(steps=1)
         x += progress
         np.multiply(progress, np.float32(-1), out=progress)
-        training.append(time.perf_counter() - began)
         worker.barrier("trained", timeout_s=WAIT_S)  # so that no round waits for a worker that still trains
-        before, began = sent_bytes(), time.perf_counter()
+        before, before_s, began = sent_bytes(), courier_cpu_s(), time.perf_counter()
         worker.sync_params(timeout_s=WAIT_S)
         taken.append(time.perf_counter() - began)
         worker.barrier("met", timeout_s=WAIT_S)
         sent.append(sent_bytes() - before)
-    return {"rounds_s": taken, "training_s": training, "sent_bytes": sent}
+        cpu.append(courier_cpu_s() - before_s)
+    return {"rounds_s": taken, "courier_cpu_s": cpu, "sent_bytes": sent}
 
 
 def make_averages(worker, size_bytes: int, calls: int) -> dict:
@@ -91,8 +102,11 @@ def loss_of(params: list, rows: np.ndarray, labels: np.ndarray) -> float:
     return float(-forward(params, rows)[2][np.arange(len(labels)), labels].mean())
 
 
-def learn(worker, rule: str, steps: int, every: int, seed: int) -> dict:
-    """Train with Adam on rows of this worker's own, and return the losses of the center at the end."""
+def learn(worker, rule: str, steps: int, every: int, seed: int, loses: bool) -> dict:
+    """Train with Adam on rows of this worker's own, and return the losses of the center at the end.
+
+    If the hosts are to lose their residuals, as in a restart, the center is overwritten by its own values half way.
+    """
     from sklearn.datasets import load_digits
 
     random = np.random.default_rng(seed)
@@ -116,6 +130,11 @@ def learn(worker, rule: str, steps: int, every: int, seed: int) -> dict:
         worker.progress(steps=1)
         if step % every == 0:
             worker.sync_params(timeout_s=WAIT_S)
+        if loses and step == steps // 2:
+            if worker.global_rank == 0:
+                worker.copy_to_global(timeout_s=WAIT_S)
+            worker.barrier("overwritten", timeout_s=WAIT_S)
+            worker.copy_to_local(timeout_s=WAIT_S)
     return {
         "train": loss_of(params, rows[:ROWS], labels[:ROWS]),
         "validation": loss_of(params, rows[ROWS:], labels[ROWS:]),
@@ -131,7 +150,7 @@ def main() -> None:
     elif kind == "reduce":
         found = make_averages(worker, int(words[0]), int(words[1]))
     else:
-        found = learn(worker, words[0], int(words[1]), int(words[2]), int(words[3]))
+        found = learn(worker, words[0], int(words[1]), int(words[2]), int(words[3]), bool(int(words[4])))
     worker.barrier("end", timeout_s=WAIT_S)
     Path(folder, f"{worker.global_rank}.json").write_text(json.dumps(found))
 

@@ -97,13 +97,16 @@ class Packing:
                 own = slice(part.start, part.stop)
                 values = x + before[parameter].reshape(-1)[own]  # of the residual's dtype, which is no narrower
                 self._codec.encode(values, bytes_)
-                decoded = np.empty_like(values)
+                decoded = x if x.dtype == values.dtype else np.empty_like(values)
                 self._codec.decode(bytes_, decoded)
-                x[:] = _narrow(decoded, x.dtype)
+                if decoded is not x:
+                    x[:] = _narrow(decoded, x.dtype)
+                rest = after[parameter].reshape(-1)[own]
                 with np.errstate(over="ignore", invalid="ignore"):
-                    values -= x
-                values[~np.isfinite(values)] = 0
-                after[parameter].reshape(-1)[own] = values
+                    np.subtract(values, x, out=rest)
+                    finite = np.isfinite(rest.sum())  # faster than many tests
+                if not finite:
+                    rest[~np.isfinite(rest)] = 0
 
     def advance(self, reference: Sequence[Array], target: Sequence[Array], data: Array) -> None:
         """Pack the difference from a reference to a target, and move the reference as `follow` moves copies of it."""
