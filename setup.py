@@ -34,6 +34,7 @@ def extensions():
     return [
         _extension("_kernels", flags, "_rules.h"),
         _extension("_collectives", [*flags, "-fno-trapping-math"], "_reductions.h"),
+        _extension("_codecs", flags),
         _extension("_excerpt", flags),
         _extension("_guard", flags),
     ]

@@ -33,7 +33,7 @@ PYGPU_LINK = VENV / "lib" / "python3.11" / "site-packages" / "pygpu"
 # Their setup.py files need the setuptools and wheel of the constraints, and NumPy, in place.
 OLD_SDISTS = ("picklable-itertools", "theano", "lasagne")
 BUILD_TOOLS = ("setuptools", "wheel")
-EXTENSIONS = ("_kernels", "_collectives", "_excerpt", "_guard")
+EXTENSIONS = ("_kernels", "_collectives", "_codecs", "_excerpt", "_guard")
 # No compiler takes Fuel's extension after Python 3.6; without it all but the windowing of images works.
 FUEL_EXTENSION = re.compile(r",\s*ext_modules=\[Extension\(.*?\)\]", re.DOTALL)
 

@@ -64,7 +64,7 @@ class HostsMeans:
 
     def new_totals(self) -> RoundTotals:
         """Allocate memory for a copy."""
-        return RoundTotals(self._layout, 0)
+        return RoundTotals(self._layout, ())
 
     def are_gathered(self, number: int) -> bool:
         """Return whether a mean was written to this center."""

@@ -9,7 +9,7 @@ first, and its contribution is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from platoon_base.centers.host_rounds import Rounds, StripeArrays, use_other
 from platoon_base.centers.stripes import Stripe, copy_all, cut, wait_until
 from platoon_base.errors import CollectiveTimeoutError
-from platoon_base.layout import ALIGNMENT, Layout
+from platoon_base.layout import ALIGNMENT, Layout, Piece
 
 __all__ = ["HostsRounds", "RoundTotals", "are_gathered", "gather", "read_own"]
 
@@ -33,44 +33,54 @@ class RoundTotals:
     Parameters
     ----------
     layout : Layout
-    stripes : int
-        Of the center; the same on all hosts.
+    stripes : sequence of tuple of Piece
+        The pieces of each stripe of the center; the same on all hosts.
 
     Attributes
     ----------
     buffer : memoryview
+    head : ndarray of float64
+        What lies before the arrays in the buffer.
     arrays : list of ndarray
         The sum of ``x - c`` over the workers, one array for each parameter.
     counts, parts : ndarray of float64, shape (stripes,)
         For each stripe the number of contributions, and the sum of their parts.
     """
 
-    def __init__(self, layout: Layout, stripes: int) -> None:
-        words = -(-(_FIRST + 2 * stripes) * 8 // ALIGNMENT) * ALIGNMENT // 8
+    def __init__(self, layout: Layout, stripes: Sequence[tuple[Piece, ...]]) -> None:
+        count = len(stripes)
+        words = -(-(_FIRST + 2 * count) * 8 // ALIGNMENT) * ALIGNMENT // 8
         whole = np.zeros(words + layout.nbytes // 8, np.float64)
         self.buffer = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
-        self._head = whole[:words]
-        self.counts = self._head[_FIRST:][:stripes]
-        self.parts = self._head[_FIRST + stripes :][:stripes]
+        self._stripes = stripes
+        self.head = whole[:words]
+        self.counts = self.head[_FIRST:][:count]
+        self.parts = self.head[_FIRST + count :][:count]
         self.arrays = layout.views(self.buffer, 8 * words)
 
     @property
     def number(self) -> int:
         """The number of the round; 0 before the first."""
-        return int(self._head[_NUMBER])
+        return int(self.head[_NUMBER])
 
     @number.setter
     def number(self, number: int) -> None:
-        self._head[_NUMBER] = number
+        self.head[_NUMBER] = number
 
     @property
     def base(self) -> int:
         """The latest round of the center from which the contributions started."""
-        return int(self._head[_BASE])
+        return int(self.head[_BASE])
 
     @base.setter
     def base(self, base: int) -> None:
-        self._head[_BASE] = base
+        self.head[_BASE] = base
+
+    def without_contribution(self) -> Iterator[tuple[Piece, ...]]:
+        """Iterate over the pieces of stripes without a contribution."""
+        for pieces, count in zip(self._stripes, self.counts):
+            if not count:
+                yield pieces
 
 
 class HostsRounds:
@@ -109,7 +119,7 @@ class HostsRounds:
 
     def new_totals(self) -> RoundTotals:
         """Allocate memory for the totals of a round."""
-        return RoundTotals(self._layout, len(self._stripes))
+        return RoundTotals(self._layout, [stripe.pieces for stripe in self._stripes])
 
     def wait(self, number: int, timeout_s: float) -> None:
         """Wait until all stripes hold the sum over all hosts for a round; raises `CollectiveTimeoutError`."""

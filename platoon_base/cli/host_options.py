@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from platoon_base.compression.codecs import NONE, codec_of
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.endpoint import engine_job, find_endpoint
 from platoon_base.hosts.place import Place, find_place
@@ -20,6 +21,7 @@ from platoon_base.hosts.world import BACKENDS, LINKS, MPI
 from platoon_base.multihost.addresses import own_address_towards
 from platoon_base.multihost.rendezvous import RendezvousInterruptedError
 from platoon_base.multihost.secret import key_file
+from platoon_base.system.environment import HOSTS_COMPRESSION
 from platoon_base.system.own_files import write_whole
 
 __all__ = ["HostOptions", "host_options"]
@@ -45,6 +47,8 @@ class HostOptions(NamedTuple):
         Whether workers encrypt arrays for other hosts.
     backend : str
         One of `platoon_base.hosts.world.BACKENDS`.
+    compression : str
+        See `platoon_base.compression.codecs.codec_of`.
     """
 
     place: Place
@@ -53,6 +57,7 @@ class HostOptions(NamedTuple):
     host_timeout_s: float
     encrypted: bool
     backend: str
+    compression: str = NONE
 
     def endpoint_here(self) -> str:
         """Return the address at which the first host listens; publish it if the others cannot know it otherwise.
@@ -139,6 +144,14 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
     return seconds
 
 
+def _compression(context: click.Context, parameter: click.Parameter, text: str) -> str:
+    try:
+        codec_of(text)
+    except ConfigurationError as exc:
+        raise click.BadParameter(str(exc)) from exc
+    return text
+
+
 def _require_library_allowed(backend: str, no_encryption: bool, restarts: int) -> None:
     got = f"got --hosts-backend {backend}"
     if not no_encryption:
@@ -202,6 +215,16 @@ _OPTIONS = (
         help="What adds large arrays of the hosts' memory in an all-reduce: encrypted links, or a library that users "
         "of torch (gloo) or mpirun (mpi) have, with --no-encryption. That of host 0 counts.",
     ),
+    click.option(
+        "--hosts-compression",
+        default=NONE,
+        show_default=True,
+        metavar="CODEC",
+        envvar=HOSTS_COMPRESSION,
+        callback=_compression,
+        help="How hosts on slow links compress what their centers exchange: float16, bfloat16, int8, int4 or "
+        "topk(PART), such as topk(0.01), which is for rules that wait. That of host 0 counts.",
+    ),
 )
 
 
@@ -218,6 +241,7 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
         host_timeout: float,
         no_encryption: bool,
         hosts_backend: str,
+        hosts_compression: str,
         **kwargs: Any,
     ) -> Any:
         place = find_place(os.environ, nnodes, node_rank, rdzv_endpoint)
@@ -226,7 +250,10 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
             log.warning("--hosts-backend %s has no effect on one host: arrays pass through its memory", hosts_backend)
         elif hosts_backend != LINKS and place.host == 0:
             _require_library_allowed(hosts_backend, no_encryption, kwargs.get("max_restarts", 0))
-        hosts = HostOptions(place, endpoint, rdzv_timeout, host_timeout, not no_encryption, hosts_backend)
+        if hosts_compression != NONE and place.hosts == 1:
+            log.warning("--hosts-compression %s has no effect on one host", hosts_compression)
+        encrypted = not no_encryption
+        hosts = HostOptions(place, endpoint, rdzv_timeout, host_timeout, encrypted, hosts_backend, hosts_compression)
         try:
             return command(*args, hosts=hosts, **kwargs)
         except RendezvousInterruptedError as exc:

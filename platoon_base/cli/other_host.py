@@ -51,6 +51,7 @@ def other_hosts(console: Console, hosts: HostOptions, here: Introduction, signal
             host_timeout_s=hosts.host_timeout_s,
             encrypted=hosts.encrypted,
             backend=hosts.backend,
+            compression=hosts.compression,
         ) as table:
             hosts.forget_endpoint()
             yield table

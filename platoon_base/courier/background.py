@@ -12,8 +12,10 @@ import numpy as np
 
 from platoon_base.centers.hosts_means import is_finite, weighted_mean
 from platoon_base.centers.overwrites import Overwrites
+from platoon_base.compression.packing import Packing
 from platoon_base.courier import messages as between
 from platoon_base.courier.conversation import COPY, Conversation, flat_copy
+from platoon_base.courier.reference import Reference
 from platoon_base.hosts.world import World
 from platoon_base.layout import Layout
 from platoon_base.rules.hosts import HostsRule
@@ -59,6 +61,8 @@ class BackgroundExchanges:
         Seconds from the beginning of one exchange to that of the next, at least.
     report : callable
         Sends a message to the launcher.
+    packing : Packing, optional
+        Exchanges send packed differences to earlier copies, see `Reference`; whole copies by default.
 
     Attributes
     ----------
@@ -69,7 +73,13 @@ class BackgroundExchanges:
     """
 
     def __init__(
-        self, world: World, layout: Layout, rule: HostsRule, every_s: float, report: Callable[[between.News], None]
+        self,
+        world: World,
+        layout: Layout,
+        rule: HostsRule,
+        every_s: float,
+        report: Callable[[between.News], None],
+        packing: Packing | None = None,
     ) -> None:
         self._world, self._rule, self._every_s, self._report = world, rule, every_s, report
         self._layout = layout
@@ -77,6 +87,7 @@ class BackgroundExchanges:
         self._states = [layout.empty() for _ in rule.states]
         self._members: frozenset[int] = frozenset()
         self._buffer, self._copy = flat_copy(layout)
+        self._reference = None if packing is None else Reference(layout, packing)
         self._peers: dict[int, Conversation] | None = None  # whose copies are awaited; None between exchanges
         self._stamp = self._written = 0  # of the copy
         self._began = self._next = self._next_report = 0.0
@@ -94,6 +105,8 @@ class BackgroundExchanges:
         if any(each.sending for each in (self._peers or {}).values()):
             self._buffer, self._copy = flat_copy(self._layout)  # the other memory is still to be sent
         self._peers, self._members = None, frozenset()
+        if self._reference is not None:
+            self._reference.forget()
 
     def was_busy(self, seconds: float) -> None:
         """Add the processor time that sending and receiving took."""
@@ -120,8 +133,11 @@ class BackgroundExchanges:
         values, _ = center.snapshot()
         for target, value in zip(self._copy, values):
             np.copyto(target, value)
-        for conversation in peers.values():
-            conversation.post(COPY, self._buffer)
+        if self._reference is not None:
+            self._reference.send(self._copy, peers, stamp)
+        else:
+            for conversation in peers.values():
+                conversation.post(COPY, self._buffer)
         self._peers, self._began, self._stamp, self._written = peers, now, stamp, written
         self._busy_s += time.process_time() - began
 
@@ -177,12 +193,13 @@ class BackgroundExchanges:
         weights = [float(self.workers[host]) for host in [self._world.host, *fresh]]
         if not any(weights):
             return
-        means = weighted_mean([self._copy, *(each.theirs for each in fresh.values())], weights)
+        copy = self._copy if self._reference is None else self._reference.values
+        means = weighted_mean([copy, *(each.theirs for each in fresh.values())], weights)
         if self._members != frozenset(fresh):
             self._members = frozenset(fresh)
             self._restart_rule(means)
         moves = []
-        for i, (own, mean) in enumerate(zip(self._copy, means)):
+        for i, (own, mean) in enumerate(zip(copy, means)):
             state = tuple(array[i].reshape(-1) for array in self._states)
             moves.append(self._rule.correction(own.reshape(-1), mean.reshape(-1), state).reshape(own.shape))
         if not center.move(moves, self._written):

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.centers.round_totals import RoundTotals
+from platoon_base.compression.packing import Packing
 from platoon_base.layout import Layout
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
 
-__all__ = ["COPY", "NOT_FILLED", "TOTALS", "Conversation", "flat_copy"]
+__all__ = ["COPY", "MOVE", "NOT_FILLED", "TOTALS", "Conversation", "TotalsBuffer", "flat_copy"]
 
 Array = np.ndarray[Any, Any]
 
 # Kinds of records: of a copy to average; a question for a whole center, at a round that is the record's offset or a
 # later one; its size, likewise; its content; of a round's totals; the stamp of
-# the sender's center and 1; the stamp of the receiver's center that the sender has heard of, and 1.
-COPY, _ASK, _SIZE, _WHOLE, TOTALS, _STAMP, _HEARD = 1, 2, 3, 4, 5, 6, 7
+# the sender's center and 1; the stamp of the receiver's center that the sender has heard of, and 1; of a packed move of
+# the latest copy, see `platoon_base.courier.reference`.
+COPY, _ASK, _SIZE, _WHOLE, TOTALS, _STAMP, _HEARD, MOVE = 1, 2, 3, 4, 5, 6, 7, 8
 _WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP, _HEARD)
 _MAX_STATES = 64
 NOT_FILLED = -1
@@ -31,6 +32,20 @@ def flat_copy(layout: Layout) -> tuple[memoryview, list[Array]]:
     return memoryview(buffer), layout.views(buffer)
 
 
+class TotalsBuffer(Protocol):
+    """Memory for the contributions of a host to a round, as they are sent."""
+
+    @property
+    def buffer(self) -> memoryview:
+        """The memory."""
+        ...
+
+    @property
+    def number(self) -> int:
+        """The number of the round whose contributions it holds."""
+        ...
+
+
 class Conversation:
     """The link to the courier of another host, and the `Receiver` of that courier's records.
 
@@ -38,6 +53,8 @@ class Conversation:
     ----------
     stream : Stream
     layout : Layout
+    packing : Packing, optional
+        By which the other host packs moves of its copy; there are none by default.
 
     Attributes
     ----------
@@ -55,25 +72,28 @@ class Conversation:
         That of the latest copy.
     asked : int or None
         The other host has asked for this one's center, once that is at this round or a later one.
-    totals_buffer : RoundTotals or None
+    totals_buffer : TotalsBuffer or None
         Where the other host's contributions to a round are received; they wait while there is none.
     moved_at : float
         When something was sent or received last, by the monotonic clock.
     """
 
-    def __init__(self, stream: Stream, layout: Layout) -> None:
+    def __init__(self, stream: Stream, layout: Layout, packing: Packing | None = None) -> None:
         self.stream = stream
         self._buffer, self.theirs = flat_copy(layout)
         self._most_whole = layout.nbytes * (1 + _MAX_STATES) + 16
         self._whole = bytearray(0)
         self._wholes: deque[bytearray] = deque()
-        self._received = {COPY: 0, _WHOLE: 0, TOTALS: 0}
+        self._received = {COPY: 0, _WHOLE: 0, TOTALS: 0, MOVE: 0}
+        self._packing = packing
+        self._move = np.zeros(0 if packing is None else packing.nbytes, np.uint8)
+        self._has_copy = False
         self.fresh = False
         self.stamp: int | None = None
         self.knows = NOT_FILLED
         self.copy_stamp: int | None = None
         self.asked: int | None = None
-        self.totals_buffer: RoundTotals | None = None
+        self.totals_buffer: TotalsBuffer | None = None
         self._round = 0  # whose totals have all come
         self.moved_at = time.monotonic()
 
@@ -91,7 +111,7 @@ class Conversation:
     @property
     def comes(self) -> bool:
         """Whether a copy of the other host's center has arrived, at least in part."""
-        return self.fresh or self._received[COPY] > 0
+        return self.fresh or self._received[COPY] > 0 or self._received[MOVE] > 0
 
     def post(self, kind: int, data: memoryview) -> None:
         """Send a copy; its memory must not change until `sending` is over."""
@@ -119,7 +139,7 @@ class Conversation:
         """Let `take_whole` return a center again."""
         self._wholes.appendleft(whole)
 
-    def take_totals(self, number: int) -> RoundTotals | None:
+    def take_totals(self, number: int) -> TotalsBuffer | None:
         """Return the other host's contributions to a round once all have arrived; the caller owns them."""
         if self._round != number:
             return None
@@ -135,7 +155,7 @@ class Conversation:
         """Return a buffer for a payload of ``length`` bytes; None leaves this and later records for a later pull."""
         if tag in _WITHOUT_CONTENT:
             return memoryview(bytearray(0))
-        if (tag == COPY and self.fresh) or (tag == TOTALS and self.totals_buffer is None):
+        if (tag in (COPY, MOVE) and self.fresh) or (tag == TOTALS and self.totals_buffer is None):
             return None
         target = self._target(tag)
         if offset + length > len(target):
@@ -152,6 +172,8 @@ class Conversation:
             return self._buffer
         if tag == TOTALS and self.totals_buffer is not None:
             return self.totals_buffer.buffer
+        if tag == MOVE and self._has_copy:
+            return memoryview(self._move)  # type: ignore[arg-type]
         return memoryview(self._whole if tag == _WHOLE else b"")
 
     def done(self, tag: int, offset: int, length: int) -> None:
@@ -174,8 +196,10 @@ class Conversation:
                 self._is_whole(tag)
 
     def _is_whole(self, tag: int) -> None:
-        if tag == COPY:
-            self.fresh, self.copy_stamp = True, self.stamp
+        if tag == MOVE and self._packing is not None:
+            self._packing.follow(self.theirs, self._move)
+        if tag in (COPY, MOVE):
+            self.fresh, self.copy_stamp, self._has_copy = True, self.stamp, True
         elif tag == _WHOLE:
             self._wholes.append(self._whole)
         elif self.totals_buffer is not None:

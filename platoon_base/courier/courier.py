@@ -16,8 +16,11 @@ import numpy as np
 from platoon_base.centers.across_hosts import AcrossHosts
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.stripes import copy_all
+from platoon_base.compression.codecs import Codec, codec_of
+from platoon_base.compression.packing import Packing, Residuals
 from platoon_base.courier import messages as between
 from platoon_base.courier.background import BackgroundExchanges, MovingCenter
+from platoon_base.courier.carriage import CompressedCarriage
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
 from platoon_base.courier.overwriting import Overwriting
 from platoon_base.courier.rounds import HostsRound
@@ -73,6 +76,8 @@ class Courier:
         Whether the center holds the values that all hosts start from already: an earlier courier has said so.
     report : callable
         Takes messages for the launcher.
+    memory : writable buffer, optional
+        For `Residuals`, zero at first: that of the earlier courier of this host. By default it is this courier's own.
     """
 
     def __init__(
@@ -84,11 +89,15 @@ class Courier:
         every_s: float,
         filled: bool,
         report: Callable[[between.News], None],
+        memory: Any = None,
     ) -> None:
         self._world, self._layout, self._report = world, layout, report
         self._open_center = open_center
         self._center: OpenCenter | None = None
-        self._background = BackgroundExchanges(world, layout, rule, every_s, report)
+        self._codec: Codec | None = codec_of(world.compression)
+        self._memory = memory
+        self._packing = None if self._codec is None else Packing(layout, self._codec)
+        self._background = BackgroundExchanges(world, layout, rule, every_s, report, self._packing)
         self._rounds: HostsRound | None = None
         self._overwriting: Overwriting | None = None
         self._filled, self._source = filled, 0
@@ -125,7 +134,7 @@ class Courier:
             self._center = self._open_center()
             self._overwriting = Overwriting(self._world.host, self._center.overwrites, self.give_center)
             if self._center.across_hosts is not None:
-                self._rounds = HostsRound(self._world.host, self._center.across_hosts, self, self._report)
+                self._rounds = self._new_rounds(self._center, self._center.across_hosts)
             for conversation in self._conversations.values():
                 self._send_stamp(conversation)
         elif isinstance(order, (between.Gather, between.Combine)):
@@ -139,12 +148,20 @@ class Courier:
             self._tokens.pop(order.host, None)
             self._disconnect(order.host, "its host is lost")
 
+    def _new_rounds(self, center: OpenCenter, rounds: AcrossHosts) -> HostsRound:
+        carriage = None
+        if self._codec is not None and rounds.workers_wait:  # the mean of centers must be exact
+            memory = bytearray(Residuals.size_bytes(self._layout)) if self._memory is None else self._memory
+            residuals = Residuals(self._layout, memory)
+            carriage = CompressedCarriage(self._layout, rounds, self._codec, residuals, center.overwrites)
+        return HostsRound(self._world.host, rounds, self, self._report, carriage)
+
     def step(self, fds: list[int]) -> set[int]:
         """Do what is due, wait for at most one poll interval, and return which file descriptors are readable."""
         self._open_links()
         for host, stream in list(self._opening.open.items()):
             del self._opening.open[host]
-            self._begin(host, Conversation(stream, self._layout))
+            self._begin(host, Conversation(stream, self._layout, self._packing))
         ready = self._wait(fds)
         for host, conversation in list(self._conversations.items()):
             self._talk(host, conversation)

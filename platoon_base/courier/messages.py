@@ -43,6 +43,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
         Seconds from one exchange to the next, at least.
     filled : bool
         Whether this host's center, once there is one, holds the values that all hosts start from.
+    memory : int
+        A file descriptor of memory that outlives the courier, which it inherits; negative if it needs none.
     """
 
     world: World
@@ -51,6 +53,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     rule: str
     every_s: float
     filled: bool
+    memory: int = -1
 
 
 class Peers(msgspec.Struct, frozen=True, tag="peers"):

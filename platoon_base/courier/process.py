@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import mmap
 import os
 import signal
 import sys
 from pathlib import Path
 
 from platoon_base.centers.host import COURIER, HostCenters
+from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
 from platoon_base.courier.courier import Courier, OpenCenter, be_nice
 from platoon_base.layout import Layout, ParameterSpec
@@ -71,4 +73,9 @@ def _begin(order: between.Begin, news: int) -> Courier:
     def open_center() -> OpenCenter:
         return centers.watch(layout, COURIER)
 
-    return Courier(order.world, open_center, layout, rule, order.every_s, order.filled, report)
+    memory = None
+    if order.memory >= 0:
+        size = Residuals.size_bytes(layout)
+        os.ftruncate(order.memory, size)  # the same size for each courier of this host: what it holds stays
+        memory = mmap.mmap(order.memory, size)
+    return Courier(order.world, open_center, layout, rule, order.every_s, order.filled, report, memory)

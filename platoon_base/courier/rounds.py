@@ -8,6 +8,7 @@ from typing import Protocol
 from platoon_base.centers.across_hosts import AcrossHosts
 from platoon_base.centers.round_totals import RoundTotals
 from platoon_base.courier import messages as between
+from platoon_base.courier.carriage import Carriage, PlainCarriage
 from platoon_base.courier.conversation import NOT_FILLED, TOTALS, Conversation
 
 __all__ = ["HostsRound"]
@@ -38,17 +39,25 @@ class HostsRound:
     courier : RoundCourier
     report : callable
         Sends a message to the launcher.
+    carriage : Carriage, optional
+        How contributions travel; as they are by default.
     """
 
     def __init__(
-        self, host: int, rounds: AcrossHosts, courier: RoundCourier, report: Callable[[between.News], None]
+        self,
+        host: int,
+        rounds: AcrossHosts,
+        courier: RoundCourier,
+        report: Callable[[between.News], None],
+        carriage: Carriage | None = None,
     ) -> None:
         self._host, self._rounds, self._courier, self._report = host, rounds, courier, report
+        self._carriage: Carriage = PlainCarriage(rounds) if carriage is None else carriage
+        self._sealed = memoryview(b"")  # this host's contributions, as they are sent
         self._gather: between.Gather | None = None
         self._combine: between.Combine | None = None
         self._own = rounds.new_totals()
         self._theirs: dict[int, RoundTotals] = {}  # by host; kept until the next round, also if the host is lost
-        self._spare: list[RoundTotals] = []
         self._sent: dict[int, Conversation] = {}  # by host, the link that carried this host's contributions to it
         self._asked: tuple[Conversation, int] | None = None  # the link that was asked for a center, and the round
         self._reported = self._ended = self._given = False
@@ -63,8 +72,10 @@ class HostsRound:
         if isinstance(order, between.Gather):
             if any(conversation.sending for conversation in self._sent.values()):
                 self._own = self._rounds.new_totals()  # the other memory is still to be sent
+                self._carriage.renew()
             self._own.number = 0
-            self._spare += self._theirs.values()
+            for totals in self._theirs.values():
+                self._carriage.release(totals)
             self._theirs, self._sent, self._asked = {}, {}, None
             self._gather, self._combine, self._reported, self._ended, self._given = order, None, False, False, False
         elif self._gather is not None and order.number == self._gather.number:
@@ -77,17 +88,19 @@ class HostsRound:
             return
         for conversation in conversations.values():
             if conversation.totals_buffer is None:
-                conversation.totals_buffer = self._spare.pop() if self._spare else self._rounds.new_totals()
+                conversation.totals_buffer = self._carriage.buffer()
         for host, conversation in conversations.items():
             totals = conversation.take_totals(gather.number)
             if totals is not None:
-                self._theirs[host] = totals
+                self._theirs[host] = self._carriage.open(totals)
         if self._has_own(gather.number):
             self._send(gather, conversations)
             if not self._reported:
                 self._report_if_complete(gather, lost)
         if combine is not None and not self._ended:
             self._ended = self._end(gather, combine, conversations)
+        if combine is not None and self._ended and self._host not in combine.hosts:
+            self._carriage.has_not_counted(combine.number)
         if combine is not None and self._ended and not self._given and self._rounds.made >= combine.number:
             self._give(combine, conversations)
 
@@ -100,6 +113,7 @@ class HostsRound:
         if self._rounds.made >= number:  # the round ended meanwhile, so the copy may belong to the next one
             self._own.number = 0
             return False
+        self._sealed = self._carriage.seal(self._own)
         return True
 
     def _send(self, gather: between.Gather, conversations: Mapping[int, Conversation]) -> None:
@@ -108,7 +122,7 @@ class HostsRound:
             conversation = conversations.get(host)
             if conversation is not None and self._sent.get(host) is not conversation:
                 self._sent[host] = conversation
-                conversation.post(TOTALS, self._own.buffer)
+                conversation.post(TOTALS, self._sealed)
 
     def _report_if_complete(self, gather: between.Gather, lost: set[int]) -> None:
         found = {**self._theirs, self._host: self._own}

@@ -29,6 +29,8 @@ class World(msgspec.Struct, frozen=True):
         32 bytes in hexadecimal digits, by which data between hosts are encrypted; empty if they are not.
     backend : str
         One of `BACKENDS`, which adds large arrays over the hosts.
+    compression : str
+        By which couriers compress what they send; see `platoon_base.compression.codecs.codec_of`.
     """
 
     workers: list[int] = []
@@ -37,6 +39,7 @@ class World(msgspec.Struct, frozen=True):
     addresses: list[str] = []
     data_key: str = ""
     backend: str = LINKS
+    compression: str = "none"
 
     def __repr__(self) -> str:  # it may end up in a log
         return f"World(workers={self.workers}, host={self.host}, names={self.names}, addresses={self.addresses}, ...)"

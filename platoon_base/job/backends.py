@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from platoon_base.collectives.groups import CollectiveFactory, Membership
+from platoon_base.compression.codecs import NONE
 from platoon_base.device_arrays import CudaContext
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.hosts.world import ONE_HOST, World
@@ -112,7 +113,19 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
                 files.center, workers, runtime, liveness.gone, liveness.incarnation
             )
             return found
+    _require_compressible(files.world, rule)
     return HostCenters(files.center, workers, liveness.gone, files.world.several)
+
+
+def _require_compressible(world: World, rule: Rule) -> None:
+    from platoon_base.compression.codecs import TopK, codec_of
+    from platoon_base.rules.outer import waits
+
+    if world.several and isinstance(codec_of(world.compression), TopK) and not waits(rule):
+        raise ConfigurationError(
+            f"got --hosts-compression {world.compression} and {rule!r}, whose workers do not wait: the hosts' centers "
+            "would swing, since each sends so little of them; use int8 or int4, or LocalSGD, SlowMo or DiLoCo"
+        )
 
 
 def _runtime_of(context: Any) -> Any:
@@ -154,9 +167,20 @@ class JobCollectives(CollectiveFactory):
         self._name = name
         self._liveness = liveness
         self._counter = counter
+        self._has_noted = world.compression == NONE or not world.several
+
+    def _note_uncompressed(self) -> None:
+        if not self._has_noted:
+            self._has_noted = True
+            log.warning(
+                "--hosts-compression %s compresses what the centers of hosts exchange; arrays of collective calls, as "
+                "of averaged gradients, travel between hosts as they are",
+                self._world.compression,
+            )
 
     def host(self, timeout_s: float) -> Collective:
         """Form a group that takes ndarrays: through shared memory, and by links between hosts."""
+        self._note_uncompressed()
         if self._world.several:
             from platoon_base.collectives.hosts import HostsCollective
 
@@ -202,6 +226,7 @@ class JobCollectives(CollectiveFactory):
 
     def nccl(self, ordinal: int | None, timeout_s: float) -> NcclGroup | None:
         """Form a group of CUDA devices, or return None on all ranks; ``ordinal`` is None where there is no NCCL."""
+        self._note_uncompressed()
         from platoon_base.collectives.nccl_group import NcclGroup
         from platoon_base.devices.cuda import device_identity
         from platoon_base.devices.nccl import new_unique_id

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from platoon_base.compression.codecs import codec_of
 from platoon_base.courier import messages as between
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import JobFiles
@@ -70,12 +71,16 @@ class CourierKeeper:
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._start_at = 0.0
+        self._memory = -1  # for what a courier that is started again must find
 
     def start(self, specs: list[tuple[str, tuple[int, ...], str]], rule: str, every_s: float) -> None:
         """Start the courier, unless it runs."""
         if self._begin is None:
             path, prefix = self._files.center_place
-            self._begin = between.Begin(self._files.world, (path, prefix), specs, rule, every_s, filled=False)
+            world = self._files.world
+            if codec_of(world.compression) is not None:
+                self._memory = os.memfd_create("platoon-residuals")
+            self._begin = between.Begin(world, (path, prefix), specs, rule, every_s, False, self._memory)
             self._launch()
 
     def _launch(self) -> None:
@@ -95,6 +100,7 @@ class CourierKeeper:
                     stdout=subprocess.PIPE,
                     stderr=output,
                     start_new_session=True,
+                    pass_fds=[self._memory] if self._memory >= 0 else (),
                 )
             except OSError as exc:
                 log.warning("the courier cannot be started, and is tried again in %g s: %s", _RESTART_DELAY_S, exc)
@@ -180,6 +186,9 @@ class CourierKeeper:
         process, self._process = self._process, None
         if process is not None:
             _close(process)
+        memory, self._memory = self._memory, -1
+        if memory >= 0:
+            os.close(memory)
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

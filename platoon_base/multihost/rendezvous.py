@@ -133,6 +133,7 @@ def gather_hosts(
     host_timeout_s: float,
     encrypted: bool = True,
     backend: str = LINKS,
+    compression: str = "none",
 ) -> Iterator[HostTable]:
     """Listen on host 0 until all other hosts have arrived; give their table.
 
@@ -150,7 +151,7 @@ def gather_hosts(
         See `HostTable`.
     encrypted : bool
         Whether workers encrypt the arrays that they send to other hosts.
-    backend : str
+    backend, compression : str
         See `World`.
 
     Raises
@@ -178,6 +179,7 @@ def gather_hosts(
             [arrived[0].first_address, *(each.address for each in arrived)],
             secrets.token_hex(_KEY_BYTES) if encrypted else "",
             backend,
+            compression,
         )
         yield HostTable(link, members, world, host_timeout_s)
     finally:

@@ -10,6 +10,7 @@ __all__ = [
     "EVERY_N_BATCHES",
     "FRAMEWORK_RANK",
     "HOSTS",
+    "HOSTS_COMPRESSION",
     "HOSTS_EVERY_S",
     "HOSTS_RULE",
     "JOB",
@@ -55,6 +56,7 @@ TIMEOUT_S = "PLATOON_TIMEOUT_S"
 RULE, EVERY_N_BATCHES = "PLATOON_RULE", "PLATOON_EVERY_N_BATCHES"  # where the script names none
 KEY_FILE = "PLATOON_KEY_FILE"  # the key of this user's jobs on several hosts
 HOSTS_RULE, HOSTS_EVERY_S = "PLATOON_HOSTS_RULE", "PLATOON_HOSTS_EVERY_S"  # how hosts' centers come together
+HOSTS_COMPRESSION = "PLATOON_HOSTS_COMPRESSION"  # of what couriers send, if no option names one
 LISTEN = "PLATOON_LISTEN"  # the address at which controllers of platoon_api listen, if not on the loopback
 NAMESPACE = "PLATOON_NAMESPACE"  # jobs of another one are neither seen nor removed: for tests beside real jobs
 NO_KERNELS, NO_FORK_SERVER = "PLATOON_NO_KERNELS", "PLATOON_NO_PREFORK"

@@ -24,6 +24,13 @@ from tests.helpers.couriers_in_turns import KEY, Host, Hosts, listening_of, mode
 pytestmark = pytest.mark.base
 
 
+@pytest.fixture(autouse=True, params=["none", "int4"])
+def compression(request, monkeypatch):
+    """Let the couriers exchange whole copies of centers, or compressed differences."""
+    monkeypatch.setattr(Hosts, "compression", request.param)
+    return request.param
+
+
 class SlowWire:
     """Connections through this process that carry so many bytes a second in each direction."""
 

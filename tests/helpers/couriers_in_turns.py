@@ -66,10 +66,13 @@ class Host:
 
 
 class Hosts:
+    compression = "none"
+
     def __init__(self, starts, rule=None, hosts_rule=None, workers=None, key=KEY, **options):
         count = len(starts)
         worlds = [
-            World(workers or [1] * count, host, ["h"] * count, ["127.0.0.1"] * count, key) for host in range(count)
+            World(workers or [1] * count, host, ["h"] * count, ["127.0.0.1"] * count, key, compression=self.compression)
+            for host in range(count)
         ]
         rule, hosts_rule = rule or EASGD(0.5), hosts_rule or AverageHosts()
         self.hosts = [Host(world, start, rule, hosts_rule, **options) for world, start in zip(worlds, starts)]

@@ -1,0 +1,159 @@
+"""What a worker of hosts_compression.py does; writes FOLDER/RANK.json.
+
+hosts_compression_worker.py FOLDER rounds BYTES STEPS STEP_S ROUNDS: rounds of steps that take a fixed time
+hosts_compression_worker.py FOLDER reduce BYTES CALLS: averages of gradients
+hosts_compression_worker.py FOLDER learn RULE STEPS EVERY SEED LOSES: a perceptron on handwritten digits
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from platoon_base import connect, rules
+from platoon_base.rules import LocalSGD
+
+WAIT_S = 400
+ROWS, BATCH, HIDDEN = 1437, 16, 256  # rows of the digits that are trained on; the others validate
+
+
+def sent_bytes() -> int:
+    """Return what this host has sent over its interface to the others, with all headers."""
+    for line in Path("/proc/net/dev").read_text().splitlines():
+        name, _, numbers = line.partition(":")
+        if name.strip() == "eth0":
+            return int(numbers.split()[8])
+    return 0
+
+
+def courier_cpu_s() -> float:
+    """Return the processor time that the courier of this host has taken."""
+    import psutil
+
+    for process in psutil.Process(os.getppid()).children():
+        if any("courier" in word for word in process.cmdline()):
+            times = process.cpu_times()
+            return times.user + times.system
+    return 0.0
+
+
+def make_rounds(worker, size_bytes: int, steps: int, step_s: float, rounds: int) -> dict:
+    random = np.random.default_rng(worker.global_rank)
+    x = np.zeros(size_bytes // 4, np.float32)
+    worker.init_shared_params([x], LocalSGD(), timeout_s=WAIT_S)
+    progress = random.standard_normal(x.size).astype(np.float32) * np.float32(1e-3)
+    worker.barrier("begin", timeout_s=WAIT_S)
+    taken, sent, cpu = [], [], []
+    for _ in range(rounds):
+        for _ in range(steps):
+            time.sleep(step_s)
+            worker.progress(steps=1)
+        x += progress
+        np.multiply(progress, np.float32(-1), out=progress)
+        worker.barrier("trained", timeout_s=WAIT_S)  # so that no round waits for a worker that still trains
+        before, before_s, began = sent_bytes(), courier_cpu_s(), time.perf_counter()
+        worker.sync_params(timeout_s=WAIT_S)
+        taken.append(time.perf_counter() - began)
+        worker.barrier("met", timeout_s=WAIT_S)
+        sent.append(sent_bytes() - before)
+        cpu.append(courier_cpu_s() - before_s)
+    return {"rounds_s": taken, "courier_cpu_s": cpu, "sent_bytes": sent}
+
+
+def make_averages(worker, size_bytes: int, calls: int) -> dict:
+    x = np.ones(size_bytes // 4, np.float32)
+    worker.all_reduce(np.ones(1 << 10, np.float32), timeout_s=WAIT_S)
+    taken, sent = [], []
+    for _ in range(calls):
+        worker.barrier("begin", timeout_s=WAIT_S)
+        before, began = sent_bytes(), time.perf_counter()
+        worker.all_reduce(x, "sum", x, timeout_s=WAIT_S)
+        taken.append(time.perf_counter() - began)
+        worker.barrier("end", timeout_s=WAIT_S)
+        sent.append(sent_bytes() - before)
+    return {"calls_s": taken, "sent_bytes": sent}
+
+
+def forward(params: list, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    w1, b1, w2, b2, w3, b3 = params
+    first = np.maximum(rows @ w1 + b1, 0)
+    second = np.maximum(first @ w2 + b2, 0)
+    scores = second @ w3 + b3
+    scores -= scores.max(axis=1, keepdims=True)
+    return first, second, scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+
+
+def gradients(params: list, rows: np.ndarray, labels: np.ndarray) -> list:
+    first, second, logs = forward(params, rows)
+    delta = np.exp(logs)
+    delta[np.arange(len(labels)), labels] -= 1
+    delta /= len(labels)
+    back2 = (delta @ params[4].T) * (second > 0)
+    back1 = (back2 @ params[2].T) * (first > 0)
+    return [rows.T @ back1, back1.sum(0), first.T @ back2, back2.sum(0), second.T @ delta, delta.sum(0)]
+
+
+def loss_of(params: list, rows: np.ndarray, labels: np.ndarray) -> float:
+    return float(-forward(params, rows)[2][np.arange(len(labels)), labels].mean())
+
+
+def learn(worker, rule: str, steps: int, every: int, seed: int, loses: bool) -> dict:
+    """Train with Adam on rows of this worker's own, and return the losses of the center at the end.
+
+    If the hosts are to lose their residuals, as in a restart, the center is overwritten by its own values half way.
+    """
+    from sklearn.datasets import load_digits
+
+    random = np.random.default_rng(seed)
+    digits = load_digits()
+    order = random.permutation(len(digits.target))
+    rows, labels = (digits.data[order] / 16).astype(np.float32), digits.target[order]
+    sizes = [64, HIDDEN, HIDDEN, 10]
+    params = []
+    for a, b in zip(sizes, sizes[1:]):
+        params += [(random.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32), np.zeros(b, np.float32)]
+    worker.init_shared_params(params, eval(rule, vars(rules)), timeout_s=WAIT_S)
+    worker.barrier("begin", timeout_s=WAIT_S)
+    moments = [(np.zeros_like(p), np.zeros_like(p)) for p in params]
+    own = np.random.default_rng([seed, worker.global_rank])
+    for step in range(1, steps + 1):
+        chosen = own.integers(0, ROWS, BATCH)
+        for p, g, (m, v) in zip(params, gradients(params, rows[chosen], labels[chosen]), moments):
+            m += 0.1 * (g - m)
+            v += 0.001 * (g * g - v)
+            p -= np.float32(1e-3) * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + np.float32(1e-8))
+        worker.progress(steps=1)
+        if step % every == 0:
+            worker.sync_params(timeout_s=WAIT_S)
+        if loses and step == steps // 2:
+            if worker.global_rank == 0:
+                worker.copy_to_global(timeout_s=WAIT_S)
+            worker.barrier("overwritten", timeout_s=WAIT_S)
+            worker.copy_to_local(timeout_s=WAIT_S)
+    return {
+        "train": loss_of(params, rows[:ROWS], labels[:ROWS]),
+        "validation": loss_of(params, rows[ROWS:], labels[ROWS:]),
+    }
+
+
+def main() -> None:
+    """Do one thing, all workers at the same time."""
+    folder, kind, *words = sys.argv[1:]
+    worker = connect()
+    if kind == "rounds":
+        found = make_rounds(worker, int(words[0]), int(words[1]), float(words[2]), int(words[3]))
+    elif kind == "reduce":
+        found = make_averages(worker, int(words[0]), int(words[1]))
+    else:
+        found = learn(worker, words[0], int(words[1]), int(words[2]), int(words[3]), bool(int(words[4])))
+    worker.barrier("end", timeout_s=WAIT_S)
+    Path(folder, f"{worker.global_rank}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,328 @@
+"""Codecs for float arrays between hosts: each encodes a chunk of up to `CHUNK` elements in a fixed number of bytes.
+
+Decoding depends on the bytes alone, so that all hosts get the same bits. All numbers are little-endian. NaN and
+infinity are decoded as values that are not finite, element by element; finite values never become so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.system.environment import NO_KERNELS
+
+__all__ = ["CHUNK", "NONE", "Blocks4", "Blocks8", "Codec", "Float16", "TopK", "Truncated", "codec_of"]
+
+Array = np.ndarray[Any, Any]
+
+EXTENSION: Any = None  # the C extension, which gives the same bits on machines with little-endian numbers
+if not os.environ.get(NO_KERNELS) and sys.byteorder == "little":
+    try:
+        EXTENSION = importlib.import_module("platoon_base._codecs")
+    except ImportError:
+        pass  # not built, for want of a compiler; NumPy is several times slower
+
+CHUNK = 1 << 16  # elements that are encoded at once: they stay within the caches
+NONE = "none"
+
+_NOT_FINITE_8, _NOT_FINITE_4 = -128, -8
+_TINY = np.float32(np.finfo("f4").tiny)
+_MOST = np.float32(np.finfo("f4").max)
+
+
+class Codec(Protocol):
+    """Encodes and decodes chunks of numbers, float32 or float64."""
+
+    def nbytes(self, n: int) -> int:
+        """Return the size of ``n`` encoded elements."""
+        ...
+
+    def encode(self, values: Array, data: Array) -> None:
+        """Encode ``values``, shape (n,), into ``data``, uint8."""
+        ...
+
+    def decode(self, data: Array, out: Array) -> None:
+        """Decode into ``out``, shape (n,), of the dtype that was encoded."""
+        ...
+
+
+@dataclass(frozen=True)
+class Float16:
+    """Half precision. Finite values beyond its range are cut to 65504."""
+
+    def nbytes(self, n: int) -> int:
+        """Return the size of ``n`` encoded elements."""
+        return 2 * n
+
+    def encode(self, values: Array, data: Array) -> None:
+        """Encode into half precision."""
+        halves = data.view("<f2")
+        with np.errstate(over="ignore"):
+            halves[:] = values
+        beyond = np.isinf(halves)
+        if beyond.any():
+            beyond &= np.isfinite(values)
+            halves[beyond] = np.copysign(np.finfo("f2").max, values[beyond])
+
+    def decode(self, data: Array, out: Array) -> None:
+        """Decode from half precision."""
+        out[:] = data.view("<f2")
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """bfloat16: the upper half of float32, rounded to nearest, ties to even."""
+
+    def nbytes(self, n: int) -> int:
+        """Return the size of ``n`` encoded elements."""
+        return 2 * n
+
+    def encode(self, values: Array, data: Array) -> None:
+        """Encode into bfloat16."""
+        if values.dtype != np.float32:
+            values = np.where(np.isfinite(values), np.clip(values, -_MOST, _MOST), values).astype("f4")
+        bits = values.view("u4")
+        rounded = bits + (0x7FFF + ((bits >> 16) & 1))
+        high = (rounded >> 16).astype("<u2")
+        magnitude = bits & 0x7FFFFFFF
+        sign = (bits >> 16 & 0x8000).astype("u2")
+        high = np.where((magnitude < 0x7F800000) & (magnitude >= 0x7F7F8000), sign | 0x7F7F, high)
+        data.view("<u2")[:] = np.where(magnitude > 0x7F800000, sign | 0x7FC0, high)
+
+    def decode(self, data: Array, out: Array) -> None:
+        """Decode from bfloat16."""
+        out[:] = (data.view("<u2").astype("u4") << 16).view("f4")
+
+
+def _run(name: str, kind: int, values: Array, data: Array, whole: int = 0, rest: int = 0) -> bool:
+    """Encode or decode by the C extension; return whether it could."""
+    if EXTENSION is None or values.dtype != np.float32:
+        return False
+    if not (values.flags.c_contiguous and data.flags.c_contiguous):
+        return False
+    getattr(EXTENSION, name)(kind, values.ctypes.data, values.size, data.ctypes.data, whole, rest)
+    return True
+
+
+def _scales(largest: Array, levels: int) -> Array:
+    """Return the scales of blocks: 0 where the largest magnitude is too small for one."""
+    with np.errstate(over="ignore", under="ignore"):
+        found = np.minimum(largest, _MOST).astype("f4") / np.float32(levels)
+    found = np.minimum(found, _MOST / np.float32(levels + 1))
+    return np.where(found < _TINY, np.float32(0), found)
+
+
+def _levels(values: Array, scales: Array, levels: int, not_finite: int) -> Array:
+    """Return rows of values as whole numbers of scales, one scale for each row."""
+    finite = np.isfinite(values)
+    inverse = np.zeros_like(scales)
+    np.divide(np.float32(1), scales, out=inverse, where=scales > 0)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        found = np.clip(np.rint(values * inverse[:, None]), -levels, levels)
+    return np.where(finite, found, not_finite).astype("i1")
+
+
+def _rows(values: Array, width: int) -> Array:
+    """Return values in rows of ``width``, the last one filled up by zeros."""
+    missing = -len(values) % width
+    return (np.concatenate([values, np.zeros(missing, values.dtype)]) if missing else values).reshape(-1, width)
+
+
+def _largest(rows: Array) -> Array:
+    largest: Array = np.max(np.where(np.isfinite(rows), np.abs(rows), 0), axis=1)
+    return largest
+
+
+def _scaled(codes: Array, scales: Array, not_finite: int, dtype: Any) -> Array:
+    found: Array = codes.astype(dtype) * scales.astype(dtype)[:, None]
+    found[codes == not_finite] = np.nan
+    return found
+
+
+@dataclass(frozen=True)
+class Blocks8:
+    """8-bit integers, -127 to 127, in blocks of 256 with a float32 scale each."""
+
+    block = 256
+
+    def nbytes(self, n: int) -> int:
+        """Return the size of ``n`` encoded elements."""
+        return 4 * -(-n // self.block) + n
+
+    def encode(self, values: Array, data: Array) -> None:
+        """Encode into scales, then integers."""
+        if _run("encode", 8, values, data):
+            return
+        rows = _rows(values, self.block)
+        scales = _scales(_largest(rows), 127)
+        data[: 4 * len(rows)].view("<f4")[:] = scales
+        data[4 * len(rows) :].view("i1")[:] = _levels(rows, scales, 127, _NOT_FINITE_8).reshape(-1)[: len(values)]
+
+    def decode(self, data: Array, out: Array) -> None:
+        """Decode scales and integers."""
+        if _run("decode", 8, out, data):
+            return
+        count = -(-len(out) // self.block)
+        codes = _rows(data[4 * count :].view("i1"), self.block)
+        out[:] = _scaled(codes, data[: 4 * count].view("<f4"), _NOT_FINITE_8, out.dtype).reshape(-1)[: len(out)]
+
+
+@dataclass(frozen=True)
+class Blocks4:
+    """4-bit integers, -7 to 7, in blocks of 128 with a float32 scale each; two in a byte, the lower half first."""
+
+    block = 128
+
+    def nbytes(self, n: int) -> int:
+        """Return the size of ``n`` encoded elements."""
+        return 4 * -(-n // self.block) + -(-n // 2)
+
+    def encode(self, values: Array, data: Array) -> None:
+        """Encode into scales, then pairs of integers."""
+        if _run("encode", 4, values, data):
+            return
+        rows = _rows(values, self.block)
+        scales = _scales(_largest(rows), 7)
+        data[: 4 * len(rows)].view("<f4")[:] = scales
+        codes = (_levels(rows, scales, 7, _NOT_FINITE_4).reshape(-1) & 15).astype("u1")
+        pairs = codes[0::2] | codes[1::2] << 4
+        data[4 * len(rows) :] = pairs[: -(-len(values) // 2)]
+
+    def decode(self, data: Array, out: Array) -> None:
+        """Decode scales and pairs of integers."""
+        if _run("decode", 4, out, data):
+            return
+        count = -(-len(out) // self.block)
+        pairs = data[4 * count :]
+        codes = np.empty(2 * len(pairs), "i1")
+        codes[0::2], codes[1::2] = pairs << 4, pairs & 0xF0
+        codes >>= 4
+        rows = _rows(codes, self.block)
+        out[:] = _scaled(rows, data[: 4 * count].view("<f4"), _NOT_FINITE_4, out.dtype).reshape(-1)[: len(out)]
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The largest magnitudes of each block of 4096 as 8-bit integers, with their places in the block; zero elsewhere.
+
+    Parameters
+    ----------
+    part : float in (0, 0.5]
+        How many of the elements are sent. With equal magnitudes the first ones are.
+    """
+
+    part: float
+
+    block = 4096
+
+    def _both(self, n: int) -> tuple[int, int]:
+        """Return how many elements are kept of a whole block, and of the last one if that is shorter."""
+        return self._kept(self.block), self._kept(n % self.block)
+
+    def _kept(self, n: int) -> int:
+        return math.ceil(self.part * n)
+
+    def nbytes(self, n: int) -> int:
+        """Return the size of ``n`` encoded elements."""
+        whole, rest = divmod(n, self.block)
+        return whole * self._size(self.block) + (self._size(rest) if rest else 0)
+
+    def _size(self, n: int) -> int:
+        return -(-(4 + 3 * self._kept(n)) // 4) * 4
+
+    def encode(self, values: Array, data: Array) -> None:
+        """Encode each block into a scale, places and integers."""
+        if _run("encode", 0, values, data, *self._both(len(values))):
+            return
+        whole = len(values) // self.block * self.block
+        if whole:
+            rows = data[: self.nbytes(whole)].reshape(-1, self._size(self.block))
+            self._encode(values[:whole].reshape(-1, self.block), rows)
+        if whole < len(values):
+            self._encode(values[whole:].reshape(1, -1), data[self.nbytes(whole) :].reshape(1, -1))
+
+    def _encode(self, rows: Array, data: Array) -> None:
+        kept = self._kept(rows.shape[1])
+        magnitudes = np.where(np.isfinite(rows), np.abs(rows), np.inf)
+        least = np.partition(magnitudes, rows.shape[1] - kept, axis=1)[:, rows.shape[1] - kept, None]
+        chosen = magnitudes > least
+        ties = magnitudes == least
+        room = kept - chosen.sum(axis=1, keepdims=True)
+        chosen |= ties & (np.cumsum(ties, axis=1) <= room)
+        places = np.nonzero(chosen)[1].reshape(-1, kept)
+        values = np.take_along_axis(rows, places, axis=1)
+        scales = _scales(_largest(values), 127)
+        data[:, :4] = scales.astype("<f4").reshape(-1, 1).view("u1")
+        data[:, 4 : 4 + 2 * kept] = places.astype("<u2").view("u1")
+        data[:, 4 + 2 * kept : 4 + 3 * kept] = _levels(values, scales, 127, _NOT_FINITE_8).view("u1")
+        data[:, 4 + 3 * kept :] = 0
+
+    def decode(self, data: Array, out: Array) -> None:
+        """Decode each block from a scale, places and integers."""
+        if _run("decode", 0, out, data, *self._both(len(out))):
+            return
+        out[:] = 0
+        whole = len(out) // self.block * self.block
+        if whole:
+            rows = data[: self.nbytes(whole)].reshape(-1, self._size(self.block))
+            self._decode(rows, out[:whole].reshape(-1, self.block))
+        if whole < len(out):
+            self._decode(data[self.nbytes(whole) :].reshape(1, -1), out[whole:].reshape(1, -1))
+
+    def _decode(self, data: Array, rows: Array) -> None:
+        kept = self._kept(rows.shape[1])
+        scales = np.ascontiguousarray(data[:, :4]).view("<f4")[:, 0]
+        places = np.ascontiguousarray(data[:, 4 : 4 + 2 * kept]).view("<u2")
+        codes = np.ascontiguousarray(data[:, 4 + 2 * kept : 4 + 3 * kept]).view("i1")
+        # A place outside of the block can only come from a broken sender: keep it within the block.
+        places = np.minimum(places, rows.shape[1] - 1).astype(np.intp)
+        np.put_along_axis(rows, places, _scaled(codes, scales, _NOT_FINITE_8, rows.dtype), axis=1)
+
+
+_PLAIN: dict[str, Callable[[], Codec]] = {
+    "float16": Float16,
+    "bfloat16": Truncated,
+    "int8": Blocks8,
+    "int4": Blocks4,
+}
+_TOP_K = re.compile(r"topk\(([^()]*)\)")
+
+
+def codec_of(text: str) -> Codec | None:
+    """Return the codec that a text names, such as ``int8`` or ``topk(0.01)``; None for ``none``.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    name = text.strip().lower()
+    if name == NONE:
+        return None
+    if name in _PLAIN:
+        return _PLAIN[name]()
+    found = _TOP_K.fullmatch(name)
+    if found is None:
+        raise ConfigurationError(
+            f"got {text!r} as the compression between hosts: there are {NONE}, {', '.join(_PLAIN)} and topk(PART), "
+            "such as topk(0.01)"
+        )
+    try:
+        part = float(found[1])
+    except ValueError:
+        part = math.nan
+    if not 0 < part <= 0.5:
+        raise ConfigurationError(
+            f"got {text!r} as the compression between hosts: the part of the elements that is sent must be more than "
+            "0 and at most 0.5, such as topk(0.01)"
+        )
+    return TopK(part)

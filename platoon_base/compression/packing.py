@@ -1,0 +1,215 @@
+"""All parameters of a model, packed by a codec; and the residuals, what packing has left out of earlier rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from platoon_base.compression.codecs import CHUNK, Codec
+from platoon_base.layout import ALIGNMENT, Layout
+from platoon_base.views import array_on
+
+__all__ = ["Packing", "Residuals", "residual_layout"]
+
+Array = np.ndarray[Any, Any]
+
+
+def _is_float(dtype: np.dtype[Any]) -> bool:
+    return dtype.kind == "f" and dtype.itemsize <= 8
+
+
+def _work_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return np.dtype("f8") if dtype.itemsize == 8 else np.dtype("f4")
+
+
+def residual_layout(layout: Layout) -> Layout:
+    """Return the layout of residuals: half precision is kept in float32, and what is sent as it is takes no room."""
+    specs = []
+    for spec in layout.specs:
+        dtype = np.dtype(spec.dtype)
+        if _is_float(dtype):
+            specs.append(spec._replace(dtype=_work_dtype(dtype).name))
+        else:
+            specs.append(spec._replace(shape=(0,)))
+    return Layout(tuple(specs))
+
+
+class _Part(NamedTuple):
+    """Where a chunk of a parameter is packed."""
+
+    start: int
+    stop: int
+    at: int
+    nbytes: int
+
+
+class Packing:
+    """Packs the parameters of a layout into a buffer whose size depends on the layout alone.
+
+    Arrays that are not of float16, float32 or float64 are sent as they are, in little-endian order.
+
+    Parameters
+    ----------
+    layout : Layout
+    codec : Codec
+
+    Attributes
+    ----------
+    nbytes : int
+        The size of the packed parameters.
+    """
+
+    def __init__(self, layout: Layout, codec: Codec) -> None:
+        self._codec = codec
+        self._parts: list[list[_Part]] = []
+        self.nbytes = 0
+        for spec in layout.specs:
+            dtype, parts = np.dtype(spec.dtype), []
+            for start in range(0, spec.size, CHUNK):
+                stop = min(start + CHUNK, spec.size)
+                size = codec.nbytes(stop - start) if _is_float(dtype) else (stop - start) * dtype.itemsize
+                parts.append(_Part(start, stop, self.nbytes, size))
+                self.nbytes += -(-size // 8) * 8
+            self._parts.append(parts)
+
+    def pack(self, arrays: Sequence[Array], before: Sequence[Array], after: Sequence[Array], data: Array) -> None:
+        """Pack arrays with their residuals, and replace the arrays by what will be unpacked.
+
+        ::
+
+            v := x + before
+            x := decode(encode(v))
+            after := v - x            0 where that is not finite
+
+        Parameters
+        ----------
+        arrays, before, after : sequence of ndarray
+            Residuals have `residual_layout`; ``after`` may be ``before``.
+        data : ndarray of uint8, shape (nbytes,)
+        """
+        for parameter, array in enumerate(arrays):
+            for part, x, bytes_ in self._chunks(parameter, array, data):
+                if not _is_float(array.dtype):
+                    bytes_.view(array.dtype.newbyteorder("<"))[:] = x
+                    continue
+                own = slice(part.start, part.stop)
+                values = x + before[parameter].reshape(-1)[own]  # of the residual's dtype, which is no narrower
+                self._codec.encode(values, bytes_)
+                decoded = x if x.dtype == values.dtype else np.empty_like(values)
+                self._codec.decode(bytes_, decoded)
+                if decoded is not x:
+                    x[:] = _narrow(decoded, x.dtype)
+                rest = after[parameter].reshape(-1)[own]
+                with np.errstate(over="ignore", invalid="ignore"):
+                    np.subtract(values, x, out=rest)
+                    finite = np.isfinite(rest.sum())  # faster than many tests
+                if not finite:
+                    rest[~np.isfinite(rest)] = 0
+
+    def advance(self, reference: Sequence[Array], target: Sequence[Array], data: Array) -> None:
+        """Pack the difference from a reference to a target, and move the reference as `follow` moves copies of it."""
+        for parameter, array in enumerate(target):
+            for part, x, bytes_ in self._chunks(parameter, array, data):
+                if not _is_float(array.dtype):
+                    bytes_.view(array.dtype.newbyteorder("<"))[:] = x
+                    continue
+                known = reference[parameter].reshape(-1)[part.start : part.stop]
+                work = _work_dtype(array.dtype)
+                self._codec.encode(x.astype(work) - known.astype(work), bytes_)
+        self.follow(reference, data)
+
+    def follow(self, reference: Sequence[Array], data: Array) -> None:
+        """Move a reference by a packed difference; see `advance`."""
+        for parameter, array in enumerate(reference):
+            for _, known, bytes_ in self._chunks(parameter, array, data):
+                if not _is_float(array.dtype):
+                    known[:] = bytes_.view(array.dtype.newbyteorder("<"))
+                    continue
+                moved = np.empty(len(known), _work_dtype(array.dtype))
+                self._codec.decode(bytes_, moved)
+                moved += known
+                known[:] = _narrow(moved, known.dtype)
+
+    def unpack(self, data: Array, arrays: Sequence[Array]) -> None:
+        """Unpack into arrays."""
+        for parameter, array in enumerate(arrays):
+            for _, x, bytes_ in self._chunks(parameter, array, data):
+                if not _is_float(array.dtype):
+                    x[:] = bytes_.view(array.dtype.newbyteorder("<"))
+                    continue
+                decoded = np.empty(len(x), _work_dtype(array.dtype))
+                self._codec.decode(bytes_, decoded)
+                x[:] = _narrow(decoded, x.dtype)
+
+    def _chunks(self, parameter: int, array: Array, data: Array) -> Iterator[tuple[_Part, Array, Array]]:
+        flat = array.reshape(-1)
+        for part in self._parts[parameter]:
+            yield part, flat[part.start : part.stop], data[part.at : part.at + part.nbytes]
+
+
+def _narrow(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Return values in a dtype; finite ones beyond its range become its largest."""
+    if dtype == values.dtype:
+        return values
+    most = np.finfo(dtype).max
+    return np.where(np.isfinite(values), np.clip(values, -most, most), values).astype(dtype)
+
+
+class Residuals:
+    """The residuals of one host, before and after its latest contribution, in memory that outlives a courier.
+
+    A courier that is restarted in the middle of a round packs the contribution again, from the same residuals, so that
+    the bytes are those which its predecessor has sent. A contribution that does not count takes no effect: see `undo`.
+
+    Parameters
+    ----------
+    layout : Layout
+        Of the parameters.
+    buffer : writable buffer
+        Of `size_bytes`, zero at first.
+    """
+
+    def __init__(self, layout: Layout, buffer: Any) -> None:
+        own = residual_layout(layout)
+        # Twice the round that the latest residuals come from, and which of the two they are: one word, so that the end
+        # of the process leaves no half of it. Behind it the stamp of the center.
+        self._words = array_on(buffer, (2,), "i8")
+        self._both = [own.views(buffer, ALIGNMENT + i * own.nbytes) for i in range(2)]
+
+    @staticmethod
+    def size_bytes(layout: Layout) -> int:
+        """Return the size of the memory."""
+        return ALIGNMENT + 2 * residual_layout(layout).nbytes
+
+    @property
+    def latest(self) -> list[Array]:
+        """The residuals that the next contribution takes along."""
+        return self._both[int(self._words[0]) & 1]
+
+    def begin(self, number: int, stamp: int) -> tuple[list[Array], list[Array]]:
+        """Return the residuals before round ``number``, and the memory for those after it; `end` follows.
+
+        Parameters
+        ----------
+        number : int
+        stamp : int
+            Of the center, see `platoon_base.centers.overwrites`: with an overwrite the residuals start again at zero.
+        """
+        self.undo(number)
+        if self._words[1] != stamp:
+            for array in self.latest:
+                array[...] = 0
+            self._words[1] = stamp
+        latest = int(self._words[0]) & 1
+        return self._both[latest], self._both[1 - latest]
+
+    def end(self, number: int) -> None:
+        """Make the residuals after round ``number`` the latest ones."""
+        self._words[0] = 2 * number + 1 - (int(self._words[0]) & 1)
+
+    def undo(self, number: int) -> None:
+        """Return to the residuals before round ``number``, if they were packed into a contribution to it."""
+        if int(self._words[0]) >> 1 == number:
+            self._words[0] = 1 - (int(self._words[0]) & 1)

@@ -1,0 +1,167 @@
+"""How the contributions to a round travel between couriers: as they are, or compressed with error feedback."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from platoon_base.centers.across_hosts import AcrossHosts
+from platoon_base.centers.overwrites import Overwrites
+from platoon_base.centers.round_totals import RoundTotals
+from platoon_base.centers.stripes import cut
+from platoon_base.compression.codecs import Codec
+from platoon_base.compression.packing import Packing, Residuals
+from platoon_base.courier.conversation import TotalsBuffer
+from platoon_base.layout import Layout
+
+__all__ = ["Carriage", "CompressedCarriage", "PlainCarriage"]
+
+
+class Carriage(Protocol):
+    """Turns contributions into the bytes that are sent, and back."""
+
+    def buffer(self) -> TotalsBuffer:
+        """Return memory into which contributions are received."""
+        ...
+
+    def seal(self, own: RoundTotals) -> memoryview:
+        """Return this host's contributions as bytes; ``own`` becomes what the other hosts get from them."""
+        ...
+
+    def open(self, received: Any) -> RoundTotals:
+        """Return the contributions in a buffer, which the caller owns until `release`."""
+        ...
+
+    def release(self, totals: RoundTotals) -> None:
+        """Reuse the memory of contributions."""
+        ...
+
+    def renew(self) -> None:
+        """Leave the memory of `seal` alone: it is still to be sent."""
+        ...
+
+    def has_not_counted(self, number: int) -> None:
+        """Restore what was before round ``number``, which has gone on without this host's contributions."""
+        ...
+
+
+class PlainCarriage:
+    """Sends contributions as they are.
+
+    Parameters
+    ----------
+    rounds : AcrossHosts
+    """
+
+    def __init__(self, rounds: AcrossHosts) -> None:
+        self._rounds = rounds
+        self._spare: list[RoundTotals] = []
+
+    def buffer(self) -> RoundTotals:
+        """Return memory into which contributions are received."""
+        return self._spare.pop() if self._spare else self._rounds.new_totals()
+
+    def seal(self, own: RoundTotals) -> memoryview:
+        """Return this host's contributions as bytes."""
+        return own.buffer
+
+    def open(self, received: RoundTotals) -> RoundTotals:
+        """Return the contributions in a buffer."""
+        return received
+
+    def release(self, totals: RoundTotals) -> None:
+        """Reuse the memory of contributions."""
+        self._spare.append(totals)
+
+    def renew(self) -> None:
+        """Do nothing: the memory is that of the contributions."""
+
+    def has_not_counted(self, number: int) -> None:
+        """Do nothing: contributions are sent whole."""
+
+
+class _PackedTotals:
+    """The head of `RoundTotals` and the packed arrays, in one buffer."""
+
+    def __init__(self, words: int, nbytes: int) -> None:
+        whole = np.zeros(words + -(-nbytes // 8), np.float64)
+        self.head, self.data = whole[:words], whole[words:].view(np.uint8)
+        self.buffer = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
+
+    @property
+    def number(self) -> int:
+        """The number of the round."""
+        return int(self.head[0])
+
+
+class CompressedCarriage:
+    """Sends packed contributions, with error feedback.
+
+    A host adds its residual to its contributions, packs them, and takes what the other hosts will unpack for its own
+    part of the sum, so that all hosts add the same bits. The rest is its residual for the next round. Stripes to which
+    none of its workers has contributed add nothing, and keep their residual.
+
+    Parameters
+    ----------
+    layout : Layout
+    rounds : AcrossHosts
+    codec : Codec
+    residuals : Residuals
+    overwrites : Overwrites
+        Of the center, whose stamp tells when residuals belong to values that were overwritten.
+    """
+
+    def __init__(
+        self, layout: Layout, rounds: AcrossHosts, codec: Codec, residuals: Residuals, overwrites: Overwrites
+    ) -> None:
+        self._rounds, self._residuals, self._overwrites = rounds, residuals, overwrites
+        self._packing = Packing(layout, codec)
+        self._words = len(rounds.new_totals().head)
+        self._own = _PackedTotals(self._words, self._packing.nbytes)
+        self._packed: list[_PackedTotals] = []
+        self._spare: list[RoundTotals] = []
+
+    def buffer(self) -> _PackedTotals:
+        """Return memory into which contributions are received."""
+        return self._packed.pop() if self._packed else _PackedTotals(self._words, self._packing.nbytes)
+
+    def seal(self, own: RoundTotals) -> memoryview:
+        """Return this host's contributions as bytes; ``own`` becomes what the other hosts get from them."""
+        before, after = self._residuals.begin(own.number, self._overwrites.stamp)
+        self._packing.pack(own.arrays, before, after, self._own.data)
+        for pieces in own.without_contribution():
+            for target, source in zip(cut(after, pieces), cut(before, pieces)):
+                np.copyto(target, source)
+        _clear(own)
+        self._own.head[:] = own.head
+        self._residuals.end(own.number)
+        return self._own.buffer
+
+    def open(self, received: _PackedTotals) -> RoundTotals:
+        """Return the contributions in a buffer, which the caller owns until `release`."""
+        totals = self._spare.pop() if self._spare else self._rounds.new_totals()
+        totals.head[:] = received.head
+        self._packing.unpack(received.data, totals.arrays)
+        _clear(totals)
+        self._packed.append(received)
+        return totals
+
+    def release(self, totals: RoundTotals) -> None:
+        """Reuse the memory of contributions."""
+        self._spare.append(totals)
+
+    def renew(self) -> None:
+        """Leave the memory of `seal` alone: it is still to be sent."""
+        self._own = _PackedTotals(self._words, self._packing.nbytes)
+
+    def has_not_counted(self, number: int) -> None:
+        """Restore the residuals before round ``number``, which has gone on without this host's contributions."""
+        self._residuals.undo(number)
+
+
+def _clear(totals: RoundTotals) -> None:
+    """Set the stripes without a contribution to 0: residuals alone are none."""
+    for pieces in totals.without_contribution():
+        for array in cut(totals.arrays, pieces):
+            array[...] = 0

@@ -1,0 +1,194 @@
+"""Hosts with real centers and couriers in rounds of their workers, which are turns of one loop."""
+
+import os
+import time
+import uuid
+
+import numpy as np
+
+from platoon_base.centers.host import COURIER, STRIPE_BYTES, HostCenters
+from platoon_base.compression.packing import Residuals
+from platoon_base.courier import messages as between
+from platoon_base.courier.courier import Courier
+from platoon_base.hosts.world import World
+from platoon_base.job.files import segment_prefix
+from platoon_base.layout import Layout
+from platoon_base.multihost.rounds import RoundTable
+from platoon_base.rules import DiLoCo
+from platoon_base.rules.hosts import AverageHosts
+
+KEY = "17" * 32
+RULE = DiLoCo(0.5, 0.5)
+
+
+def model(value):
+    return [np.full(STRIPE_BYTES // 4 + 100, value, "float32"), np.full(3, value, "float64")]  # two stripes
+
+
+class Host:
+    """One host: its center, a worker of it, and its courier, which can be killed."""
+
+    def __init__(self, world, start, rule):
+        self.world, self.params, self.rule = world, model(start), rule
+        self.layout = Layout.of(self.params)
+        name = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.centers = HostCenters(name, workers=2, several_hosts=True)
+        self.center = self.centers.create(self.layout, rule, 0)
+        self.center.fill(self.params, [])
+        self.filled = False
+        self.orders = []
+        self.memory = bytearray(Residuals.size_bytes(self.layout))  # that of the launcher
+        self.start()
+
+    def start(self):
+        self.news = []
+        self.courier = Courier(
+            self.world, lambda: self.centers.watch(self.layout, COURIER), self.layout, AverageHosts(), 0.0,
+            self.filled, self.news.append, self.memory,
+        )  # fmt: skip
+
+    def handle_order(self, order):
+        self.orders.append(order)
+        self.courier.handle_order(order)
+
+    def restart(self):
+        """Kill the courier and start another one, which is told what the first was told."""
+        self.courier.close()
+        self.start()
+        for order in self.orders:
+            self.courier.handle_order(order)
+
+    @property
+    def has_center(self):
+        return self.filled or any(isinstance(each, between.Filled) for each in self.news)
+
+    def contribute(self, progress):
+        for array in self.params:
+            array += array.dtype.type(progress)
+        assert self.center.contribute(self.params, 1.0, 10) is None
+
+    def take_over(self, number, timeout_s=10):
+        assert self.center.take_over(self.rule, self.params, number, timeout_s) is None
+
+    def close(self):
+        self.courier.close()
+        self.center.close()
+        self.centers.unlink()
+
+
+class Group:
+    def __init__(self, starts, rule=RULE, workers=None, compression="none"):
+        count = len(starts)
+        worlds = [
+            World(workers or [1] * count, host, ["h"] * count, ["127.0.0.1"] * count, KEY, compression=compression)
+            for host in range(count)
+        ]
+        self.hosts = [Host(world, start, rule) for world, start in zip(worlds, starts)]
+        self.table = RoundTable()
+        self.lost = set()
+
+    def introduce(self):
+        peers = {}
+        for number, host in enumerate(self.hosts):
+            if number not in self.lost:
+                (listening,) = [news for news in host.news if isinstance(news, between.Listening)]
+                peers[number] = (listening.address, listening.port, listening.token)
+        for number in peers:
+            self.hosts[number].handle_order(between.Peers(peers))
+
+    def made(self, *hosts):
+        for number in hosts or range(len(self.hosts)):
+            self.hosts[number].handle_order(between.Made())
+
+    def until(self, done, *hosts):
+        deadline = time.monotonic() + 20
+        while not done():
+            assert time.monotonic() < deadline
+            for number in hosts or range(len(self.hosts)):
+                if number not in self.lost:
+                    self.hosts[number].courier.step([])
+
+    def until_filled(self):
+        self.until(lambda: all(host.has_center for host in self.hosts))
+        for host in self.hosts:
+            host.center.read(host.params, True, 10, begin=True)
+
+    def keep_filled(self):
+        """Let couriers that are started again know what launchers know: the centers have the values of the start."""
+        for host in self.hosts:
+            host.filled = True
+
+    def begin(self, number, hosts, idle=(), workers=None):
+        order = self.table.begin(number, dict(zip(hosts, workers or [1] * len(hosts))), idle)
+        for host in order.hosts:
+            self.hosts[host].handle_order(order)
+
+    def lose(self, number):
+        self.lost.add(number)
+        self.hosts[number].courier.close()
+        for host, each in enumerate(self.hosts):
+            if host not in self.lost:
+                each.handle_order(between.Lost(number))
+        self.pass_on(self.table.mark_lost(number))
+
+    def pass_on(self, order):
+        if order is not None:
+            for host in self.table.hosts:
+                if host not in self.lost:
+                    self.hosts[host].handle_order(order)
+
+    def report(self):
+        """Pass on what couriers say about the round; returns whether there is a decision."""
+        for number, host in enumerate(self.hosts):
+            for news in host.news:
+                if isinstance(news, between.Gathered):
+                    order = self.table.gathered(number, news)
+                    self.pass_on(order)
+                    if order is not None:
+                        return True
+        return False
+
+    def kill(self, number, steps):
+        """Kill a courier after so many turns, which the hosts take one after the other, and start another one."""
+        for turn in range(steps):
+            self.hosts[turn % len(self.hosts)].courier.step([])
+            self.report()
+        self.hosts[number].restart()
+        self.introduce()
+
+    def end(self, number, *hosts):
+        """Go on until the workers of these hosts can make the step, and let them."""
+        hosts = hosts or range(len(self.hosts))
+        rounds = [self.hosts[host].center.across_hosts for host in hosts]
+        self.until(lambda: self.report() or all(each.are_gathered(number) for each in rounds))
+        self.until(lambda: all(each.are_gathered(number) for each in rounds))
+        for host in hosts:
+            if self.hosts[host].center.across_hosts.workers_wait:
+                self.hosts[host].take_over(number)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        for host in self.hosts:
+            host.close()
+
+
+def state_of(host):
+    values, states = host.center.snapshot()
+    return [array.tobytes() for arrays in (values, *states) for array in arrays]
+
+
+def require_same_center(*hosts):
+    assert all(state_of(host) == state_of(hosts[0]) for host in hosts)
+
+
+def require_alike(*hosts):
+    require_same_center(*hosts)
+    for host in hosts:
+        for array in host.params:
+            assert (array == array.reshape(-1)[0]).all()
+
+
+# A round takes four turns of each host; the rest are kills after it.
+KILLS = [(hosts, killed, steps) for hosts in (2, 3) for killed in range(hosts) for steps in range(5 * hosts)]

@@ -1,0 +1,81 @@
+"""Compressed exchange over slow links: hosts that are killed within a round, or cut off, and centers without rounds."""
+
+import json
+import signal
+
+import pytest
+from laboratory import until
+from scripts_here import script_path
+
+pytestmark = pytest.mark.long
+
+ROUNDS = script_path("slow_links_rounds")
+SHARES = script_path("training_shares")
+
+
+def rounds_of(job, rank):
+    """Return what a worker had after each round."""
+    return {line[1]: line[2] for line in job.said(rank) if line[0] == "ended"}
+
+
+def begun(job, rank):
+    return max((line[1] for line in job.said(rank) if line[0] == "begins"), default=0)
+
+
+def until_round(job, rank, number):
+    until(lambda: number in rounds_of(job, rank), job.text, 60)
+
+
+def require_equal(job, first, *others):
+    for other in others:
+        mine, theirs = rounds_of(job, first), rounds_of(job, other)
+        both = set(mine) & set(theirs)
+        assert len(both) > 4
+        assert {number: mine[number] for number in both} == {number: theirs[number] for number in both}
+
+
+@pytest.mark.parametrize("codec", ["int8", "topk(0.01)"])
+def test_a_host_killed_within_a_round_leaves_the_others_with_equal_bits(make_laboratory, start_job, codec):
+    there = make_laboratory(3, delay_ms=5)
+    there.limit("100mbit")
+    options = ["--hosts-compression", codec, "--allow-failures"]
+    job = start_job(ROUNDS, *options, workers=(1, 1, 1), in_laboratory=there)
+    until_round(job, 2, 2)
+    number = begun(job, 2)
+    until(lambda: begun(job, 2) > number, job.text, 60)  # it has just contributed to a round that all others make too
+    there.hosts[2].kill()
+    job.until_output(0, "host 2 (h2) is lost")
+    until_round(job, 0, begun(job, 0) + 4)
+    job.launchers[0].send_signal(signal.SIGINT)
+    assert [job.launchers[host].wait(30) for host in (0, 1)] == [130, 130], job.text()
+    require_equal(job, 0, 1)
+
+
+def test_a_host_that_is_cut_off_for_a_while_loses_nothing(make_laboratory, start_job):
+    there = make_laboratory(2, delay_ms=5)
+    there.limit("100mbit")
+    job = start_job(ROUNDS, "--hosts-compression", "int4", workers=(1, 1), in_laboratory=there)
+    until_round(job, 1, 2)
+    there.cut(there.hosts[1])
+    job.until_output(0, "is silent since")
+    there.mend(there.hosts[1])
+    until_round(job, 1, begun(job, 1) + 4)
+    job.launchers[0].send_signal(signal.SIGINT)
+    assert job.wait(30) == [130, 130], job.text()
+    require_equal(job, 0, 1)
+
+
+def values(job):
+    paths = [job.laboratory.folder / f"x{rank}" for rank in range(sum(job.workers))]
+    return [json.loads(path.read_text()) if path.exists() else [99.0, 0.0] for path in paths]
+
+
+def test_asynchronous_centers_come_together_over_a_slow_link(make_laboratory, start_job):
+    """Alone, the first host's center would go to 0.5 and the second one's to 2.5."""
+    there = make_laboratory(2, delay_ms=5)
+    there.limit("100mbit")
+    args = [there.folder, 2_500_000]
+    job = start_job(SHARES, "--hosts-compression", "int8", workers=(2, 2), in_laboratory=there, args=args)
+    until(lambda: all(1.0 < x < 2.0 for x, _ in values(job)), lambda: values(job), 60)
+    job.launchers[0].send_signal(signal.SIGINT)
+    assert job.wait(20) == [130, 130], job.text()

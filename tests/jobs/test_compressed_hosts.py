@@ -1,0 +1,135 @@
+"""`platoon launch --hosts-compression`, by real launchers; the hosts are folders of this machine."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from scripts_here import script_path
+
+from tests.helpers.launching_hosts import Hosts, clean_environment
+
+pytestmark = pytest.mark.base
+
+ROUNDS = script_path("compressed_hosts_rounds")
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    found = Hosts(tmp_path, {**clean_environment(), "COLUMNS": "200"})
+    yield found
+    found.close()
+
+
+def said(hosts, rank, host):
+    return [json.loads(line) for line in hosts.log(rank, host).splitlines() if line.startswith("[")]
+
+
+# The most that a host may owe after a round: half a step of a block's scale, or what top-k left out of eight rounds.
+@pytest.mark.parametrize(("codec", "owed"), [("bfloat16", 0.02), ("int8", 0.03), ("int4", 0.6), ("topk(0.05)", 12)])
+def test_workers_of_all_hosts_have_equal_bits_and_little_is_owed(hosts, codec, owed):
+    done = hosts.run(ROUNDS, "--hosts-compression", codec, workers=(2, 1), args=["DiLoCo(1.0, 0.0)"])
+    assert done == [0, 0], hosts.output(0) + hosts.output(1)
+    first, *others = (said(hosts, rank, host) for rank, host in ((0, 0), (1, 0), (2, 1)))
+    assert len(set(map(str, first))) == len(first) == 9
+    for other in others:
+        assert other == first
+    assert 0 < first[-1][0] < owed
+
+
+@pytest.mark.parametrize("rule", ["LocalSGD()", "SlowMo()", "DiLoCo()"])
+def test_every_rule_that_waits_does_so(hosts, rule):
+    environment = {"PLATOON_HOSTS_COMPRESSION": "int4"}
+    assert hosts.run(ROUNDS, workers=(1, 1, 1), args=[rule], environment=environment) == [0, 0, 0], hosts.output(0)
+    first, second, third = (said(hosts, host, host) for host in range(3))
+    assert first == second == third
+
+
+def test_a_courier_that_is_killed_changes_no_bit(hosts):
+    options, args = ["--hosts-compression", "int4"], ["DiLoCo(1.0, 0.0)", "kill"]
+    assert hosts.run(ROUNDS, *options, workers=(1, 1), args=args) == [0, 0], hosts.output(0) + hosts.output(1)
+    assert "the courier of this host ended" in hosts.output(1)
+    assert said(hosts, 0, 0) == said(hosts, 1, 1)
+    assert said(hosts, 0, 0)[-1][0] < 0.6
+
+
+def test_a_file_of_the_run_may_name_it(hosts):
+    (hosts.folder / "run.toml").write_text('hosts-compression = "int4"\n')
+    assert hosts.run(ROUNDS, "--config", "run.toml", workers=(1, 1), args=["LocalSGD()"]) == [0, 0], hosts.output(0)
+    assert said(hosts, 0, 0) == said(hosts, 1, 1)
+    assert 0.01 < said(hosts, 0, 0)[-1][0] < 0.6
+
+
+def test_what_is_not_compressed_is_said_once(hosts):
+    reduces = script_path("compressed_hosts_reduces")
+    assert hosts.run(reduces, "--hosts-compression", "int8", workers=(1, 1)) == [0, 0], hosts.output(0)
+    assert said(hosts, 0, 0) == said(hosts, 1, 1) == [[3.0]]
+    assert hosts.log(0, 0).count("of averaged gradients, travel between hosts as they are") == 1
+
+
+def test_top_k_is_refused_for_a_rule_whose_workers_do_not_wait(hosts):
+    script = script_path("compressed_hosts_asynchronous")
+    assert hosts.run(script, "--hosts-compression", "topk(0.1)", workers=(1, 1)) == [0, 0], hosts.output(0)
+    for rank in (0, 1):
+        ((text,),) = said(hosts, rank, rank)
+        assert "got --hosts-compression topk(0.1) and EASGD" in text
+        assert "use int8 or int4, or LocalSGD, SlowMo or DiLoCo" in text
+
+
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+def test_asynchronous_workers_end_with_one_model_bit_by_bit(hosts, codec):
+    code = script_path("two_hosts_all_workers_end_with_one_model")
+    environment = {"PLATOON_HOSTS_EVERY_S": "0.01"}
+    done = hosts.run(code, "--hosts-compression", codec, workers=(2, 1), environment=environment)
+    assert done == [0, 0], hosts.output(0)
+    first, *others = (said(hosts, rank, host) for rank, host in enumerate((0, 0, 1)))
+    assert all(each == first for each in others)
+
+
+def test_training_gets_as_far_as_without_compression(tmp_path):
+    loss = {}
+    for codec in ("none", "int8", "int4"):
+        folder = tmp_path / codec
+        folder.mkdir()
+        found = Hosts(folder, {**clean_environment(), "COLUMNS": "200"})
+        try:
+            done = found.run(script_path("compressed_hosts_learns"), "--hosts-compression", codec, args=["100"])
+            assert done == [0, 0], found.output(0)
+            ((loss[codec],),) = said(found, 0, 0)
+        finally:
+            found.close()
+    for codec, found in loss.items():
+        assert 0 < found < loss["none"] * 1.01, (codec, loss)
+
+
+def launch(tmp_path, *words, environment=None):
+    (tmp_path / "train.py").write_text("")
+    return subprocess.run(
+        [sys.executable, "-m", "platoon_base", "launch", *words, "-n", "1", "-D", "cpu", "train.py"],
+        cwd=tmp_path, env={**clean_environment(), "COLUMNS": "200", **(environment or {})}, capture_output=True,
+        text=True, timeout=60,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "configuration"),
+    [
+        (["--hosts-compression", "gzip"], {}, ""),
+        ([], {"PLATOON_HOSTS_COMPRESSION": "gzip"}, ""),
+        (["--config", "run.toml"], {}, 'hosts-compression = "gzip"'),
+    ],
+    ids=["option", "environment", "file"],
+)
+def test_a_value_that_does_not_exist_is_refused_at_once(tmp_path, words, environment, configuration):
+    (tmp_path / "run.toml").write_text(configuration)
+    done = launch(tmp_path, *words, environment=environment)
+    assert done.returncode == 2
+    text = " ".join(done.stderr.split())
+    assert "'gzip'" in text
+    assert "there are none, float16, bfloat16, int8, int4 and topk(PART)" in text
+
+
+def test_on_one_host_it_has_no_effect(tmp_path):
+    done = launch(tmp_path, "--hosts-compression", "int8")
+    assert done.returncode == 0
+    assert "--hosts-compression int8 has no effect on one host" in done.stdout + done.stderr
