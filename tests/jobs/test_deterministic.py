@@ -1,6 +1,7 @@
 """--deterministic, --record-order and --replay-order: the same bits in two runs, and after a resume."""
 
 import contextlib
+import shutil
 import subprocess
 import sys
 import time
@@ -112,6 +113,19 @@ def test_a_record_of_a_run_that_failed_is_refused(platoon, write_script, tmp_pat
     refused = platoon("launch", "-n", 2, "--replay-order", "nowhere", script)
     assert refused.returncode == 2
     assert "cannot be read" in refused.stderr
+
+
+@pytest.mark.parametrize("rule", NOT_WAITING)
+def test_two_runs_that_go_on_from_one_checkpoint_have_the_same_bits(bits, tmp_path, rule):
+    saving = "--deterministic", "--checkpoint-every", "0.02", "--resume"
+    bits(*saving, tmp_path / "kept", rule=rule, steps=16)
+    assert positions(tmp_path / "kept") == 16
+    resumed = []
+    for busy in (0, 2):
+        copy = tmp_path / f"copy{busy}"
+        shutil.copytree(tmp_path / "kept", copy)
+        resumed.append(bits("--deterministic", "--resume", copy, rule=rule, steps=32, busy=busy))
+    assert resumed[0] == resumed[1]
 
 
 @pytest.mark.parametrize("rule", ["LocalSGD()", "DiLoCo()"])
