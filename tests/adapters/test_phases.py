@@ -27,6 +27,15 @@ def test_of_a_fit(run_keras, workers):
     require_in_their_phases(outcome.reported, workers, ("compute", "validation") if on_tensorflow else SLEPT)
 
 
+@pytest.mark.keras
+def test_waits_within_a_compiled_step_are_no_computation(run_keras):
+    reported = run_keras(script_path("phases_keras_waits"), 2).require_success().reported
+    slept = reported["slept compute1"]
+    assert slept > 0.5
+    assert reported["collective0"] > 0.7 * slept, reported
+    assert reported["collective1"] < 0.5 * slept, reported
+
+
 @pytest.mark.theano
 def test_of_a_loop_of_lasagne(run_lasagne):
     require_in_their_phases(run_lasagne(script_path("phases_lasagne")).require_success().reported)

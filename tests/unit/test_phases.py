@@ -141,6 +141,50 @@ def test_another_thread_is_not_timed(timed):
     assert read().counts.sum() == len(PARTS)
 
 
+def in_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(30)
+
+
+def test_calls_from_a_compiled_program_are_no_computation(timed):
+    spend, clock, read = timed
+
+    def call_of_program():
+        with clock.call_of_program():
+            spend(2.0)
+
+    in_thread(call_of_program)  # before the first step: of nobody's time
+    clock.step(1)
+    spend(1.0)
+    in_thread(call_of_program)  # the thread of the steps waits for the program
+    with clock.phase(LOADING):
+        spend(4.0)
+    clock.step(1)
+    assert seconds_of(read()) == {**dict.fromkeys(PHASES, 0.0), "compute": 1.0, "collective": 2.0, "loading": 4.0}
+    with clock.call_of_program(), clock.phase(COLLECTIVE):  # in the thread of the steps, whose own phases count
+        spend(8.0)
+    clock.step(1)
+    assert clock.seconds["collective"] == 10.0
+
+
+def test_calls_from_a_program_that_runs_beside_other_phases_take_no_time_from_later_steps(timed):
+    spend, clock, read = timed
+    clock.step(1)
+    spend(1.0)
+    with clock.phase(LOADING):
+
+        def call_of_program():
+            with clock.call_of_program():
+                spend(2.0)
+
+        in_thread(call_of_program)
+    clock.step(1)
+    spend(4.0)
+    clock.step(1)
+    assert seconds_of(read()) == {**dict.fromkeys(PHASES, 0.0), "compute": 5.0, "loading": 2.0}
+
+
 def test_a_forked_child_is_not_timed(timed):
     spend, clock, read = timed
     clock.step(1)

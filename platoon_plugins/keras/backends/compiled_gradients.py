@@ -54,7 +54,8 @@ class CompiledAverage(GradientAverage):
         self.require_sound()
         self.require_attached()
         try:
-            self._step(batch, outs)
+            with self.worker.advanced.clock.call_of_program():
+                self._step(batch, outs)
         except PlatoonError as exc:
             self._failure = exc
             for out in outs:
