@@ -29,8 +29,6 @@ class DirectoryMirror:
     layout : Layout
     """
 
-    waits = False
-
     def __init__(self, directory: DeviceDirectory, layout: Layout) -> None:
         self._directory = directory
         self._layout = layout

@@ -62,11 +62,9 @@ class GossipCenter:
         For each stripe the weight that this worker has sent and not delivered.
     whole : bool
         Whether the latest synchronization covered the whole slot.
-    waits : bool
-        False: workers do not synchronize in rounds.
     """
 
-    on_device = waits = False
+    on_device = False
 
     def __init__(
         self,

@@ -76,8 +76,6 @@ class HostCenter:
         The center's memory, one array for each parameter.
     states : list of list of ndarray
         The rule's center states, each a list of one array for each parameter.
-    waits : bool
-        Whether workers synchronize in rounds.
     """
 
     on_device = False
@@ -124,7 +122,6 @@ class HostCenter:
             self.across_hosts = HostsRounds(
                 layout, self._stripes, self._rounds, self._holders, lambda work, wait_s: self._visit(work, True, wait_s)
             )
-        self.waits = shape.rounds
         self.whole = True
         self._one_thread = threading.Lock()
         self._left_out: dict[int, int] = {}  # stripes left out by the last `sync`, and their counts of visits then

@@ -44,7 +44,7 @@ class ControlClient:
     clock : PhaseClock, optional
         Of this worker; present if ``row`` is.
     meet : callable, optional
-        Called before each wait in a collective call.
+        Called before each wait in a collective call, with whether every worker comes to it: not to rounds.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ControlClient:
         rank: int,
         row: Any = None,
         clock: PhaseClock | None = None,
-        meet: Callable[[], None] | None = None,
+        meet: Callable[[bool], None] | None = None,
     ) -> None:
         self._channel = channel
         self._rank = rank
@@ -107,7 +107,7 @@ class ControlClient:
         """Make a collective call, of up to its ``timeout_s``, and return its answer, of the type expected."""
         with self._call_lock.take(repr(call.title), call.timeout_s) as left_s:
             if self._meet is not None:
-                self._meet()
+                self._meet(not isinstance(call, msg.Round))
             if left_s != call.timeout_s:
                 call = msgspec.structs.replace(call, timeout_s=left_s)
             with self._seen_waiting(call.title), self._withdrawn_if_interrupted():

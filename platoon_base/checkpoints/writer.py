@@ -46,15 +46,7 @@ class Saving(NamedTuple):
 
 
 class Readable(Protocol):
-    """A handle of a center for the controller, which saves it and takes no part in the training.
-
-    Attributes
-    ----------
-    waits : bool
-        Whether workers synchronize in rounds.
-    """
-
-    waits: bool
+    """A handle of a center for the controller, which saves it and takes no part in the training."""
 
     def snapshot(self, may_wait: bool) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states.
@@ -185,12 +177,6 @@ class CheckpointWriter:
     def postpone(self, until: float) -> None:
         """Let no checkpoint be due before a time."""
         self.next_due = until
-
-    def waits(self, layout: Layout) -> bool:
-        """Return whether the workers synchronize in rounds; False for a center that cannot be opened now."""
-        with contextlib.suppress(OSError, *_SKIPPED_ERRORS):  # told when it is to be read
-            return self._watch(layout).waits
-        return False
 
     def begin(self, about: About, layout: Layout | None, at_once: bool = False) -> None:
         """Begin to write a checkpoint, unless it has no center and would replace one that has.

@@ -105,17 +105,17 @@ class JobSaving:
             return False
         try:
             shared = self._coordinator.shared
-            if shared is not None and not self._at_one_round(shared):
+            if not self._at_one_round():
                 return False
             self._checkpointer.begin(self._about(shared), None if shared is None else shared.layout, at_once=True)
         finally:
             turns.unlock()
         return True
 
-    def _at_one_round(self, shared: Shared) -> bool:
-        """Whether all workers that synchronize in rounds have made the same rounds, so that the center is theirs."""
-        rows = [self._job_state.table[rank] for rank in self._coordinator.roster]
-        return not self._checkpointer.waits(shared.layout) or len({int(row["syncs"]) for row in rows}) <= 1
+    def _at_one_round(self) -> bool:
+        """Whether all workers of the latest round have made its step, so that the center is theirs."""
+        number, ranks = self._coordinator.latest_round
+        return all(self._job_state.table[rank]["round"] == number for rank in ranks)
 
     def _record_missed(self) -> None:
         tally = self.tally
@@ -147,8 +147,7 @@ class JobSaving:
             Called repeatedly until it is written, to handle requests meanwhile.
         """
         self._await(may_wait, serve)
-        shared = self._coordinator.shared
-        if self.turns is not None and shared is not None and not self._at_one_round(shared):
+        if self.turns is not None and not self._at_one_round():
             log.info("the workers ended in the middle of a round: the checkpoint before it stays the newest")
         elif may_wait() and not self._checkpointer.writing:
             self._save()

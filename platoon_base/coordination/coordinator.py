@@ -56,7 +56,7 @@ class Coordinator:
         self.story.add("job", [], "", "starts", f"{size} workers" if size else "workers that are started by hand")
         self.cooperated: set[int] = set()
         self.bound = False
-        self._rounds = 0
+        self._rounds, self._in_round = 0, list[int]()
         self._election = CenterElection(self.roster)
         self._last_poll_at = 0.0  # at those that wait for a center of host 0
         self._rendezvous = Rendezvous(self.roster)
@@ -76,6 +76,11 @@ class Coordinator:
         self.roster.restore_earlier_job(positions, kept)
         self._records.reported.update(reported)
         self._election.resumes = has_center
+
+    @property
+    def latest_round(self) -> tuple[int, list[int]]:
+        """The number of the latest synchronization round, 0 before the first, and the ranks in it."""
+        return self._rounds, self._in_round
 
     def saves_center(self) -> None:
         """Record that the job saves checkpoints, which have the center of host 0."""
@@ -270,7 +275,8 @@ class Coordinator:
             actions = self._election.drop()
         self.bound |= binds
         in_round = [rank for rank, call in calls.items() if isinstance(call, msg.Round)]
-        self._rounds += bool(in_round)
+        if in_round:
+            self._rounds, self._in_round = self._rounds + 1, in_round
         if in_round and self.roster.several_hosts:
             hosts = Counter(self.roster[rank].host_index for rank in in_round)
             actions.append(RoundReached(self._rounds, dict(sorted(hosts.items()))))

@@ -80,8 +80,11 @@ def _require_not_late(job_state: JobState, rank: int | None) -> None:
 
 
 def _turns(segment: Segment, job_state: JobState, identity: Identity) -> Turns | None:
-    """Return the turns of a worker, as the launcher has set them up; None where workers take none."""
-    if not job_state.turns["takes_turns"] or identity.size == 1:
+    """Return the turns of a worker, as the launcher has set them up; None where workers take none.
+
+    A single worker takes turns too: with the controller, which saves its center.
+    """
+    if not job_state.turns["takes_turns"]:
         return None
     record, replay, rank = os.environ.get(RECORD_ORDER), os.environ.get(REPLAY_ORDER), identity.rank
     policy: Policy

@@ -76,7 +76,8 @@ ROW = np.dtype(
         # Other hosts see what lies before these.
         ("ending", "S512"),
         ("phase_counts", "u4", (len(PARTS), BINS)),
-        ("turn_clock", "i8"),  # meetings, and in the lower half turns since: one word, so that it is read whole
+        ("turn_clock", "i8"),  # see `turns`: one word, so that it is read whole
+        ("round", "i8"),  # number of the latest round whose step this worker has made
     ],
     align=True,
 )

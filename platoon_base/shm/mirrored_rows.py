@@ -11,7 +11,7 @@ from platoon_base.shm.job_state import ROW, JobState
 
 __all__ = ["MIRRORED", "as_words", "copied_rows", "put_rows"]
 
-_OWN_HOST = ("ending", "phase_counts", "turn_clock")  # the last ones of a row: of the controller, large, of one host
+_OWN_HOST = ("ending", "phase_counts", "turn_clock", "round")  # the last of a row: large, or of one host
 _TIMES = ("started", "updated", "waited_at")  # by the monotonic clock of the worker's host
 # What other hosts see of a row, with the worker's vote.
 MIRRORED = np.dtype([("row", [(name, ROW[name]) for name in ROW.names or () if name not in _OWN_HOST]), ("vote", "i8")])

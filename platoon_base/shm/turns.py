@@ -3,9 +3,10 @@
 A turn lasts for a whole exchange, whatever the stripes of the center. It needs two things: the kernel's lock of one
 byte of the job's state, which also keeps the controller's checkpoints out, and the consent of a policy:
 
-* `ByRank`: each worker has a clock, ``(meetings, turns since the last meeting)``. A worker has its turn when no other
+* `ByRank`: each worker has a clock, ``(meetings, rounds since, turns since)``. A worker has its turn when no other
   worker that takes part has an earlier ``(clock, rank)``. A meeting is a collective call: a worker that waits in one is
-  ahead of those that have not come yet, so it keeps none of them waiting.
+  ahead of those that have not come yet, so it keeps none of them waiting. A round is one that goes on without workers
+  that wait in a meeting, which have fewer rounds to make: so it counts less.
 * `Recording`: any order; each turn is appended to a file.
 * `Replaying`: the order of such a file.
 """
@@ -31,7 +32,8 @@ log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _YIELDS = 20e-6, 500e-6, 20
 _STUCK_S = 2.0
-_MEETING = 1 << 32  # the upper half of a clock counts meetings
+# A clock is one number: meetings in its upper half, below them rounds, where there are some, and turns.
+_MEETING, _ROUND = 1 << 32, 1 << 12
 _NO_TURN = contextlib.nullcontext()
 _DO_INSTEAD = (
     "record the order of one run by `platoon launch --record-order FILE` and give it back by --replay-order FILE"
@@ -59,7 +61,7 @@ class NoTurns:
     def end(self, what: str) -> None:
         """Do nothing."""
 
-    def meet(self) -> None:
+    def meet(self, every: bool = True) -> None:
         """Do nothing."""
 
     def close(self) -> None:
@@ -159,10 +161,10 @@ class Turns:
         finally:
             self._unlock()
 
-    def meet(self) -> None:
-        """Count a collective call that this worker is about to wait in."""
-        row = self._job_state.table[self._rank]
-        row["turn_clock"] = (int(row["turn_clock"]) // _MEETING + 1) * _MEETING
+    def meet(self, every: bool = True) -> None:
+        """Count a collective call that this worker is about to wait in: of ``every`` worker, or a round."""
+        row, unit = self._job_state.table[self._rank], _MEETING if every else _ROUND
+        row["turn_clock"] = (int(row["turn_clock"]) // unit + 1) * unit
 
     def close(self) -> None:
         """Log an error if turns of this worker are left that it did not take."""
@@ -241,12 +243,12 @@ class ByRank:
 
     def text(self, rank: int) -> str:
         """Return how far that rank and this one are."""
-        table = self._job_state.table
-        made, own = (divmod(int(table[each]["turn_clock"]), _MEETING) for each in (rank, self._rank))
+        rows = [self._job_state.table[each] for each in (rank, self._rank)]
+        made, own = ((int(row["syncs"]), int(row["turn_clock"]) // _MEETING) for row in rows)
         return (
-            f"it is that of rank {rank}, which has made {made[1]} exchanges since its collective call {made[0]}, and "
-            f"this rank {own[1]} since its call {own[0]}. With --deterministic workers synchronize in the order of "
-            f"their ranks, equally often between two collective calls; if yours cannot, {_DO_INSTEAD}"
+            f"it is that of rank {rank}, which has synchronized {made[0]} times and made {made[1]} collective calls, "
+            f"and this rank {own[0]} times and {own[1]} calls. With --deterministic workers synchronize in the order "
+            f"of their ranks, equally often between two collective calls; if yours cannot, {_DO_INSTEAD}"
         )
 
     def done(self, what: str) -> None:

@@ -98,7 +98,7 @@ class ProgressRow:
         """Number of steps so far."""
         return int(self.row["steps"])
 
-    def count_sync(self, began: float, whole: bool) -> None:
+    def count_sync(self, began: float, whole: bool, number: int = 0) -> None:
         """Count a synchronization.
 
         Parameters
@@ -107,9 +107,12 @@ class ProgressRow:
             When it began, by `time.perf_counter`.
         whole : bool
             Whether every part of the center was synchronized.
+        number : int, optional
+            Of the round, if it was one.
         """
         row = self.row
         row["syncs"] += 1
+        row["round"] = number or row["round"]
         if whole:
             JobState.mark_synced(row)
         row["sync_seconds"] += time.perf_counter() - began

@@ -28,7 +28,7 @@ def make_round(
     part: float,
     timeout_s: float,
     turns: Turns | NoTurns,
-    count: Callable[[], None],
+    count: Callable[[int], None],
 ) -> NonFiniteElement | None:
     """Make one outer step together with all workers that synchronize; change ``arrays`` in place.
 
@@ -49,7 +49,7 @@ def make_round(
     turns : Turns or NoTurns
         By turns contributions are added in the same order each time.
     count : callable
-        Called when ``arrays`` are the new center, still within the turn.
+        Called with the number of the round when ``arrays`` are the new center, still within the turn.
 
     Returns
     -------
@@ -64,7 +64,7 @@ def make_round(
     # All workers pass the same number of workers, whichever of them makes the step on a stripe.
     with turns.take("step", left_s, center.finish):
         stepped = center.take_over(rule_for(len(met.ranks)), arrays, met.number, left_s)
-        count()
+        count(met.number)
     return refused if stepped is None else stepped
 
 

@@ -196,8 +196,8 @@ class SharedParameters:
         if not alone:
             self._watch.before_sync(taken[self._watched], rule)
 
-        def count() -> None:  # within the turn: a checkpoint has the center and the positions of one moment
-            self._progress.count_sync(began, center.whole)
+        def count(number: int = 0) -> None:  # within the turn: a checkpoint is of one moment
+            self._progress.count_sync(began, center.whole, number)
 
         if waits(rule):
             refused = make_round(

@@ -47,16 +47,27 @@ def test_two_runs_have_the_same_bits_whichever_worker_is_slow(bits, rule):
     assert bits("--deterministic", "--seed", 1, rule=rule) != runs[0]
 
 
-def test_workers_that_synchronize_unequally_often_do_not_wait_for_each_other_forever(platoon, write_script):
+@pytest.mark.parametrize("rule", ["EASGD(alpha=0.3)", "LocalSGD()"])
+def test_workers_that_synchronize_unequally_often_do_not_wait_forever(platoon, write_script, tmp_path, rule):
     text = LOOP.read_text().replace("step % period == 0", "step % (period + worker.global_rank) == 0")
     script = write_script(text)
     outputs = []
-    for _ in range(2):
-        done = platoon("launch", "-n", WORKERS, "--tee", "all", "--deterministic", script, "EASGD(alpha=0.3)", 3, 30)
+    for number in range(2):
+        options = "--deterministic", "--checkpoint-every", "0.02", "--resume", tmp_path / f"kept{number}"
+        done = platoon("launch", "-n", WORKERS, "--tee", "all", *options, script, rule, 3, 30)
         assert done.returncode == 0, done.stdout
         outputs.append(sorted(line.split("bits of", 1)[1] for line in done.stdout.splitlines() if "bits of" in line))
+        about = read_checkpoint(newest_in(tmp_path / f"kept{number}")).about
+        assert [about.positions[rank].steps for rank in range(WORKERS)] == [30, 28, 30]  # of the end
     assert len(outputs[0]) == WORKERS
     assert outputs[0] == outputs[1]
+
+
+def test_a_single_worker_takes_turns_so_that_its_checkpoints_are_of_one_moment(bits, tmp_path):
+    saving = "--checkpoint-every", "0.02", "--resume", tmp_path / "kept"
+    bits("--record-order", tmp_path / "order", *saving, rule="LocalSGD()", workers=1)
+    turns = [what for _, what in read_order(tmp_path / "order")[1]]
+    assert turns == ["open LocalSGD()", *["sync"] * 9]  # the last one instead of a copy of the center
 
 
 def test_a_recorded_order_is_replayed_and_another_order_gives_other_bits(bits, tmp_path):
