@@ -1,8 +1,9 @@
-"""Whether a metric class of the user only adds to its variables, read from the code of its ``update_state``."""
+"""Whether a metric class of the user only adds to its variables, read from the code of its methods."""
 
 from __future__ import annotations
 
 import dis
+import inspect
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -10,26 +11,45 @@ from typing import Any
 __all__ = ["only_adds"]
 
 _CALLS_ADD = ("assign_add", "assign_sub")
+_FRAMEWORKS = ("keras", "tensorflow", "torch", "jax", "jaxlib")
 
 
 def only_adds(metric: Any) -> bool:
-    """Return whether all that ``update_state`` does with the metric's variables is to call ``assign_add`` on them.
+    """Return whether all that is done with the metric's variables is that ``update_state`` calls ``assign_add`` on each.
 
     Then a state is a sum over batches, and the states of several workers can be added. Metrics of Keras within it may
     be updated. False also means unknown: other methods that it calls could do anything, so they are not followed.
     """
-    method = getattr(type(metric), "update_state", None)
-    while hasattr(method, "__wrapped__"):
-        method = method.__wrapped__
-    code = getattr(method, "__code__", None)
-    if code is None or not code.co_varnames or any(_is_code(each) for each in code.co_consts):
+    code, result = _code_of(type(metric), "update_state"), _code_of(type(metric), "result")
+    if code is None or result is None or not code.co_varnames or any(_is_code(each) for each in code.co_consts):
+        return False
+    if any(name.startswith("assign") for name in result.co_names):
         return False
     owner, variables = code.co_varnames[0], getattr(metric, "variables", ())  # none on Keras 2
     if owner in code.co_cellvars or "__class__" in code.co_freevars or not variables:  # super() hides a call
         return False
     kept = {id(variable) for variable in variables}
     uses = list(_uses(code, owner))
-    return bool(uses) and all(_is_harmless(metric, kept, name, next_name) for name, next_name in uses)
+    # A variable that is left out here is changed elsewhere, as a maximum in another method.
+    return all(_is_harmless(metric, kept, *use) for use in uses) and kept <= _added(metric, uses)
+
+
+def _code_of(cls: type, name: str) -> types.CodeType | None:
+    """Return the code of a method, without decorators of frameworks; None for decorators of the user."""
+    method = getattr(cls, name, None)
+    while hasattr(method, "__wrapped__"):
+        module = getattr(method, "__globals__", {}).get("__name__") or type(method).__module__
+        if module.partition(".")[0] not in _FRAMEWORKS:
+            return None
+        method = method.__wrapped__
+    code: types.CodeType | None = getattr(method, "__code__", None)
+    return code
+
+
+def _added(metric: Any, uses: list[tuple[str, str]]) -> set[int]:
+    """Return the ids of the variables that these uses add to."""
+    values = [getattr(metric, name, None) for name, next_name in uses if next_name in (*_CALLS_ADD, "update_state")]
+    return {id(variable) for value in values for variable in getattr(value, "variables", [value])}
 
 
 def _uses(code: types.CodeType, owner: str) -> Iterator[tuple[str, str]]:
@@ -50,7 +70,7 @@ def _attribute(step: dis.Instruction) -> str:
 
 def _is_harmless(metric: Any, kept: set[int], name: str, next_name: str) -> bool:
     """Return whether a variable is only added to; settings that are plain values may be read."""
-    if not name:
+    if not name or _is_own_property(type(metric), name):
         return False
     value = getattr(metric, name, None)
     if id(value) in kept:
@@ -58,6 +78,13 @@ def _is_harmless(metric: Any, kept: set[int], name: str, next_name: str) -> bool
     if next_name == "update_state":
         return type(value).__module__.partition(".")[0] == "keras"
     return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _is_own_property(cls: type, name: str) -> bool:
+    """Return whether an attribute is computed by code of the user, which may read a variable."""
+    found = inspect.getattr_static(cls, name, None)
+    of = str(getattr(getattr(found, "fget", None), "__module__", ""))
+    return hasattr(found, "__get__") and of.partition(".")[0] != "keras"
 
 
 def _is_code(value: Any) -> bool:

@@ -1,5 +1,7 @@
 """What steps and metrics of the user's own classes put into ``logs``, on two workers."""
 
+import functools
+
 import pytest
 from keras_here import KERAS_2, keras
 from scripts_here import script_path
@@ -44,6 +46,51 @@ class Contains(_Counted):
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         self.inner.update_state(y_pred)
+        self.total.assign_add(keras.ops.sum(y_pred))
+        self.count.assign_add(1)
+
+
+class LeavesOneOut(_Counted):
+    """Changes a variable in another method."""
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(keras.ops.sum(y_pred))
+
+    def result(self):
+        self.count.assign(keras.ops.maximum(self.count, self.total))
+        return self.count
+
+
+class AssignsInResult(Adds):
+    def result(self):
+        self.total.assign(self.total / 2)
+        return self.total
+
+
+def _also_the_highest(method):
+    @functools.wraps(method)
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        method(self, y_true, y_pred, sample_weight)
+        self.total.assign(keras.ops.max(y_pred))
+
+    return update_state
+
+
+class Decorated(_Counted):
+    @_also_the_highest
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(keras.ops.sum(y_pred))
+        self.count.assign_add(1)
+
+
+class ReadsByAProperty(_Counted):
+    @property
+    def now(self):
+        return float(keras.ops.convert_to_numpy(self.total))
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(keras.ops.max(y_pred) - self.now)
+        self.count.assign_add(1)
 
 
 class Highest(_Counted):
@@ -98,6 +145,10 @@ class KeepsAnAttribute(_Counted):
     [
         Adds,
         Contains,
+        LeavesOneOut,
+        AssignsInResult,
+        Decorated,
+        ReadsByAProperty,
         Highest,
         ReadsItself,
         ByAnotherName,
