@@ -77,7 +77,8 @@ class Determinism(NamedTuple):
         if not self.on:
             return options
         if self.replay is not None:
-            options = options._replace(seed=_replayed_seed(self.replay, devices, seed, words))
+            given = seed if options.resume is None else options.resume[1].seed
+            options = options._replace(seed=_replayed_seed(self.replay, devices, given, words))
         elif options.resume is not None:
             options = options._replace(seed=options.resume[1].seed)
         if self.record is not None:
@@ -107,7 +108,10 @@ def _replayed_seed(path: Path, devices: Sequence[str], seed: int | None, words: 
             f"got {len(devices)} workers, {path} is the order of {header.workers}: launch with -n {header.workers}"
         )
     if seed not in (None, header.seed):
-        raise ConfigurationError(f"got --seed {seed}, {path} is of a run with --seed {header.seed}: leave --seed out")
+        raise ConfigurationError(
+            f"got --seed {seed}, or a checkpoint of it, {path} is of a run with --seed {header.seed}: leave --seed "
+            "out, and resume from a checkpoint of that run's seed"
+        )
     if header.version != __version__:
         log.warning("%s was recorded by version %s, this is %s: bits may differ", path, header.version, __version__)
     if header.program != list(words):

@@ -75,7 +75,7 @@ def read_order(path: str | os.PathLike[str]) -> tuple[Header, list[tuple[int, st
             )
         ended = lines[-1] == _END
         entries = [_entry(line, header.workers) for line in lines[1:-1] if ended]
-    except (msgspec.MsgspecError, UnicodeDecodeError, IndexError) as exc:
+    except (msgspec.MsgspecError, ValueError, IndexError) as exc:
         raise ConfigurationError(f"{path} is no record of an order ({exc}); {_DO_INSTEAD}") from exc
     if not ended:
         raise ConfigurationError(

@@ -40,7 +40,7 @@ def keep_interrupts() -> None:
 
 def _unraisable(plain: Any, unraisable: Any) -> None:
     if unraisable.exc_type is KeyboardInterrupt and threading.current_thread() is threading.main_thread():
-        threading.Thread(target=_interrupt_again, daemon=True).start()
+        _thread.start_new_thread(_interrupt_again, ())  # a Thread takes locks that the main thread may hold here
     else:
         plain(unraisable)
 

@@ -15,7 +15,7 @@ _FRAMEWORKS = ("keras", "tensorflow", "torch", "jax", "jaxlib")
 
 
 def only_adds(metric: Any) -> bool:
-    """Return whether all that is done with the metric's variables is that ``update_state`` calls ``assign_add`` on each.
+    """Return whether all that is done with the metric's variables is a call of ``assign_add`` in ``update_state``.
 
     Then a state is a sum over batches, and the states of several workers can be added. Metrics of Keras within it may
     be updated. False also means unknown: other methods that it calls could do anything, so they are not followed.

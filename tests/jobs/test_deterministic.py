@@ -10,11 +10,14 @@ import psutil
 import pytest
 from scripts_here import script_path
 
-from platoon_base.checkpoints.files import newest_in, read_checkpoint
+from platoon_base import __version__
+from platoon_base.checkpoints.files import About, newest_in, read_checkpoint
+from platoon_base.cli.deterministic import Determinism
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import files as job_files
+from platoon_base.job.hosting import JobOptions
 from platoon_base.shm.segments import SHM_FOLDER
-from platoon_base.shm.turn_order import read_order
+from platoon_base.shm.turn_order import Header, begin_order, complete_order, read_order
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 
@@ -117,13 +120,23 @@ def test_a_record_of_a_run_that_failed_is_refused(platoon, write_script, tmp_pat
     assert platoon("launch", "-n", 2, "--record-order", "order", script).returncode == 3
     with pytest.raises(ConfigurationError, match="did not come to its end"):
         read_order(tmp_path / "order")
-    for content in (b"", b"{}\n", b"end\n", (tmp_path / "order").read_bytes() + b"7 sync\nend\n"):
+    header = (tmp_path / "order").read_bytes()
+    for content in (b"", b"{}\n", b"end\n", header + b"7 sync\nend\n", header + "² sync\nend\n".encode()):
         (tmp_path / "order").write_bytes(content)
         with pytest.raises(ConfigurationError, match="is no record of an order"):
             read_order(tmp_path / "order")
     refused = platoon("launch", "-n", 2, "--replay-order", "nowhere", script)
     assert refused.returncode == 2
     assert "cannot be read" in refused.stderr
+
+
+def test_an_order_of_another_seed_than_that_of_the_checkpoint_is_refused(tmp_path):
+    order = tmp_path / "order"
+    begin_order(order, Header(version=__version__, workers=2, seed=1))
+    complete_order(order)
+    resumed = JobOptions(resume=(tmp_path / "kept", About(seed=5, size=2, seconds=0.0)))
+    with pytest.raises(ConfigurationError, match="--seed 5, or a checkpoint of it"):
+        Determinism(True, None, order).of_job(resumed, ["cpu", "cpu"], None, [])
 
 
 @pytest.mark.parametrize("rule", NOT_WAITING)
