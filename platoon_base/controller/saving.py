@@ -113,7 +113,10 @@ class JobSaving:
         return True
 
     def _at_one_round(self) -> bool:
-        """Whether all workers of the latest round have made its step, so that the center is theirs."""
+        """Whether all workers of the latest round have made its step, so that the center is theirs.
+
+        Not after a round without a worker that was lost, which no other run makes.
+        """
         number, ranks = self._coordinator.latest_round
         return all(self._job_state.table[rank]["round"] == number for rank in ranks)
 
@@ -148,7 +151,7 @@ class JobSaving:
         """
         self._await(may_wait, serve)
         if self.turns is not None and not self._at_one_round():
-            log.info("the workers ended in the middle of a round: the checkpoint before it stays the newest")
+            log.info("the workers ended within a round, or lost one before it: the checkpoint before stays the newest")
         elif may_wait() and not self._checkpointer.writing:
             self._save()
             self._await(may_wait, serve)

@@ -79,7 +79,7 @@ class Coordinator:
 
     @property
     def latest_round(self) -> tuple[int, list[int]]:
-        """The number of the latest synchronization round, 0 before the first, and the ranks in it."""
+        """The number of the latest synchronization round, 0 before the first, and the ranks in it, also lost ones."""
         return self._rounds, self._in_round
 
     def saves_center(self) -> None:
@@ -276,7 +276,7 @@ class Coordinator:
         self.bound |= binds
         in_round = [rank for rank, call in calls.items() if isinstance(call, msg.Round)]
         if in_round:
-            self._rounds, self._in_round = self._rounds + 1, in_round
+            self._rounds, self._in_round = self._rounds + 1, [*in_round, *self.roster.lost]
         if in_round and self.roster.several_hosts:
             hosts = Counter(self.roster[rank].host_index for rank in in_round)
             actions.append(RoundReached(self._rounds, dict(sorted(hosts.items()))))

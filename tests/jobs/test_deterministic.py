@@ -179,6 +179,37 @@ def test_a_killed_job_that_is_resumed_ends_with_the_bits_of_one_that_was_not(bit
     clean_up()
 
 
+def test_a_round_without_a_worker_that_died_is_in_no_checkpoint(platoon, write_script, tmp_path):
+    text = """
+import os
+import signal
+
+import numpy as np
+
+from platoon_base import LocalSGD, connect
+from platoon_base.errors import PlatoonError
+
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+worker = connect()
+w = np.zeros(1000, "float32")
+worker.init_shared_params([w], LocalSGD())
+for step in range(1, 4):
+    w += 1
+    worker.progress(steps=1, epoch=1)
+    if step == 3 and worker.global_rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        worker.sync_params()
+    except PlatoonError:
+        break
+"""
+    options = "--record-order", "order", "--checkpoint-every", "0.02", "--resume", "kept"
+    failed = platoon("launch", "-n", WORKERS, *options, write_script(text))
+    assert failed.returncode == 137
+    assert positions(tmp_path / "kept") < 3
+
+
 def clean_up():
     """Remove what a power cut leaves, as `platoon clean` does; young jobs are spared."""
     deadline = time.monotonic() + 30
