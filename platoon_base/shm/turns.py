@@ -175,7 +175,7 @@ class Turns:
     def _await(self, what: str, timeout_s: float) -> None:
         deadline, pause, tries = time.monotonic() + timeout_s, _FIRST_PAUSE_S, 0
         self._stuck, ordered = None, True
-        while (first := self._policy.awaited(what) if ordered else None) is not None or not self._try_lock():
+        while (first := self._first(what) if ordered else None) is not None or not self._try_lock():
             now, waits = time.monotonic(), f"rank {self._rank} waited for its turn ({what})"
             if first is not None and self._is_stuck(first, now):
                 if self._job_state.stopping:  # an interrupted worker saves, or ends; the order is over
@@ -194,6 +194,15 @@ class Turns:
             tries += 1
             time.sleep(0.0 if tries < _YIELDS else pause)
             pause = pause if tries < _YIELDS else min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _first(self, what: str) -> int | None:
+        """Return whom the policy awaits; nobody if that one is lost and the job ends: an interrupted worker saves."""
+        try:
+            return self._policy.awaited(what)
+        except WorkerLostError:
+            if not self._job_state.stopping:
+                raise
+            return None
 
     def _is_stuck(self, rank: int, now: float) -> bool:
         """Return whether a worker has been in the same collective call for `_STUCK_S`; its count is odd inside."""
