@@ -177,7 +177,8 @@ class JobSaving:
             rule=shared.rule if shared is not None else "",
             settings=shared.settings if shared is not None else "",
             positions={rank: self._job_state.position(rank) for rank in roster},
-            bound=coordinator.bound and self.turns is None,  # each goes on at its own position of that moment
+            # Of one round each goes on at its own position. Without rounds one may be before a meeting, another after.
+            bound=coordinator.bound and (self.turns is None or not coordinator.latest_round[0]),
             kept={rank: participant.kept for rank, participant in roster.items() if participant.kept},
             reported=dict(coordinator.reported),
         )
