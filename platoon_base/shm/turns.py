@@ -31,7 +31,7 @@ __all__ = ["ByRank", "NoTurns", "Policy", "Recording", "Replaying", "Turns"]
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _YIELDS = 20e-6, 500e-6, 20
-_STUCK_S = 2.0
+_STUCK_S = 10.0  # one that has been let go may get no processor for seconds
 # A clock is one number: meetings in its upper half, below them rounds, where there are some, and turns.
 _MEETING, _ROUND = 1 << 32, 1 << 12
 _NO_TURN = contextlib.nullcontext()
