@@ -70,6 +70,7 @@ class HostsRound:
     def handle_order(self, order: between.Gather | between.Combine) -> None:
         """Begin a round, or end it."""
         if isinstance(order, between.Gather):
+            self._settle(order)
             if any(conversation.sending for conversation in self._sent.values()):
                 self._own = self._rounds.new_totals()  # the other memory is still to be sent
                 self._carriage.renew()
@@ -80,6 +81,13 @@ class HostsRound:
             self._gather, self._combine, self._reported, self._ended, self._given = order, None, False, False, False
         elif self._gather is not None and order.number == self._gather.number:
             self._combine = order
+
+    def _settle(self, following: between.Gather) -> None:
+        """Restore what was before the latest round if it ends now without this host's contributions."""
+        if self._gather is None or self._gather.number == following.number:
+            return
+        if self._combine is None or self._host not in self._combine.hosts:
+            self._carriage.has_not_counted(self._gather.number)
 
     def step(self, conversations: Mapping[int, Conversation], lost: set[int]) -> None:
         """Advance the round without blocking; after its end, send the center to hosts that need it."""

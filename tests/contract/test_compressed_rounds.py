@@ -145,6 +145,22 @@ def test_progress_that_does_not_count_leaves_the_residual_as_it_was(killed):
             assert array.tobytes() == kept.tobytes()
 
 
+def test_progress_of_a_round_that_all_gave_up_counts_once():
+    """The workers' timeout ended it before a decision; what they have contributed is part of their next round."""
+    with Group([1.0, 1.0], PLAIN, compression="topk(0.01)") as group:
+        oracle = ready(group)
+        oracle.contribute(0, 1)
+        group.begin(1, [0, 1])
+        group.end(1)
+        oracle.contribute(0, 1)
+        group.begin(2, [0, 1])
+        has_all = [host.news for host in group.hosts]
+        group.until(lambda: all(sum(isinstance(n, between.Gathered) for n in news) == 2 for news in has_all))
+        group.begin(3, [0, 1])
+        group.end(3)
+        oracle.require_residuals_have_the_rest(0, 1)
+
+
 @pytest.mark.parametrize("has_sent", [False, True])
 def test_a_host_lost_in_the_midst_counts_on_all_others_or_on_none(has_sent):
     with Group([1.0, 1.0, 1.0], PLAIN, compression="int8") as group:
