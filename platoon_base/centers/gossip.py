@@ -114,7 +114,10 @@ class GossipCenter:
         index = stripe.index
         self._take_back(own, stripe)
         weight, received = int(own.weights[index]), int(own.received[index])
-        if received and gossips(rule):
+        if received and received == weight and gossips(rule):  # as after `write`: no part of the parameters counts
+            copy_all(pieces, stripe.center)
+            refused = None
+        elif received and gossips(rule):
             merging = rule.with_part((weight - received) / weight)
             refused = stripe.apply(merging, merging, pieces)
         else:
@@ -127,9 +130,14 @@ class GossipCenter:
         return refused
 
     def _take_back(self, own: Slot, stripe: Stripe) -> None:
-        """Merge what was not delivered into the own slot again."""
-        if self.under_way[stripe.index]:
-            published = own.published if own.received[stripe.index] else own.values
+        """Merge what was not delivered into the own slot again; only its weight if the slot was overwritten since."""
+        index, sent = stripe.index, self.under_way[stripe.index]
+        if sent and own.received[index] and own.received[index] == own.weights[index]:
+            self.under_way[index] = 0
+            own.weights[index] += np.uint64(sent)
+            own.received[index] += np.uint64(sent)
+        elif sent:
+            published = own.published if own.received[index] else own.values
             self._merge(own, stripe, cut(published, stripe.pieces), received=False)
 
     def _merge(self, slot: Slot, stripe: Stripe, pieces: Sequence[Array], received: bool = True) -> None:

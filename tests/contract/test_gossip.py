@@ -12,7 +12,7 @@ from scripts_here import script_path
 
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.gossip import GossipCenters
-from platoon_base.centers.gossip_memory import WHOLE, shares_of
+from platoon_base.centers.gossip_memory import WHOLE, GossipShape, shares_of
 from platoon_base.centers.host import STRIPE_BYTES
 from platoon_base.centers.stripe_locks import StripeLocks
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
@@ -282,6 +282,37 @@ def test_writing_reaches_all(job, probability):
     for rank in range(3):
         real.step(rank)
         np.testing.assert_allclose(real.params[rank][0], 7, rtol=1e-12)
+
+
+def test_what_comes_back_after_an_overwrite_is_what_was_written(job):
+    """A sender whose receiver stalled takes its weight back only after another worker has overwritten all."""
+    real = job(GoSGD(probability=1.0), [np.zeros(4)], 2)
+    stalled = real.workers[1].slots.own
+    assert stalled.locks.lock(stalled.stripes[0])
+    real.step(0, [np.full(4, 4.0)])
+    stalled.locks.release_all()
+    assert any(real.workers[0].under_way)
+    real.workers[1].write([np.full(4, 7.0)], True, 10)
+    real.rule = GoSGD(probability=1e-12)
+    real.step(0)
+    np.testing.assert_array_equal(real.params[0][0], 7)
+    assert set(real.weights) == {WHOLE}
+
+
+def test_writing_reaches_one_that_is_not_finite(job):
+    real = job(GoSGD(probability=1e-12), [np.zeros(4)], 2)
+    real.params[1][0][:] = [np.nan, np.inf, 1e308, 1]
+    real.workers[0].write([np.full(4, 7.0)], True, 10)
+    real.step(1)
+    np.testing.assert_array_equal(real.params[1][0], 7)
+
+
+def test_memory_that_grows_while_it_is_opened_is_that_of_the_job(job):
+    """Of two that join at once, one adds a slot after the other has mapped the memory."""
+    real = job(GoSGD(), [np.zeros(4)], 1)
+    with Segment.attach(real.centers.name) as mapped:
+        real.join(1)
+        assert GossipShape.of(mapped, real.layout) is not None
 
 
 def test_a_worker_without_others_goes_on_as_it_is(job):
