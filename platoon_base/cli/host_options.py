@@ -149,7 +149,7 @@ def _compression(context: click.Context, parameter: click.Parameter, text: str) 
         codec_of(text)
     except ConfigurationError as exc:
         raise click.BadParameter(str(exc)) from exc
-    return text
+    return text.strip().lower()
 
 
 def _require_library_allowed(backend: str, no_encryption: bool, restarts: int) -> None:

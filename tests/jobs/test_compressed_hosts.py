@@ -133,3 +133,10 @@ def test_on_one_host_it_has_no_effect(tmp_path):
     done = launch(tmp_path, "--hosts-compression", "int8")
     assert done.returncode == 0
     assert "--hosts-compression int8 has no effect on one host" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("value", ["None", " none"])
+def test_none_in_any_spelling_is_none(tmp_path, value):
+    done = launch(tmp_path, environment={"PLATOON_HOSTS_COMPRESSION": value})
+    assert done.returncode == 0
+    assert "--hosts-compression" not in done.stdout + done.stderr
