@@ -23,6 +23,7 @@ Array = np.ndarray[Any, Any]
 COPY, _ASK, _SIZE, _WHOLE, TOTALS, _STAMP, _HEARD, MOVE = 1, 2, 3, 4, 5, 6, 7, 8
 _WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP, _HEARD)
 _MAX_STATES = 64
+_MOST_COUNT = 1 << 32
 NOT_FILLED = -1
 
 
@@ -38,6 +39,11 @@ class TotalsBuffer(Protocol):
     @property
     def buffer(self) -> memoryview:
         """The memory."""
+        ...
+
+    @property
+    def head(self) -> Array:
+        """The number of the round and the counts, which lie before the contributions; none is negative."""
         ...
 
     @property
@@ -158,9 +164,9 @@ class Conversation:
         if (tag in (COPY, MOVE) and self.fresh) or (tag == TOTALS and self.totals_buffer is None):
             return None
         target = self._target(tag)
-        if offset + length > len(target):
+        if not length or offset + length > len(target):  # no sender splits content into nothing
             raise BrokenStreamError(
-                f"got bytes {offset} to {offset + length} of kind {tag}, and expected {len(target)}"
+                f"got bytes {offset} to {offset + length} of kind {tag}, and expected some of {len(target)}"
             )
         if tag == TOTALS:
             self._round = 0
@@ -203,4 +209,7 @@ class Conversation:
         elif tag == _WHOLE:
             self._wholes.append(self._whole)
         elif self.totals_buffer is not None:
+            head = self.totals_buffer.head
+            if not ((head >= 0) & (head < _MOST_COUNT)).all():
+                raise BrokenStreamError("got totals whose round or counts are no numbers of any")
             self._round = self.totals_buffer.number

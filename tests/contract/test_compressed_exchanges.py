@@ -3,10 +3,20 @@
 Real centers and couriers; the hosts are turns of one loop.
 """
 
+import socket
+import struct
+import time
+
 import numpy as np
 import pytest
 
+from platoon_base.centers.round_totals import RoundTotals
+from platoon_base.compression.codecs import Blocks8
+from platoon_base.compression.packing import Packing
 from platoon_base.courier import courier
+from platoon_base.courier.conversation import COPY, MOVE, TOTALS, Conversation
+from platoon_base.layout import Layout
+from platoon_base.links.stream import BrokenStreamError, Stream
 from platoon_base.rules import ASGD
 from platoon_base.rules.hosts import AverageHosts, DiLoCoHosts
 from tests.helpers.breakable import Breakable
@@ -146,3 +156,35 @@ def test_a_center_that_was_nan_takes_part_again(compressed):
         group.hosts[1].center.fill(model(3.0), [])
         group.until(lambda: spread(group) < 0.01)
         np.testing.assert_allclose(group.hosts[0].values()[0], 2.0, atol=0.02)
+
+
+BROKEN = {
+    "copy without content": (COPY, b""),
+    "move without content": (MOVE, b""),
+    "totals without content": (TOTALS, b""),
+    "no kind": (99, b""),
+    "move before a copy": (MOVE, bytes(64)),
+    **{f"round {head}": (TOTALS, struct.pack("d", head) + bytes(120)) for head in (np.nan, np.inf, -1.0, 2.0**40)},
+}
+
+
+def talk(conversation):
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        conversation.talk()
+
+
+@pytest.mark.parametrize(("tag", "payload"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_record_ends_the_link_and_nothing_else(tag, payload):
+    layout = Layout.of([np.zeros(16, "f4")])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = socket.create_connection(server.getsockname())
+        here = server.accept()[0]
+    with here, there:
+        conversation = Conversation(Stream(here, None, None), layout, Packing(layout, Blocks8()))
+        conversation.totals_buffer = RoundTotals(layout, [()])
+        there.sendall(struct.pack("<IIQ", len(payload), tag, 0) + payload)
+        with pytest.raises(BrokenStreamError, match="got"):
+            talk(conversation)
+    assert not conversation.fresh
+    assert conversation.take_totals(1) is None
