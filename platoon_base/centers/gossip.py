@@ -11,6 +11,7 @@ delivered, because a stalled worker holds that lock, it takes back at its next s
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -34,6 +35,8 @@ from platoon_base.shm.segments import Name, Segment
 __all__ = ["GossipCenter", "GossipCenters"]
 
 Array = np.ndarray[Any, Any]
+
+log = logging.getLogger(__name__)
 
 _ADOPT: Any = Adopt(EASGD())  # c := x
 _STRIPES = 16  # at most, of each slot
@@ -81,6 +84,7 @@ class GossipCenter:
         self._one_thread = threading.Lock()
         self.under_way = [0] * shape.stripes
         self.whole = True
+        self._left_out: dict[int, int] = {}  # stripes left out by the last `sync`, and their counts of visits then
         self._plans: list[Plan] = []  # of the own stripes, without a state
         self._random = None if rule is None else np.random.default_rng((rule.seed, rank))
 
@@ -99,10 +103,14 @@ class GossipCenter:
                 piece = stripe.pieces[refused[0]]
                 refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
 
-        left = own.locks.visit(publish, True, min(timeout_s, PATIENCE_S), {})
+        left = own.locks.visit(publish, True, min(timeout_s, PATIENCE_S), self._left_out)
         if left and timeout_s <= PATIENCE_S:
             raise CollectiveTimeoutError(own.locks.timeout_text(left, timeout_s))
         self.whole = not left
+        left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
+        if left_out.keys() - self._left_out.keys():
+            log.warning("rank %d leaves out locked stripes: %s", self._rank, own.locks.timeout_text(left, PATIENCE_S))
+        self._left_out = left_out
         if target is not None:
             self._deliver(target, arrays)
         return min(refusals, default=None)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts_here import script_path
 
+from platoon_base.centers import gossip
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.gossip import GossipCenters
 from platoon_base.centers.gossip_memory import WHOLE, GossipShape, shares_of
@@ -258,6 +260,24 @@ def test_what_a_stalled_worker_does_not_take_comes_back(job):
     assert real.workers[0].under_way == [0]
     assert real.workers[0].slots.own.weight == WHOLE // 2
     np.testing.assert_array_equal(real.params[0][0], 4)
+
+
+def test_a_sender_that_is_stopped_delays_the_receiver_once(job, monkeypatch):
+    """It holds a stripe of the receiver's slot, whose next synchronizations leave that out at once."""
+    real = job(GoSGD(probability=1e-12), [np.zeros(4)], 2)
+    theirs = real.workers[1].slots.every()[0]
+    assert theirs.locks.lock(theirs.stripes[0])
+    monkeypatch.setattr(gossip, "PATIENCE_S", 0.05)
+    assert real.workers[0].sync(real.rule, [np.ones(4)], True, 100) is None
+    monkeypatch.setattr(gossip, "PATIENCE_S", 30.0)
+    began = time.monotonic()
+    for _ in range(3):
+        assert real.workers[0].sync(real.rule, [np.ones(4)], True, 100) is None
+        assert not real.workers[0].whole
+    assert time.monotonic() - began < 15
+    theirs.locks.release_all()
+    assert real.workers[0].sync(real.rule, [np.ones(4)], True, 100) is None
+    assert real.workers[0].whole
 
 
 def test_elements_that_are_not_finite_stay_out(job):
