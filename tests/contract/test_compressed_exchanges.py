@@ -47,6 +47,10 @@ class Wires:
         self.each.append(Breakable(port))
         return self.each[-1].port
 
+    @property
+    def passed(self):
+        return sum(wire.passed for wire in self.each)
+
     def __enter__(self):
         return self
 
@@ -111,6 +115,17 @@ def test_outer_steps_keep_hosts_together(compressed):
         group.until_exchanged()
         scatter(group)
         group.until(lambda: spread(group) < 0.01)
+
+
+def test_fewer_bytes_travel_than_whole_copies_have(compressed):
+    with Wires() as wires, Hosts([1.0, 1.0]) as group:
+        ready(group, wires)
+        group.until_exchanged()
+        before = [host.exchanges for host in group.hosts]
+        passed = wires.passed
+        group.until(lambda: all(host.exchanges >= count + 40 for host, count in zip(group.hosts, before)))
+        sent = sum(host.exchanges - count + 2 for host, count in zip(group.hosts, before))  # with those under way
+        assert 0 < wires.passed - passed < 0.7 * sent * group.hosts[0].layout.nbytes
 
 
 def test_a_link_that_breaks_begins_again_with_whole_copies(compressed):

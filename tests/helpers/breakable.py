@@ -21,6 +21,8 @@ class Breakable:
         Set while new connections are reset at once, as by a firewall.
     bytes_per_s : float
         At most so many pass, both ways together.
+    passed : int
+        How many have, both ways together.
     """
 
     def __init__(self, target):
@@ -31,6 +33,7 @@ class Breakable:
         self.passing.set()
         self.refusing = threading.Event()
         self.bytes_per_s = math.inf
+        self.passed = 0
         self._pairs = []
         self._closing = False
         self._thread = threading.Thread(target=self._serve)
@@ -67,6 +70,7 @@ class Breakable:
         with contextlib.suppress(OSError):
             if data := source.recv(1 << 14):
                 target.sendall(data)
+                self.passed += len(data)
                 time.sleep(len(data) / self.bytes_per_s)
                 return
         for end in (source, target):
