@@ -88,13 +88,16 @@ class Slots:
                     f"waited {_JOIN_TIMEOUT_S:g} s for another worker that joins: is it stopped (SIGSTOP)? End it"
                 )
             slots = self.every()
+            if not any(map(self._lives, slots)):  # the last ones that leave keep their weight; see `GossipCenter.close`
+                wait_until(lambda: not any(map(self._leaves, slots)), PATIENCE_S)
             living = [slot for slot in slots if self._lives(slot) and slot.owner != self._rank]
             prepared = [slot for slot in slots if slot.owner == FREE and slot.weight]
             earlier = [slot for slot in slots if slot.owner == self._rank]
             donor = max(living, key=_weight, default=None)
             if donor is None or (prepared and not earlier):
                 # If none lives, the worker goes on from what the heaviest has left, with its weight.
-                index, donor = max(prepared or [*earlier, *slots], key=_weight).index, None
+                left = [slot for slot in slots if not self._leaves(slot)] or slots
+                index, donor = max(prepared or [*earlier, *left], key=_weight).index, None
             else:
                 unused = earlier or [slot for slot in slots if not (self._lives(slot) or self._leaves(slot))]
                 index = unused[0].index if unused else self._add()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripts_here import script_path
 
-from platoon_base.centers import gossip
+from platoon_base.centers import gossip, gossip_slots
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.gossip import GossipCenters
 from platoon_base.centers.gossip_memory import WHOLE, GossipShape, shares_of
@@ -367,6 +367,34 @@ def test_two_that_leave_together_keep_their_weight(job, monkeypatch):
     np.testing.assert_array_equal(watching.snapshot()[0][0], want)
     assert sum(slot.weight for slot in watching.slots.every()) == WHOLE
     watching.close()
+
+
+def test_one_that_joins_as_the_last_ones_leave_takes_no_slot_of_theirs(job, monkeypatch):
+    """One is leaving, with most of the weight, and the other has left: the third goes on from that."""
+    monkeypatch.setattr(gossip_slots, "PATIENCE_S", 0.05)
+    real = job(GoSGD(probability=1e-12), [np.zeros(4)], 2)
+    for rank in (0, 1):
+        real.step(rank, [np.full(4, 2.0 + rank)])
+    one = real.workers.pop(0)
+    lock = StripeLocks.visit
+
+    def then_all_else(locks, *arguments):
+        with monkeypatch.context() as once:
+            once.setattr(StripeLocks, "visit", lock)
+            leaving.append(one.slots.own)
+            real.die(1)
+            real.workers[9] = one  # so that the third attaches
+            real.join(2)
+            del real.workers[9]
+        monkeypatch.setattr(StripeLocks, "visit", lock)
+        return lock(locks, *arguments)
+
+    leaving = []
+    one.slots.own.weights += np.uint64(2)
+    monkeypatch.setattr(StripeLocks, "visit", then_all_else)
+    one.close()
+    assert real.workers[2].slots.own.index != leaving[0].index
+    np.testing.assert_array_equal(real.params[2][0], 3)
 
 
 def test_slots_are_used_again(job):
