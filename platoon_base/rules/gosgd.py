@@ -28,7 +28,9 @@ class GoSGD(Rule):
 
     That mean, the consensus, is validated, saved, and left in the model. The weight of a worker that dies is
     lost: the mean is that of the others. A worker that leaves in order gives its weight to another one, and one that
-    joins takes half of a worker's weight, with a copy of its parameters. The moments of optimizers stay local.
+    joins takes half of a worker's weight, with a copy of its parameters. Each of the N workers that a job starts with
+    begins at the first values with its 1/N, however late it comes: let them wait for one another before they train if
+    some start much later. The moments of optimizers stay local.
 
     Received parameters are merged where they arrive, in the memory that each worker has for all of them. There ``c`` is
     the mean of the worker's parameters ``x_old``, when it was here last, and of what has come since; ``part`` is the
