@@ -76,8 +76,8 @@ TABLE = [
 ]
 RULES = [entry.rule for entry in TABLE if not rules.waits(entry.rule)]
 OUTER = [entry.rule for entry in TABLE if rules.waits(entry.rule)]
-# Of each kind of loops one.
-ON_DEVICES = list({rule.kernel: rule for rule in reversed(RULES)}.values())[::-1]
+# Of each kind of loops one; gossip has no center, on devices neither.
+ON_DEVICES = list({rule.kernel: rule for rule in reversed(RULES) if not rules.gossips(rule)}.values())[::-1]
 
 
 def form_and_scalars(rule, part=1.0):
