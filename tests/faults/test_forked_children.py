@@ -95,10 +95,9 @@ def test_a_process_that_is_killed_holds_no_lock_of_a_segment_through_its_child()
         if victim == 0:
             mine = Segment.attach(name)
             assert mine.try_lock(7)
-            child = os.fork()
-            if child == 0:
+            if os.fork() == 0:
+                os.write(write, b"%d" % os.getpid())  # here it has let go of what it had from the other
                 signal.pause()
-            os.write(write, b"%d" % child)
             os.kill(os.getpid(), signal.SIGKILL)
         os.waitpid(victim, 0)
         child = int(os.read(read, 20))
