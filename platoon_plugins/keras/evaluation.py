@@ -173,7 +173,7 @@ class Evaluation:
     # The end of an epoch.
 
     def fill(self, logs: dict[str, Any]) -> None:
-        """Put the values of all workers into the ``logs`` of an epoch; a collective call if a step has chosen names.
+        """Put the values of all workers into the ``logs`` of an epoch; a collective call on Keras 3.
 
         Raises
         ------
@@ -201,13 +201,17 @@ class Evaluation:
         self._losses.end()
 
     def _of_step(self, phase: str, logs: Mapping[str, Any], total: dict[str, Any]) -> dict[str, Any]:
-        """Return the values to log: ``total``, unless a step has returned others; then it is a collective call."""
-        if not (self._backend.lets_steps_choose_logs and is_of_own_step(logs, total)):
+        """Return the values to log: ``total``, unless a step has returned others; a collective call on Keras 3."""
+        if not self._backend.lets_steps_choose_logs:
+            return total
+        # All decide together: one without a batch has no logs, and cannot tell what the steps of the others return.
+        name = f"keras {phase} logs {self._epoch.number}"
+        chosen = self._worker.gather(len(logs) if is_of_own_step(logs, total) else 0, name=name)
+        if not any(chosen):
             return total
         own = self._metrics.results_again(self._epoch.own_state[phase])
-        name = f"keras {phase} logs {self._epoch.number}"
         return over_all_workers(
-            logs, own, total, lambda arrays: list(self._worker.advanced.sum_arrays(name, arrays).arrays)
+            logs, max(chosen), own, total, lambda arrays: list(self._worker.advanced.sum_arrays(name, arrays).arrays)
         )
 
     def _batches_with_losses(self, phase: str) -> int:

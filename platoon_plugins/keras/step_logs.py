@@ -22,6 +22,7 @@ def is_of_own_step(logs: Mapping[str, Any], results: Mapping[str, Any]) -> bool:
 
 def over_all_workers(
     logs: Mapping[str, Any],
+    names: int,
     own: Mapping[str, Any],
     total: Mapping[str, Any],
     add_up: Callable[[list[Array]], list[Array]],
@@ -34,7 +35,9 @@ def over_all_workers(
     Parameters
     ----------
     logs : mapping of str to number or array
-        With the same names on all workers.
+        With the same names on all workers, but empty on one that had no batch.
+    names : int
+        How many names there are.
     own, total : mapping of str to number or array
         Results of all metrics, for this worker's data and for those of all workers.
     add_up : callable
@@ -45,14 +48,15 @@ def over_all_workers(
     ConfigurationError
         If a value is neither the result of a metric nor a number.
     """
-    names, metrics = sorted(logs), sorted(own)
-    matches = [[_is_same(logs[name], own[metric]) for metric in metrics] for name in names]
-    numbers = [float(logs[name]) if _is_number(logs[name]) else np.nan for name in names]
-    shaped = np.array(matches, dtype=float).reshape(len(names), len(metrics))
-    on_all, sums, workers = add_up([shaped, np.array(numbers), np.ones(())])
+    metrics = sorted(own)
+    matches, numbers = np.zeros((names, len(metrics))), np.zeros(names)
+    for i, name in enumerate(sorted(logs)):
+        matches[i] = [_is_same(logs[name], own[metric]) for metric in metrics]
+        numbers[i] = float(logs[name]) if _is_number(logs[name]) else np.nan
+    on_all, sums, workers = add_up([matches, numbers, np.array(float(bool(logs)))])
     values: dict[str, Any] = {}
     averaged = []
-    for name, counts, number in zip(names, on_all, sums):
+    for name, counts, number in zip(sorted(logs), on_all, sums):
         found = [metric for metric, count in zip(metrics, counts) if count == workers]
         if found:
             values[name] = total[name if name in found else found[0]]

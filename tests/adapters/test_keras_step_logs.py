@@ -19,6 +19,10 @@ def test_names_that_a_step_chooses_have_the_values_of_all_workers(run_keras):
     assert "'last' in the logs of an epoch, of which no metric of the model keeps track" in outcome.logs[0]
 
 
+def test_a_worker_without_a_batch_in_an_epoch_keeps_nobody_waiting(run_keras):
+    run_keras(script_path("keras_step_logs_an_epoch_without_batches"), workers=2).require_success()
+
+
 class _Counted(keras.metrics.Metric):
     def __init__(self, **options):
         super().__init__(**options)
