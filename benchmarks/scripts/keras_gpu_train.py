@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import torch
 import torch.distributed
+from keras_ddp import in_ddp
 
 from platoon_base import connect
 from platoon_plugins.keras import DistributedOptimizer, backends, distribute
@@ -46,23 +47,6 @@ MODELS = {
 OURS = ("averaged gradients", "in buckets of 25 MB", "by way of the host")
 
 
-class Wrapped(keras.Model):
-    """A model whose forward pass goes through DistributedDataParallel; else the train_step of Keras on torch."""
-
-    def train_step(self, data):
-        """Make one step."""
-        x, y = data
-        y_pred = self.wrapped[0](x, training=True)
-        self.zero_grad()
-        loss = self._compute_loss(x=x, y=y, y_pred=y_pred, training=True)
-        self._loss_tracker.update_state(loss, sample_weight=x.shape[0])
-        loss.backward()
-        weights = self.trainable_weights[:]
-        with torch.no_grad():
-            self.optimizer.apply([weight.value.grad for weight in weights], weights)
-        return self.compute_metrics(x, y, y_pred)
-
-
 class Steps(keras.callbacks.Callback):
     """Take the time at which each batch begins."""
 
@@ -89,15 +73,12 @@ def make(way: str, task: Task) -> keras.Model:
         for _ in range(layers):
             outputs = keras.layers.Dense(width, activation="relu")(outputs)
         outputs = keras.layers.Dense(task.classes)(outputs)
-    model = (Wrapped if way == "DDP" else keras.Model)(inputs, outputs)
+    model = keras.Model(inputs, outputs)
     optimizer = keras.optimizers.SGD(0.001)
     if way in OURS:
         optimizer = DistributedOptimizer(optimizer)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=task.size is not None))
-    if way == "DDP":
-        device = torch.cuda.current_device()
-        model.wrapped = (torch.nn.parallel.DistributedDataParallel(model, device_ids=[device]),)
-    return model
+    return in_ddp(model) if way == "DDP" else model
 
 
 @contextlib.contextmanager

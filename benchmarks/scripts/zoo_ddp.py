@@ -13,27 +13,11 @@ import keras
 import torch
 import torch.distributed
 import zoo_keras
+from keras_ddp import in_ddp
 from keras_models import MODELS
 from zoo_measure import parser
 
 from platoon_base import connect
-
-
-class Wrapped(keras.Model):
-    """A model whose forward pass goes through DistributedDataParallel; else the train_step of Keras on torch."""
-
-    def train_step(self, data):
-        """Make one step."""
-        x, y = data
-        y_pred = self.wrapped[0](x, training=True)
-        self.zero_grad()
-        loss = self._compute_loss(x=x, y=y, y_pred=y_pred, training=True)
-        self._loss_tracker.update_state(loss, sample_weight=x.shape[0])
-        loss.backward()
-        weights = self.trainable_weights[:]
-        with torch.no_grad():
-            self.optimizer.apply([weight.value.grad for weight in weights], weights)
-        return self.compute_metrics(x, y, y_pred)
 
 
 def wrapped(model: keras.Model, options: argparse.Namespace) -> keras.Model:
@@ -48,11 +32,7 @@ def wrapped(model: keras.Model, options: argparse.Namespace) -> keras.Model:
         rank=worker.global_rank,
         world_size=worker.global_size,
     )
-    trained = Wrapped(model.inputs, model.outputs)
-    trained.compile(model.optimizer, model.loss)
-    devices = [torch.cuda.current_device()] if cuda else None
-    trained.wrapped = (torch.nn.parallel.DistributedDataParallel(trained, device_ids=devices),)
-    return trained
+    return in_ddp(model)
 
 
 if __name__ == "__main__":

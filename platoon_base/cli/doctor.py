@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from platoon_base.centers.host_kernels import HAVE_FUSED
 from platoon_base.collectives.host_exchange import HAVE_FUSED as HAVE_FUSED_COLLECTIVES
+from platoon_base.compression.codecs import EXTENSION as CODECS
 from platoon_base.data.excerpt import HAVE_FUSED as HAVE_FUSED_EXCERPT
 from platoon_base.devices.cuda import nvrtc_version
 from platoon_base.devices.discovery import can_share_center, cuda_devices, list_devices
@@ -44,6 +45,7 @@ def _package() -> Iterator[Check]:
     yield _compiled("fused kernels", HAVE_FUSED)
     yield _compiled("all-reduce on the host", HAVE_FUSED_COLLECTIVES)
     yield _compiled("excerpts of data", HAVE_FUSED_EXCERPT)
+    yield _compiled("compression between hosts", CODECS is not None)
 
 
 def _machine() -> Iterator[Check]:

@@ -448,8 +448,11 @@ def _checked_moments(rule: Rule, moments: Iterable[Any] | None, rank: int) -> li
     """Return the moments as a list; raise, or warn once, if they do not go with the rule."""
     found = [] if moments is None else list(moments)
     if found and not shares_moments(rule):
-        why = "does not only average, and might carry second moments below 0"
-        why = "leaves the moments of each worker to itself" if gossips(rule) else why
+        why = (
+            "leaves the moments of each worker to itself"
+            if gossips(rule)
+            else "does not only average, and might carry second moments below 0"
+        )
         raise ConfigurationError(
             f"got moments and {rule!r}, which {why}: use "
             "EASGD(moments=True) or LocalSGD(moments=True), or leave moments out"
