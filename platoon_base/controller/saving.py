@@ -43,10 +43,7 @@ class JobSaving:
         The other hosts of the job, which get the description of each checkpoint.
     seconds_before : float
         How long the job had run before it was resumed.
-
-    Attributes
-    ----------
-    turns : TurnLock or None
+    turns : TurnLock, optional
         If workers take turns at the center: then a checkpoint is of one moment between two turns.
     """
 
@@ -57,13 +54,14 @@ class JobSaving:
         coordinator: Coordinator,
         hosts: OtherHosts | None,
         seconds_before: float,
+        turns: TurnLock | None,
     ) -> None:
         self._checkpointer = checkpointer
         self._job_state = job_state
         self._coordinator = coordinator
         self._hosts = hosts
         self._began = time.monotonic() - seconds_before
-        self.turns: TurnLock | None = None
+        self._turns = turns
         self._missed = 0  # missed checkpoints that the story mentions
 
     @property
@@ -94,9 +92,9 @@ class JobSaving:
             raise ConfigurationError(problem)
         shared = self._coordinator.shared
         if self._checkpointer.due(now, None if shared is None else shared.layout):
-            if self.turns is None:
+            if self._turns is None:
                 self._save()
-            elif not self._save_between_turns(self.turns):
+            elif not self._save_between_turns(self._turns):
                 self._checkpointer.postpone(now + _AGAIN_S)
 
     def _save_between_turns(self, turns: TurnLock) -> bool:
@@ -150,7 +148,7 @@ class JobSaving:
             Called repeatedly until it is written, to handle requests meanwhile.
         """
         self._await(may_wait, serve)
-        if self.turns is not None and not self._at_one_round():
+        if self._turns is not None and not self._at_one_round():
             log.info("the workers ended within a round, or lost one before it: the checkpoint before stays the newest")
         elif may_wait() and not self._checkpointer.writing:
             self._save()
@@ -178,7 +176,7 @@ class JobSaving:
             settings=shared.settings if shared is not None else "",
             positions={rank: self._job_state.position(rank) for rank in roster},
             # Of one round each goes on at its own position. Without rounds one may be before a meeting, another after.
-            bound=coordinator.bound and (self.turns is None or not coordinator.latest_round[0]),
+            bound=coordinator.bound and (self._turns is None or not coordinator.latest_round[0]),
             kept={rank: participant.kept for rank, participant in roster.items() if participant.kept},
             reported=dict(coordinator.reported),
         )

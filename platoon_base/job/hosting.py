@@ -249,10 +249,10 @@ def _saving(
     stack.callback(checkpointer.close)
     coordinator.saves_center()
     seconds_before = 0.0 if about is None else about.seconds
-    turns = TurnLock(lambda: segment.try_lock(TURN_LOCK), lambda: segment.unlock(TURN_LOCK))
-    saving = JobSaving(checkpointer, job_state, coordinator, options.hosts, seconds_before)
-    saving.turns = turns if options.deterministic and options.center == "host" else None
-    return saving
+    turns = None
+    if options.deterministic and options.center == "host":
+        turns = TurnLock(lambda: segment.try_lock(TURN_LOCK), lambda: segment.unlock(TURN_LOCK))
+    return JobSaving(checkpointer, job_state, coordinator, options.hosts, seconds_before, turns)
 
 
 class Job:

@@ -8,7 +8,7 @@ gathers, sums, changed = worker.gather, worker.advanced.sum_arrays, os.path.join
 
 
 def gather(value, *, name="gather", **options):
-    if name.startswith("keras vote"):
+    if name.startswith(("keras vote", "keras train logs")):  # the first at which rank 0 waits: Keras 3 has both
         open(changed, "w").close()
     return gathers(value, name=name, **options)
 

@@ -120,12 +120,12 @@ def batch_weight(terms: list[Term], rows: Any, model: Any) -> BatchWeight:
         # The number of values in a row may differ between batches, as for sequences padded batch by batch.
         single = len(terms) == 1 and _rank(terms[0].values)
         return BatchWeight("rows", _size(terms[0].values) if single else rows)
-    of_weights = sum(getattr(v, "regularizer", None) is not None for v in model.trainable_variables)
-    if kinds == {"sum"} and not model.losses:
+    added = len(model.losses)  # walks through all layers, as `_of_weights` does
+    if kinds == {"sum"} and not added:
         return BatchWeight("sum", 1.0)
-    if kinds == {"values"} and len(terms) == 1 and not model.losses:
+    if kinds == {"values"} and len(terms) == 1 and not added:
         return BatchWeight("values", 1.0)
-    if kinds == {"tokens"} and len(terms) == 1 and len(model.losses) <= of_weights:
+    if kinds == {"tokens"} and len(terms) == 1 and (not added or added <= _of_weights(model)):
         return BatchWeight("tokens", _divisor(terms[0]))
     return BatchWeight("mixed", rows)
 
@@ -150,11 +150,16 @@ def require_one_kind(weight: BatchWeight, terms: list[Term]) -> None:
 
 def warn_of_added(model: Any) -> None:
     """Warn of losses that layers add, except those of regularizers: of weights, or means over rows by Keras."""
-    known = sum(getattr(v, "regularizer", None) is not None for v in model.trainable_variables)
+    known = _of_weights(model)
     layers = getattr(model, "_flatten_layers", lambda: ())()
     known += sum(getattr(layer, "activity_regularizer", None) is not None for layer in layers)
     if len(model.losses) > known:
         warn_once(ADDED)
+
+
+def _of_weights(model: Any) -> int:
+    """Return the number of losses that the regularizers of weights add."""
+    return sum(getattr(v, "regularizer", None) is not None for v in model.trainable_variables)
 
 
 def _kind(term: Term) -> str:
