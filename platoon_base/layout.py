@@ -118,6 +118,11 @@ class Layout:
         """How many of the parameters are trained; moments follow."""
         return len(self.specs) - self.moments
 
+    @property
+    def trained(self) -> Layout:
+        """The layout without the moments."""
+        return Layout(self.specs[: self.num_trained])
+
     @cached_property
     def fingerprint(self) -> bytes:
         """32 bytes that differ whenever number, order, names, shapes or dtypes differ."""

@@ -102,9 +102,9 @@ class HostCenter:
         self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(shape.states)]
         self._local_sources = sources = [] if rule is None else local_sources(rule)
         self._momenta = [] if rule is None else [self.states[i] for i in momenta(rule)]
-        self._average = None if rule is None else average_of(rule)
+        self._average = None if shape.average < 0 else shape.average
         self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in sources]
-        splits = rule is not None and rule_of_moments(rule) is not rule
+        splits = rule is None or rule_of_moments(rule) is not rule
         trained = layout.num_trained if splits else len(layout)
         self._stripes = [
             Stripe(i, p, center, self.states, self._local_states, self._holders[i], trained)
@@ -117,7 +117,7 @@ class HostCenter:
         self._shift = Shift(layout, wide(layout).views(segment.buffer, behind), remembering) if shape.shift else None
         self.across_hosts: AcrossHosts | None = None
         if shape.shift:
-            self.across_hosts = HostsMeans(layout, header, self.snapshot, self.move_to, self._put_all)
+            self.across_hosts = HostsMeans(layout, header, self.snapshot, self.move_to, self._put_all, self._average)
         elif self._rounds is not None and shape.several_hosts:
             self.across_hosts = HostsRounds(
                 layout, self._stripes, self._rounds, self._holders, lambda work, wait_s: self._visit(work, True, wait_s)
@@ -270,9 +270,9 @@ class HostCenter:
         """Write values and the rule's states into the center; False if a stripe stayed locked."""
 
         def put(stripe: Stripe) -> None:
-            for state, given in zip(self.states, states):
-                copy_all(cut(state, stripe.pieces), cut(given, stripe.pieces))
             self._put(stripe, cut(values, stripe.pieces))
+            for state, given in zip(self.states, states):  # last: an average becomes what is put
+                copy_all(cut(state, stripe.pieces), cut(given, stripe.pieces))
 
         return not self._visit(put, True, PATIENCE_S)
 
@@ -307,23 +307,29 @@ class HostCenter:
     def move(self, by: Sequence[Array], written: int, timeout_s: float = PATIENCE_S) -> bool:
         """Add ``by`` to the center, and to its workers at their next visits; False if a stripe stayed locked.
 
-        Stripes that a worker has overwritten meanwhile, so that ``overwrites.written`` differs, stay.
+        ``by`` has an array for each parameter, and none for moments. Stripes that a worker has overwritten meanwhile,
+        so that ``overwrites.written`` differs, stay.
         """
         shift = self._require_shift()
 
         def move(stripe: Stripe) -> None:
             if self.overwrites.written == written:
-                shift.move(stripe, cut(by, stripe.pieces))
+                shift.move(stripe, by)
 
         return not self._visit(move, True, timeout_s)
 
     def change(self, old: Sequence[Array], new: Sequence[Array]) -> None:
         """Add ``new - old`` to the center, while no other worker changes it.
 
-        Moves by the courier meanwhile are kept. A stripe that stays locked is changed without its lock.
+        Moves by the courier meanwhile are kept. An average becomes what is new, where that differs. A stripe that stays
+        locked is changed without its lock.
         """
 
         def work(stripe: Stripe) -> None:
+            pieces = stripe.with_states
+            average = [] if self._average is None else cut(self.states[self._average], pieces)
+            for mean, before, after in zip(average, cut(old, pieces), cut(new, pieces)):
+                np.copyto(mean, after, where=after != before)
             for center, before, after in zip(stripe.center, cut(old, stripe.pieces), cut(new, stripe.pieces)):
                 if np.array_equal(center, before, equal_nan=True):
                     np.copyto(center, after)
@@ -333,10 +339,17 @@ class HostCenter:
         for stripe in self._visit(work, True, PATIENCE_S):
             work(stripe)
 
-    def move_to(self, values: Sequence[Array], timeout_s: float = PATIENCE_S) -> bool:
-        """Move the center to ``values`` while no worker changes it; see `move`."""
+    def move_to(self, values: Sequence[Array], averages: Sequence[Array] = (), timeout_s: float = PATIENCE_S) -> bool:
+        """Move the center to ``values``, and its average, while no worker changes it; see `move`."""
         shift = self._require_shift()
-        return not self._visit(lambda stripe: shift.move_to(stripe, cut(values, stripe.pieces)), True, timeout_s)
+
+        def move(stripe: Stripe) -> None:
+            shift.move_to(stripe, values)
+            if self._average is not None and averages:
+                own = cut(self.states[self._average], stripe.with_states)
+                copy_all(own, cut(averages, stripe.with_states))
+
+        return not self._visit(move, True, timeout_s)
 
     def _require_shift(self) -> Shift:
         if self._shift is None:
@@ -439,7 +452,9 @@ class HostCenters:
         """Create the segment; replace one that was left by a creator which died."""
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
         stripe_bytes = max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted))
-        shape = Shape(stripe_bytes, len(rule.center_state), waits(rule), self._several_hosts)
+        average = average_of(rule)
+        kept = -1 if average is None else average
+        shape = Shape(stripe_bytes, len(rule.center_state), waits(rule), self._several_hosts, kept)
         segment = Segment.create(self.name, shape.size_bytes(layout))
         shape.write_header(segment, layout)
         return HostCenter(segment, layout, rule, shape, rank, self._gone)

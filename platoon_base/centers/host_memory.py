@@ -29,7 +29,7 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 _MAGIC = b"PLTNCNTR"
-_VERSION = 9
+_VERSION = 10
 FREE, CONTROLLER, COURIER = -1, -2, -3  # values in place of a rank
 HOLDER_NAMES = {CONTROLLER: "the controller", COURIER: "the courier"}
 
@@ -43,6 +43,7 @@ _HEADER = np.dtype(
         ("states", "u4"),
         ("rounds", "u4"),
         ("several_hosts", "u4"),
+        ("average", "i4"),
         ("written", "u8"),
         ("spread", "u8"),
         ("stamp", "u8"),
@@ -66,12 +67,15 @@ class Shape(NamedTuple):
         Whether the memory of rounds follows, see `host_rounds`.
     several_hosts : bool
         Whether other hosts take part. Without rounds the sum of their moves follows then, see `host_shift`.
+    average : int
+        Which of the states is the average of the center; -1 if there is none.
     """
 
     stripe_bytes: int
     states: int
     rounds: bool
     several_hosts: bool
+    average: int
 
     @property
     def shift(self) -> bool:
@@ -113,6 +117,7 @@ class Shape(NamedTuple):
             header["states"].item(),
             bool(header["rounds"]),
             bool(header["several_hosts"]),
+            header["average"].item(),
         )
         return shape if len(segment.buffer) == shape.size_bytes(layout) else None
 

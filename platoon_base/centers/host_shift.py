@@ -1,6 +1,7 @@
 """Moves of the center by other hosts, which each worker applies to its own parameters at its next visit.
 
-Without this the workers' elastic pull would undo the move of the center.
+Without this the workers' elastic pull would undo the move of the center. Moments of optimizers stay those of the host:
+to a worker whose second moment is smaller than the center's, a move down could be one below 0.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.stripes import Stripe, cut
-from platoon_base.layout import Layout
+from platoon_base.layout import Layout, Piece
 
 __all__ = ["Shift", "wide"]
 
@@ -20,8 +21,9 @@ Array = np.ndarray[Any, Any]
 
 def wide(layout: Layout) -> Layout:
     """Return the layout of the sum of moves, in float32 instead of half precision, which would lose small moves."""
+    specs = layout.trained.specs
     return Layout(
-        tuple(spec._replace(dtype="float32") if np.dtype(spec.dtype).itemsize < 4 else spec for spec in layout.specs)
+        tuple(spec._replace(dtype="float32") if np.dtype(spec.dtype).itemsize < 4 else spec for spec in specs)
     )
 
 
@@ -39,6 +41,7 @@ class Shift:
 
     def __init__(self, layout: Layout, total: list[Array], remembering: list[list[Array]]) -> None:
         self._total = total
+        self._pieces: dict[int, tuple[Piece, ...]] = {}  # by stripe, those of parameters, which come before moments
         self._seen = wide(layout).empty()
         self._remembering = remembering
         self._counts: dict[int, int] = {}
@@ -46,8 +49,16 @@ class Shift:
     def begin(self, stripe: Stripe) -> None:
         """Mark the current sum as applied: this worker has just read the center."""
         self._counts[stripe.index] = int(stripe.holder["shifts"])
-        for seen, total in zip(cut(self._seen, stripe.pieces), cut(self._total, stripe.pieces)):
+        pieces = self._moved(stripe)
+        for seen, total in zip(cut(self._seen, pieces), cut(self._total, pieces)):
             np.copyto(seen, total)
+
+    def _moved(self, stripe: Stripe) -> tuple[Piece, ...]:
+        pieces = self._pieces.get(stripe.index)
+        if pieces is None:
+            count = len(self._total)
+            pieces = self._pieces[stripe.index] = tuple(each for each in stripe.pieces if each.parameter < count)
+        return pieces
 
     def follow(self, stripe: Stripe, arrays: Sequence[Array]) -> None:
         """Apply the moves that a worker has not applied yet to its part of a stripe."""
@@ -58,8 +69,9 @@ class Shift:
             self.begin(stripe)
             return
         self._counts[stripe.index] = count
-        remembering = [cut(state, stripe.pieces) for state in self._remembering]
-        for i, (seen, total) in enumerate(zip(cut(self._seen, stripe.pieces), cut(self._total, stripe.pieces))):
+        pieces = self._moved(stripe)
+        remembering = [cut(state, pieces) for state in self._remembering]
+        for i, (seen, total) in enumerate(zip(cut(self._seen, pieces), cut(self._total, pieces))):
             moved = (total - seen).astype(arrays[i].dtype, copy=False)
             np.copyto(seen, total)
             arrays[i] += moved
@@ -67,15 +79,17 @@ class Shift:
                 state[i] += moved
 
     def move(self, stripe: Stripe, by: Sequence[Array]) -> None:
-        """Move the center's part of a stripe, and add the move to the sum."""
-        for center, total, moved in zip(stripe.center, cut(self._total, stripe.pieces), by):
+        """Move the center's part of a stripe by its pieces of arrays, and add the move to the sum."""
+        pieces = self._moved(stripe)
+        for center, total, moved in zip(stripe.center, cut(self._total, pieces), cut(by, pieces)):
             center += moved
             total += moved
         stripe.holder["shifts"] += 1
 
     def move_to(self, stripe: Stripe, values: Sequence[Array]) -> None:
-        """Move the center's part of a stripe to ``values``, and add the move to the sum."""
-        for center, total, value in zip(stripe.center, cut(self._total, stripe.pieces), values):
+        """Move the center's part of a stripe to its pieces of ``values``, and add the move to the sum."""
+        pieces = self._moved(stripe)
+        for center, total, value in zip(stripe.center, cut(self._total, pieces), cut(values, pieces)):
             total += value.astype(total.dtype, copy=False) - center
             np.copyto(center, value)
         stripe.holder["shifts"] += 1

@@ -2,7 +2,8 @@
 
 It is a round like those of rules that wait, see `platoon_base.centers.round_totals`: each host's courier copies the
 center and sends the copy to the others. Once it is known whose copies all hosts have, each host replaces its center by
-the mean of these, in the order of the hosts. So all centers are bitwise equal.
+the mean of these, in the order of the hosts. So all centers are bitwise equal. With a rule that averages its center
+they do the same with its averages. Moments of optimizers stay those of each host.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ class HostsMeans:
     header : structured scalar
         With ``mean``, the number of the latest mean that was written to this center, in shared memory.
     snapshot : callable
-        Copies the center.
+        Copies the center, and the rule's states.
     move_to : callable
-        ``move_to(values)`` moves the center; it returns False if a stripe stayed locked.
+        ``move_to(values, averages)`` moves the center and sets its average; it returns False if a stripe stayed
+        locked.
     put : callable
         ``put(values, states)`` overwrites the center and the rule's states; it returns False likewise.
+    average : int or None
+        Which of the rule's states is the average of the center.
     """
 
     workers_wait = False
@@ -47,11 +51,14 @@ class HostsMeans:
         layout: Layout,
         header: Any,
         snapshot: Callable[[], tuple[list[Array], list[list[Array]]]],
-        move_to: Callable[[Sequence[Array]], bool],
+        move_to: Callable[[Sequence[Array], Sequence[Array]], bool],
         put: Callable[[Sequence[Array], Sequence[Sequence[Array]]], bool],
+        average: int | None,
     ) -> None:
-        self._layout, self._header = layout, header
+        self._header, self._average = header, average
         self._snapshot, self._move_to, self._put = snapshot, move_to, put
+        specs = layout.trained.specs
+        self._trained, self._layout = len(specs), Layout(specs if average is None else specs * 2)
 
     @property
     def made(self) -> int:
@@ -72,8 +79,9 @@ class HostsMeans:
 
     def read(self, totals: RoundTotals, number: int) -> bool:
         """Copy the center; the base is the same on all hosts."""
-        values, _ = self._snapshot()
-        for target, value in zip(totals.arrays, values):
+        values, states = self._snapshot()
+        averages = [] if self._average is None else states[self._average]
+        for target, value in zip(totals.arrays, [*values[: self._trained], *averages[: self._trained]]):
             np.copyto(target, value)
         totals.base, totals.number = 0, number
         return True
@@ -100,7 +108,7 @@ class HostsMeans:
             )
         if finite:
             mean = weighted_mean([totals[i].arrays for i in finite], [float(workers[i]) for i in finite])
-            if not self._move_to(mean):
+            if not self._move_to(mean[: self._trained], mean[self._trained :]):
                 return False
         self._header["mean"] = number
         return True

@@ -115,7 +115,8 @@ class ControlServer:
                 self._on_hosts(action)
             else:
                 self._reply(SendReply(action.to, self._answer_user(action)))
-        self._job_state.num_live = self.coordinator.roster.num_live_on(0)
+        roster = self.coordinator.roster
+        self._job_state.num_live, self._job_state.num_live_everywhere = roster.num_live_on(0), roster.num_live
 
     def _reply(self, action: SendReply) -> None:
         self._send(*action.to, self._encoded(action.reply))

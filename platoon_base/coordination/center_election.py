@@ -81,7 +81,7 @@ class CenterElection:
 
     def stand(self, request: msg.InitCenter, participant: Participant, requester: Requester) -> list[Action]:
         """Let a worker that has parameters to share create the center, wait for it, or attach to it."""
-        layout = Layout(tuple(ParameterSpec(*spec) for spec in request.specs))
+        layout = Layout(tuple(ParameterSpec(*spec) for spec in request.specs), request.moments)
         refusal = _impossible(layout) or self._center_released(participant)
         if refusal is not None:
             return [SendReply(requester, refusal)]

@@ -56,6 +56,7 @@ class BackgroundExchanges:
     ----------
     world : World
     layout : Layout
+        Of the parameters, without moments, which stay those of each host.
     rule : HostsRule
     every_s : float
         Seconds from the beginning of one exchange to that of the next, at least.

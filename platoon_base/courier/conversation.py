@@ -65,7 +65,7 @@ class Conversation:
     Attributes
     ----------
     theirs : list of ndarray
-        The latest copy of the other host's center.
+        The latest copy of the other host's center, without moments.
     fresh : bool
         Whether that is whole, and was not used yet. While it is, nothing more is received into it.
     stamp : int or None
@@ -86,7 +86,7 @@ class Conversation:
 
     def __init__(self, stream: Stream, layout: Layout, packing: Packing | None = None) -> None:
         self.stream = stream
-        self._buffer, self.theirs = flat_copy(layout)
+        self._buffer, self.theirs = flat_copy(layout.trained)
         self._most_whole = layout.nbytes * (1 + _MAX_STATES) + 16
         self._whole = bytearray(0)
         self._wholes: deque[bytearray] = deque()

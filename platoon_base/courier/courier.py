@@ -96,8 +96,8 @@ class Courier:
         self._center: OpenCenter | None = None
         self._codec: Codec | None = codec_of(world.compression)
         self._memory = memory
-        self._packing = None if self._codec is None else Packing(layout, self._codec)
-        self._background = BackgroundExchanges(world, layout, rule, every_s, report, self._packing)
+        self._packing = None if self._codec is None else Packing(layout.trained, self._codec)
+        self._background = BackgroundExchanges(world, layout.trained, rule, every_s, report, self._packing)
         self._rounds: HostsRound | None = None
         self._overwriting: Overwriting | None = None
         self._filled, self._source = filled, 0

@@ -37,6 +37,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     center : (str, str)
         The path and the beginning of the name of the center's memory, see `platoon_base.shm.hidden_names.HiddenName`.
     specs : list of (name, shape, dtype)
+    moments : int
+        How many of the last ones are moments.
     rule : str
         That of the hosts, see `platoon_base.rules.hosts.hosts_rule`.
     every_s : float
@@ -50,6 +52,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     world: World
     center: tuple[str, str]
     specs: list[tuple[str, tuple[int, ...], str]]
+    moments: int
     rule: str
     every_s: float
     filled: bool

@@ -63,7 +63,8 @@ def _serve(orders: int, news: int) -> None:
 
 def _begin(order: between.Begin, news: int) -> Courier:
     path, prefix = order.center
-    layout = Layout(tuple(ParameterSpec(name, tuple(shape), dtype) for name, shape, dtype in order.specs))
+    specs = tuple(ParameterSpec(name, tuple(shape), dtype) for name, shape, dtype in order.specs)
+    layout = Layout(specs, order.moments)
 
     def report(message: between.News) -> None:
         os.write(news, between.encode(message))

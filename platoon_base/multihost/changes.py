@@ -22,7 +22,7 @@ class _Sent:
     """The number of the latest poll and the state that one host has been sent."""
 
     number: int = 0
-    num_live: int = -1
+    num_live: tuple[int, int] = (-1, -1)
     state: tuple[str, int, bool] | None = None
 
 
@@ -109,7 +109,7 @@ class StateChanges:
     def since_sent(self, host: int) -> JobState | None:
         """Return the changes that a host has not been sent, and mark them as sent; None if there are none."""
         sent = self._sent.setdefault(host, _Sent())
-        num_live = self._roster.num_live_on(host)
+        num_live = (self._roster.num_live_on(host), self._roster.num_live)
         same = num_live == sent.num_live and self._state == sent.state
         if same and sent.number == self._number:
             return None
@@ -126,7 +126,7 @@ class StateChanges:
             held = self._held[ranks].astype("u1").tobytes()
             rows = Rows(rows.sent_at, ranks.tolist(), self._rows[ranks].tobytes(), held)
         stop, leader, several = self._state
-        return JobState(stop, num_live, leader, several, ended, rows)
+        return JobState(stop, *num_live, leader, several, ended, rows)
 
     def forget(self, host: int) -> None:
         """Mark everything as unsent for a host that has restarted."""

@@ -85,13 +85,14 @@ class CourierTable:
 
     def center_made(self, made: CenterMade) -> None:
         """Begin the exchanges between the center of a host and those of the others."""
-        specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in made.shared.layout.specs]
+        layout = made.shared.layout
+        specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in layout.specs]
         rule, every_s = courier_settings(os.environ)
-        self._here.start(specs, rule, every_s)
+        self._here.start(specs, layout.moments, rule, every_s)
         for member in self._members.values():
             if not member.lost and not member.has_courier:
                 member.has_courier = self._changed = True
-                self._send(member, between.StartCourier(specs, rule, every_s))
+                self._send(member, between.StartCourier(specs, layout.moments, rule, every_s))
         if made.host:
             self._send(self._members[made.host], between.CenterMade())
         else:

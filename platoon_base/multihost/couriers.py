@@ -73,14 +73,14 @@ class CourierKeeper:
         self._start_at = 0.0
         self._memory = -1  # for what a courier that is started again must find
 
-    def start(self, specs: list[tuple[str, tuple[int, ...], str]], rule: str, every_s: float) -> None:
+    def start(self, specs: list[tuple[str, tuple[int, ...], str]], moments: int, rule: str, every_s: float) -> None:
         """Start the courier, unless it runs."""
         if self._begin is None:
             path, prefix = self._files.center_place
             world = self._files.world
             if codec_of(world.compression) is not None:
                 self._memory = os.memfd_create("platoon-residuals")
-            self._begin = between.Begin(world, (path, prefix), specs, rule, every_s, False, self._memory)
+            self._begin = between.Begin(world, (path, prefix), specs, moments, rule, every_s, False, self._memory)
             self._launch()
 
     def _launch(self) -> None:

@@ -221,7 +221,8 @@ class JobState(msgspec.Struct, frozen=True, tag="state"):
     ----------
     stop : str
         The reason to stop; empty while there is none.
-    num_live, leader : int
+    num_live, num_live_everywhere, leader : int
+        See `platoon_base.shm.job_state.JobState`.
     several : bool
     endings : list of (int, int, str)
         For each rank that ended since: the rank, the number of its processes so far, and how the latest ended.
@@ -230,6 +231,7 @@ class JobState(msgspec.Struct, frozen=True, tag="state"):
 
     stop: str
     num_live: int
+    num_live_everywhere: int
     leader: int
     several: bool
     endings: list[tuple[int, int, str]] = []
@@ -247,6 +249,7 @@ class StartCourier(msgspec.Struct, frozen=True, tag="start-courier"):
     """Start the courier, for parameters that the workers share; see `platoon_base.courier.messages.Begin`."""
 
     specs: list[tuple[str, tuple[int, ...], str]]
+    moments: int
     rule: str
     every_s: float
 

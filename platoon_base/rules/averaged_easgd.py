@@ -31,15 +31,17 @@ class AveragedEASGD(Rule):
         a := a + w (c - a)                      with w = min(1, (k + 1) / (N (n + k)))
         x_old := x
 
-    Here n is the number of the worker's synchronizations, and ``s = 1 + (scale sqrt(N) - 1) min(1, n / warmup)``. The
+    Here n is the number of the worker's synchronizations, and ``s = 1 + (scale sqrt(M) - 1) min(1, n / warmup)``. N
+    workers have this center, M are in the job: more than N on several hosts, each of which has a center. The
     moments of the optimizer are shared too, as by `EASGD` with the same alpha. Where the center is validated, saved or
     left in the model, it is its average a.
 
     Steps are scaled in the synchronization, so the script keeps one worker's learning rate, and its schedule. With the
-    period of 1 that is the same as a rate of ``scale sqrt(N)`` times as much, for SGD, momentum and Adam. At longer
-    periods gradients are taken nearer to each other than the steps are, which is worse. N follows the workers that
-    live, of which rules reckon with two at least. Where an epoch's loss of training is more than twice its best,
-    Keras's `fit` makes steps half as long from there on.
+    period of 1 that is the same as a rate of ``scale sqrt(M)`` times as much, for SGD, momentum and Adam. At longer
+    periods gradients are taken nearer to each other than the steps are, which is worse. N and M follow the workers
+    that live, of which rules reckon with two at least. Where an epoch's loss of training is more than twice its best,
+    Keras's `fit` makes steps half as long from there on. Between hosts only the parameters are exchanged, not the
+    moments; what is validated is the mean of the hosts' averages.
 
     Parameters
     ----------
@@ -48,7 +50,7 @@ class AveragedEASGD(Rule):
     pull : float in (0, 1]
         How far the worker goes to the center.
     scale : float, greater than 0, or None
-        Steps become ``scale sqrt(N)`` times as long; with None they stay as they are.
+        Steps become ``scale sqrt(M)`` times as long; with None they stay as they are.
     k : float, at least 0
         The average goes back over the last ``1 / (k + 1)`` of the synchronizations. Late in a training it takes the
         center at every second one, every third and so on, with as much more weight: smaller ones would be lost in
@@ -94,6 +96,7 @@ class AveragedEASGD(Rule):
 
     # The workers that synchronize, and the number of this worker's synchronization; `resolved` and `at_count` say.
     workers: int = field(default=0, repr=False)
+    of_job: int = field(default=0, repr=False)  # those on all hosts
     count: int = field(default=1, repr=False)
     before: int = field(default=0, repr=False)  # synchronizations of this process in earlier trainings
     part: float = field(default=1.0, repr=False)  # of the scale, see `shortened`
@@ -116,6 +119,10 @@ class AveragedEASGD(Rule):
         """Fill in alpha and the scale of the steps for ``size`` workers."""
         return replace(self, alpha=0.9 / size if self.alpha is None else self.alpha, workers=size)
 
+    def in_job(self, size: int) -> AveragedEASGD:
+        """Scale steps for ``size`` workers on all hosts; alpha and the average are for those of each center."""
+        return replace(self, of_job=size)
+
     def at_count(self, count: int, before: int = 0) -> AveragedEASGD:
         """Fill in the part of the warm-up, and the weight of the average, for a worker's synchronization."""
         return replace(self, count=count, before=before)
@@ -129,11 +136,16 @@ class AveragedEASGD(Rule):
         return EASGD(self.alpha)
 
     @property
+    def _all(self) -> int:
+        """The workers of all hosts."""
+        return max(self.workers, self.of_job)
+
+    @property
     def _factor(self) -> float:
         """How many times as long steps become, after the warm-up."""
         if self.scale is None:
             return 1.0
-        factor = float(self.scale) * self.workers**0.5
+        factor = float(self.scale) * self._all**0.5
         return float(max(self.part * factor, min(1.0, factor)))
 
     def notice(self) -> str:
@@ -141,7 +153,7 @@ class AveragedEASGD(Rule):
         if self.scale is None or not self.workers:
             return ""
         return (
-            f"with {self.workers} workers steps are {self._factor:.3g} times as long as your learning rate makes them; "
+            f"with {self._all} workers steps are {self._factor:.3g} times as long as your learning rate makes them; "
             "AveragedEASGD(scale=None) leaves them as they are"
         )
 

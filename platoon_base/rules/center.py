@@ -130,7 +130,11 @@ class Rule:
             )
 
     def resolved(self, size: int) -> Rule:
-        """Return the rule with its defaults filled in for a job of ``size`` workers; most rules have none."""
+        """Return the rule with its defaults filled in for ``size`` workers with one center; most rules have none."""
+        return self
+
+    def in_job(self, size: int) -> Rule:
+        """Return the rule for a job of ``size`` workers on all hosts, each of which has a center; few rules differ."""
         return self
 
     def at_period(self, period: int) -> Rule:

@@ -20,20 +20,17 @@ __all__ = ["DEFAULT_PERIOD", "at_period", "default_period", "default_rule", "par
 DEFAULT_PERIOD = Rule.period  # batches from one synchronization to the next, of rules that name no period of their own
 
 
-def default_rule(period: int | None = None, several_hosts: bool = False, dtypes: Iterable[Any] = ()) -> Rule:
+def default_rule(period: int | None = None, dtypes: Iterable[Any] = ()) -> Rule:
     """Return the rule that holds where the script names none.
 
-    It is ``AveragedEASGD()`` where an adapter synchronizes at every batch on one host, and ``CenterMomentum()`` in
-    loops of the user's own, at longer periods, on several hosts and in half precision. The environment variable
-    ``PLATOON_RULE`` has another one, as a script would write it, such as ``EASGD(alpha=0.2)``. All workers of a job
-    need the same one.
+    It is ``AveragedEASGD()`` where an adapter synchronizes at every batch, and ``CenterMomentum()`` in loops of the
+    user's own, at longer periods and in half precision. The environment variable ``PLATOON_RULE`` has another one, as a
+    script would write it, such as ``EASGD(alpha=0.2)``. All workers of a job need the same one.
 
     Parameters
     ----------
     period : int, optional
         Batches from one synchronization to the next; None if that is not known.
-    several_hosts : bool
-        Whether the job runs on several hosts.
     dtypes : iterable of dtype
         Those of the parameters.
 
@@ -45,11 +42,11 @@ def default_rule(period: int | None = None, several_hosts: bool = False, dtypes:
     text = os.environ.get(RULE)
     if text is not None:
         return parse_rule(text, RULE)
-    averages = period == AveragedEASGD.period and not several_hosts
-    return AveragedEASGD() if averages and precise_enough(dtypes) else CenterMomentum()
+    averages = period == AveragedEASGD.period and precise_enough(dtypes)
+    return AveragedEASGD() if averages else CenterMomentum()
 
 
-def default_period(rule: Rule | str | None = "auto", several_hosts: bool = False) -> int:
+def default_period(rule: Rule | str | None = "auto") -> int:
     """Return the batches from one synchronization to the next where the script does not say.
 
     The environment variable ``PLATOON_EVERY_N_BATCHES`` has the number; else it is the rule's ``period``, or 10.
@@ -58,8 +55,6 @@ def default_period(rule: Rule | str | None = "auto", several_hosts: bool = False
     ----------
     rule : Rule, None or "auto"
         The adapter's argument; "auto" is the default rule.
-    several_hosts : bool
-        Whether the job runs on several hosts.
 
     Raises
     ------
@@ -68,7 +63,7 @@ def default_period(rule: Rule | str | None = "auto", several_hosts: bool = False
     """
     text = os.environ.get(EVERY_N_BATCHES)
     if text is None:
-        chosen = default_rule(AveragedEASGD.period, several_hosts) if rule == "auto" else rule
+        chosen = default_rule(AveragedEASGD.period) if rule == "auto" else rule
         return DEFAULT_PERIOD if chosen is None else int(member(chosen, "period"))
     if not text.strip().isdecimal() or int(text) < 1:
         raise ConfigurationError(

@@ -35,6 +35,7 @@ _HEADER = np.dtype(
         ("stop", "u4"),
         ("several", "u4"),
         ("num_live", "u4"),
+        ("num_live_everywhere", "u4"),
         ("leader", "u4"),
         ("takes_turns", "u4"),
         ("turn", "i8"),
@@ -226,6 +227,15 @@ class JobState:
     @num_live.setter
     def num_live(self, count: int) -> None:
         self._header["num_live"] = count
+
+    @property
+    def num_live_everywhere(self) -> int:
+        """The number of such workers on all hosts."""
+        return max(1, int(self._header["num_live_everywhere"]))
+
+    @num_live_everywhere.setter
+    def num_live_everywhere(self, count: int) -> None:
+        self._header["num_live_everywhere"] = count
 
     @property
     def turns(self) -> Any:

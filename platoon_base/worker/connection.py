@@ -139,8 +139,13 @@ class Connection:
 
     @property
     def num_live(self) -> int:
-        """The number of workers for a rule: of those that live, or of all where they take turns."""
+        """The number of this host's workers for a rule: of those that live, or of all where they take turns."""
         return self.identity.size if self.turns.taken else self.job_state.num_live
+
+    @property
+    def num_live_everywhere(self) -> int:
+        """The number of workers on all hosts for a rule; see `num_live`."""
+        return self.identity.size if self.turns.taken else self.job_state.num_live_everywhere
 
     def is_single_worker(self) -> bool:
         """Return whether the job was launched with one worker and no other has shared parameters so far."""

@@ -74,8 +74,9 @@ class SharedParameters:
         require_on_nonfinite(on_nonfinite)
         self.parameters = parameters
         self.center: Center | None = None
-        self._given, self._workers = rule, max(_MIN_WORKERS, connection.identity.size)
-        self._rule, self._adopting = rule.resolved(self._workers), Adopt(rule)
+        size = max(_MIN_WORKERS, connection.identity.size)
+        self._given, self._workers = rule, (size, size)
+        self._rule, self._adopting = self._resolved(), Adopt(rule)
         self._on_nonfinite = on_nonfinite
         self._connection = connection
         self._rank = connection.identity.rank
@@ -122,14 +123,17 @@ class SharedParameters:
         client, checkpoint = self._connection.client, self._connection.checkpoint
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
         request = msg.InitCenter(
-            specs=specs, rule=type(rule).__name__, settings=settings_of(rule), location=centers.location
+            specs=specs,
+            rule=type(rule).__name__,
+            moments=layout.moments,
+            settings=settings_of(rule),
+            location=centers.location,
         )
         role = client.ask(request, msg.CenterRole, timeout_s)
         create = role.create
         try:
             states = self._resume(checkpoint()) if role.resume and checkpoint is not None else []
             self.center = (centers.create if create else centers.attach)(layout, rule, self._rank)
-            _require_hosts_can_share(self.center, rule)
             self._watch = DivergenceWatch(self._rank, _DEVICE_POLL_INTERVAL_S if self.center.on_device else 0.0)
             if create:
                 self.center.fill(self._borrow_as_shared(), states)
@@ -274,17 +278,24 @@ class SharedParameters:
 
     def _rule_for(self, num_live: int) -> Any:
         """Return the rule with the defaults for this number of workers, and for this synchronization."""
-        num_live = max(_MIN_WORKERS, num_live)
-        if num_live != self._workers:
-            self._workers, self._rule = num_live, self._given.resolved(num_live)
+        workers = max(_MIN_WORKERS, num_live), max(_MIN_WORKERS, self._connection.num_live_everywhere)
+        if workers != self._workers:
+            self._workers = workers
+            self._rule = self._resolved()
         return member(self._rule, "at_count")(self.count, self._before)
+
+    def _resolved(self) -> Any:
+        """Return the rule with the defaults for the workers of this center, and of all."""
+        of_center, of_job = self._workers
+        return member(self._given.resolved(of_center), "in_job")(of_job)
 
     def shorten_steps(self) -> str:
         """Let the rule lengthen steps by half as much; return what users should know of it, or an empty text."""
         shorter = member(self._given, "shortened")()
         if shorter is self._given:
             return ""
-        self._given, self._rule = shorter, shorter.resolved(self._workers)
+        self._given = shorter
+        self._rule = self._resolved()
         return str(member(self._rule, "notice")())
 
     def copy_to_local(self, timeout_s: float) -> None:
@@ -414,23 +425,6 @@ class SharedParameters:
         if self._on_nonfinite == "restore" and self.center is not None:
             with self._turns.take("restore", timeout_s, self.finish):
                 self.center.read(arrays, True, timeout_s, begin=True)
-
-
-def _require_hosts_can_share(center: Any, rule: Any) -> None:
-    """Raise if couriers would move moments that must not become negative, or a center and not its average."""
-    if waits(rule) or getattr(center, "across_hosts", None) is None:
-        return
-    if shares_moments(rule):
-        raise ConfigurationError(
-            f"got {rule!r} in a job on several hosts: what comes from other hosts is added to workers whose moments "
-            "are smaller, so that second moments would become negative; use LocalSGD(moments=True), or leave moments "
-            "out: CenterMomentum()"
-        )
-    if average_of(rule) is not None:
-        raise ConfigurationError(
-            f"got {rule!r}, which averages its center, in a job on several hosts: what comes from other hosts is not "
-            "in the average, so each host would have another model; use CenterMomentum()"
-        )
 
 
 def _require_precision(layout: Layout, rule: Rule) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from blocks.extensions import SimpleExtension
 
-from platoon_base import Worker, connect
+from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule, default_period, require_rule
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_on_nonfinite
@@ -67,7 +67,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
     rule : Rule, None or "auto"
         A rule such as ``EASGD()``, ``DiLoCo()``; None with `AllReduceGradients`. "auto" is None if the algorithm
         averages gradients, whatever the triggers are, and `platoon_base.rules.default_rule` otherwise:
-        ``AveragedEASGD()``, and ``CenterMomentum()`` for longer periods and several hosts.
+        ``AveragedEASGD()``, and ``CenterMomentum()`` for longer periods.
     parameters : list of Theano shared variable, optional
         Parameters of float dtypes. The default is those of the algorithm, or else of the model.
     leader_only : tuple of type
@@ -114,7 +114,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         require_on_nonfinite(on_nonfinite)
         if rule is None:
             refuse_on_nonfinite(on_nonfinite)
-        kwargs = _with_triggers(rule, kwargs, worker)
+        kwargs = _with_triggers(rule, kwargs)
         super().__init__(**kwargs)
         period = kwargs.get("every_n_batches")
         self.settings = Settings(rule, parameters, leader_only, on_nonfinite, timeout_s, worker, period)
@@ -170,7 +170,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
             )
 
 
-def _with_triggers(rule: Rule | str | None, kwargs: dict[str, Any], worker: Worker | None) -> dict[str, Any]:
+def _with_triggers(rule: Rule | str | None, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Check the triggers in ``kwargs``; return ``kwargs``, with a default trigger if there is none."""
     for name in SimpleExtension.INTEGER_TRIGGERS & kwargs.keys():
         value = kwargs[name]
@@ -191,5 +191,4 @@ def _with_triggers(rule: Rule | str | None, kwargs: dict[str, Any], worker: Work
             f"got {', '.join(sorted(triggers))}, by which nothing is synchronized while the main loop trains: pass "
             "every_n_batches=10, or after_epoch=True"
         )
-    worker = connect() if worker is None else worker
-    return {**kwargs, "every_n_batches": default_period(rule, worker.advanced.several_hosts)}
+    return {**kwargs, "every_n_batches": default_period(rule)}

@@ -151,7 +151,7 @@ class Training:
         period, chosen = self.settings.period, rule
         if rule == "auto":
             dtypes = [parameter.dtype for parameter in self._parameters()]
-            chosen = default_rule(period, self.worker.advanced.several_hosts, dtypes)
+            chosen = default_rule(period, dtypes)
         return chosen if period is None else at_period(chosen, period)
 
     # The start.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.rules import shares_moments, waits
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
 
@@ -62,13 +63,21 @@ def require_new(steps: int) -> None:
         )
 
 
-def require_no_other_average(model: Any, shares_moments: bool) -> None:
+def require_no_other_average(model: Any, rule: Any, several_hosts: bool) -> None:
     """Raise if an optimizer, or one inside it, keeps averages of the weights that the rule does not share.
 
-    A rule that shares the moments of optimizers shares the averages of ``use_ema`` too.
+    A rule that shares the moments of optimizers shares the averages of ``use_ema`` too; unless it waits, only within a
+    host.
     """
     for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
-        if getattr(each, "use_ema", False) and not shares_moments:
+        averages = getattr(each, "use_ema", False)
+        if averages and shares_moments(rule) and several_hosts and not waits(rule):
+            raise ConfigurationError(
+                f"got an optimizer with use_ema=True and {rule!r} in a job on several hosts: each host would have an "
+                "average of its own; compile without use_ema, as the default rule averages its center, or with "
+                "DistributedOptimizer(optimizer), or pass rule=LocalSGD(moments=True)"
+            )
+        if averages and not shares_moments(rule):
             raise ConfigurationError(
                 "got an optimizer with use_ema=True and a rule: fit would leave the average of one worker's weights in "
                 "the model, or that of all, but not both; pass rule=EASGD(moments=True), which shares the average too, "

@@ -83,9 +83,9 @@ def distribute(
     rule : Rule, None or "auto"
         A rule such as `CenterMomentum`, `EASGD`, `DiLoCo`; None with a DistributedOptimizer. "auto" is None for such an
         optimizer, and `platoon_base.rules.default_rule` for a plain one: ``AveragedEASGD()``, and ``CenterMomentum()``
-        for longer periods, ``steps_per_execution`` above 1, optimizers that are not built before ``fit`` and several
-        hosts. "auto" is refused for a plain optimizer that has made steps without a rule, as in a loaded model, since
-        it may have been a DistributedOptimizer before.
+        for longer periods, ``steps_per_execution`` above 1, and optimizers that are not built before ``fit``. "auto" is
+        refused for a plain optimizer that has made steps without a rule, as in a loaded model, since it may have been a
+        DistributedOptimizer before.
     every_n_batches : int, optional
         Batches from one synchronization to the next. The default is that of the rule, see
         `platoon_base.rules.default_period`.

@@ -121,17 +121,17 @@ class Training:
         backend.optimizer_state(self._model)  # builds the optimizer, and those inside it
         require_distributable(self._model, backend)  # again, now that the optimizers are built
         chosen, period = self._resolved(rule)
-        require_no_other_average(self._model, shares_moments(chosen))
+        require_no_other_average(self._model, chosen, worker.advanced.several_hosts)
         return Asynchronous(worker, backend, at_period(chosen, period), period, policy)
 
     def _resolved(self, rule: Any) -> tuple[Rule, int]:
         """Return the rule and the period, resolving defaults."""
-        several_hosts, period = self._worker.advanced.several_hosts, self._settings.every_n_batches
+        period = self._settings.every_n_batches
         if rule == "auto":
-            wanted = default_period("auto", several_hosts) if period is None else period
+            wanted = default_period("auto") if period is None else period
             several_steps = (getattr(self._model, "steps_per_execution", None) or 1) > 1
             dtypes = [v.get_value(borrow=True).dtype for v in self._backend.weights(self._model)]
-            rule = default_rule(None if several_steps or unbuilt(self._model) else wanted, several_hosts, dtypes)
+            rule = default_rule(None if several_steps or unbuilt(self._model) else wanted, dtypes)
         return rule, default_period(rule) if period is None else period
 
     def require_no_swap_at_epochs(self) -> None:

@@ -50,7 +50,7 @@ def sync_updates(
         A rule such as `CenterMomentum`, `EASGD`, `DiLoCo`. Pass None with `all_reduce_grads`, which needs no
         synchronization: the updates are not changed. "auto" is None if `all_reduce_grads` has averaged the gradients of
         ``params``, and `platoon_base.rules.default_rule` otherwise: ``AveragedEASGD()``, and ``CenterMomentum()`` for
-        longer periods and several hosts.
+        longer periods.
     every_n_batches : int, at least 1, optional
         Number of batches, or calls of the compiled function, from one synchronization to the next. The default is that
         of the rule, see `platoon_base.rules.default_period`.
@@ -83,7 +83,7 @@ def sync_updates(
     >>> updates = sync_updates(updates, params)                                     # doctest: +SKIP
     """
     worker = connect() if worker is None else worker
-    default = default_period(rule, worker.advanced.several_hosts)
+    default = default_period(rule)
     wanted = EveryN(default if every_n_batches is None else every_n_batches).n
     if not isinstance(updates, Mapping):
         raise ConfigurationError(
@@ -129,7 +129,7 @@ def _resolved(
     averaged = Training.of(worker).averaged
     others = [str(param) for param in params if param not in averaged]
     if rule == "auto" and len(others) == len(params):
-        return default_rule(period, worker.advanced.several_hosts, [param.dtype for param in params])
+        return default_rule(period, [param.dtype for param in params])
     if others:
         raise ConfigurationError(
             f"got rule={rule!r}, and the gradients of {', '.join(others)} are not averaged: pass a rule, such as "

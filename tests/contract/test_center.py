@@ -337,7 +337,7 @@ def test_close_twice_is_harmless(centers):
 
 def test_size_counts_header_holders_and_buffers():
     layout = Layout.of([np.zeros(10)])
-    assert Shape(STRIPE_BYTES, 0, False, False).size_bytes(layout) == 4096 + 128
+    assert Shape(STRIPE_BYTES, 0, False, False, -1).size_bytes(layout) == 4096 + 128
 
 
 @pytest.mark.parametrize("kernels", ["fused", "numpy"])

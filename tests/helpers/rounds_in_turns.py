@@ -28,9 +28,9 @@ def model(value):
 class Host:
     """One host: its center, a worker of it, and its courier, which can be killed."""
 
-    def __init__(self, world, start, rule):
+    def __init__(self, world, start, rule, moments):
         self.world, self.params, self.rule = world, model(start), rule
-        self.layout = Layout.of(self.params)
+        self.layout = Layout.of(self.params, moments=moments)
         name = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.centers = HostCenters(name, workers=2, several_hosts=True)
         self.center = self.centers.create(self.layout, rule, 0)
@@ -77,13 +77,13 @@ class Host:
 
 
 class Group:
-    def __init__(self, starts, rule=RULE, workers=None, compression="none"):
+    def __init__(self, starts, rule=RULE, workers=None, compression="none", moments=0):
         count = len(starts)
         worlds = [
             World(workers or [1] * count, host, ["h"] * count, ["127.0.0.1"] * count, KEY, compression=compression)
             for host in range(count)
         ]
-        self.hosts = [Host(world, start, rule) for world, start in zip(worlds, starts)]
+        self.hosts = [Host(world, start, rule, moments) for world, start in zip(worlds, starts)]
         self.table = RoundTable()
         self.lost = set()
 

@@ -26,11 +26,6 @@ def test_sums_over_slow_links_are_right(make_laboratory, start_job, workers):
         assert [line[2] for line in job.said(rank)] == [True] * 3
 
 
-def test_moments_are_refused_where_couriers_would_move_them(make_laboratory, start_job):
-    job = start_job(script_path("training_moments_over_hosts"), workers=(1, 1), in_laboratory=make_laboratory(2))
-    assert job.wait() == [0, 0], job.text()
-
-
 SHARES = script_path("training_shares")
 
 

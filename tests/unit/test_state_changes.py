@@ -120,11 +120,14 @@ def test_a_stop_and_a_leader_are_found_between_looks(job):
     assert job.changes.since_sent(1) is None
 
 
-def test_the_number_of_living_workers_is_that_of_the_host(job):
+def test_hosts_are_told_how_many_workers_live_there_and_in_all(job):
     job.settle()
+    live = job.roster.num_live
     job.roster.depart(job.roster[3], lost=False)
-    assert job.changes.since_sent(1).num_live == 1
-    assert job.changes.since_sent(2) is None
+    for host, own in ((1, 1), (2, 2)):
+        found = job.changes.since_sent(host)
+        assert (found.num_live, found.num_live_everywhere) == (own, live - 1)
+        assert job.changes.since_sent(host) is None
 
 
 def test_a_host_that_begins_anew_gets_everything(job):

@@ -1,0 +1,117 @@
+"""Centers of several hosts that average themselves, and share moments: real centers and couriers, in turns of one loop.
+
+The second parameter is a moment of the first.
+"""
+
+import numpy as np
+import pytest
+from rounds_in_turns import Group, model
+
+from platoon_base.rules import EASGD, AveragedEASGD
+
+pytestmark = pytest.mark.base
+
+RULE = AveragedEASGD(pull=0.5, scale=2.0, warmup=0).resolved(2)
+
+
+def filled(rule=RULE, workers=(1, 1), compression="none"):
+    """Return a group of hosts that have a center each, with the same values."""
+    group = Group([1.0] * len(workers), rule, list(workers), compression, moments=1)
+    group.introduce()
+    group.made()
+    group.until_filled()
+    return group
+
+
+def train(group):
+    """Let the worker of each host go somewhere else, and synchronize once."""
+    for seed, host in enumerate(group.hosts):
+        for array in host.params:
+            array += np.random.default_rng(seed).random(array.shape).astype(array.dtype)
+        assert host.center.sync(host.rule.at_count(1), host.params, True, 10) is None
+
+
+def exchange(group):
+    before = [host.courier.exchanges for host in group.hosts]
+    group.until(lambda: all(host.courier.exchanges > count + 2 for host, count in zip(group.hosts, before)))
+
+
+def values_of(host):
+    """Return copies of the parameter and the moment of the center, and of the average of the parameter."""
+    (x, moment), states = host.center.snapshot()
+    return x, moment, states[0][0]
+
+
+@pytest.mark.parametrize("compression", ["none", "int8"])
+def test_exchanges_bring_parameters_together_and_leave_moments_and_averages_alone(compression):
+    with filled(compression=compression) as group:
+        train(group)
+        before = [values_of(host) for host in group.hosts]
+        assert (before[0][1] != before[1][1]).any()
+        exchange(group)
+        mean = (before[0][0] + before[1][0]) / 2
+        for host, (_, moment, average) in zip(group.hosts, before):
+            now = values_of(host)
+            np.testing.assert_allclose(now[0], mean, atol=1e-6 if compression == "none" else 1e-2)
+            np.testing.assert_array_equal(now[1], moment)
+            np.testing.assert_array_equal(now[2], average)
+
+
+@pytest.mark.parametrize("rule", [RULE, EASGD(0.5, moments=True)], ids=repr)
+def test_a_worker_moves_along_with_its_center_and_that_is_no_step_of_its_own(rule):
+    with filled(rule) as group:
+        for value, host in enumerate(group.hosts):
+            host.center.fill(model(value), [])
+            host.center.read(host.params, True, 10, begin=True)
+        exchange(group)
+        for value, host in enumerate(group.hosts):
+            assert host.center.sync(rule.at_count(2), host.params, True, 10) is None
+            x, moment = host.params
+            np.testing.assert_allclose(x, 0.5, atol=1e-6)  # a step would be scaled, and lead away from the center
+            np.testing.assert_array_equal(moment, value)
+            np.testing.assert_allclose(host.center.values[0], 0.5, atol=1e-6)
+
+
+@pytest.mark.parametrize("workers", [(1, 1), (3, 1, 2)], ids=repr)
+def test_at_a_mean_all_hosts_have_the_same_center_and_the_same_average(workers):
+    with filled(workers=workers) as group:
+        for number in (1, 2):
+            train(group)
+            before = [values_of(host) for host in group.hosts]
+            assert all((x != average).any() for x, _, average in before)
+            group.begin(number, range(len(workers)), workers=list(workers))
+            group.end(number)
+            found = [values_of(host) for host in group.hosts]
+            for part in (0, 2):
+                mean = np.average([each[part] for each in before], axis=0, weights=workers)
+                np.testing.assert_allclose(found[0][part], mean, atol=1e-6)
+                assert all(each[part].tobytes() == found[0][part].tobytes() for each in found)
+            for (_, moment, _), (_, now, _) in zip(before, found):
+                np.testing.assert_array_equal(now, moment)
+
+
+def test_a_host_without_workers_gets_the_center_and_its_average():
+    with filled(workers=(1, 1, 1)) as group:
+        train(group)
+        group.begin(4, [0, 2], idle=[1])
+        group.end(4, 0, 2)
+        first, second = group.hosts[:2]
+        group.until(lambda: second.center.across_hosts.made == 4)
+        for part in (0, 2):
+            assert values_of(first)[part].tobytes() == values_of(second)[part].tobytes()
+        assert (values_of(second)[0] != values_of(second)[2]).any()
+
+
+def test_an_average_follows_a_center_that_a_worker_changes():
+    with filled() as group:
+        train(group)
+        center = group.hosts[0].center
+        x, moment, average = values_of(group.hosts[0])
+        new = x.copy()
+        new[3] = 7
+        center.change([x, moment], [new, moment + 1])
+        found = values_of(group.hosts[0])
+        np.testing.assert_array_equal(found[0], new)
+        np.testing.assert_array_equal(found[1], moment + 1)
+        average[3] = 7
+        np.testing.assert_array_equal(found[2], average)
