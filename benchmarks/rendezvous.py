@@ -34,7 +34,7 @@ CALLS = {
 class State:
     """In place of what a job has in shared memory."""
 
-    stopping, stop_reason, num_live = False, "", 0
+    stopping, stop_reason, num_live = False, "", (0, 0)
 
 
 class Members:

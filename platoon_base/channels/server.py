@@ -116,7 +116,7 @@ class ControlServer:
             else:
                 self._reply(SendReply(action.to, self._answer_user(action)))
         roster = self.coordinator.roster
-        self._job_state.num_live, self._job_state.num_live_everywhere = roster.num_live_on(0), roster.num_live
+        self._job_state.num_live = roster.num_live_on(0), roster.num_live
 
     def _reply(self, action: SendReply) -> None:
         self._send(*action.to, self._encoded(action.reply))

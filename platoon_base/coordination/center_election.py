@@ -252,7 +252,10 @@ class CenterElection:
 def _impossible(layout: Layout) -> msg.Failure | None:
     impossible = next((spec for spec in layout.specs if not _possible(spec)), None)
     if impossible is None and layout.specs:
-        return None
+        if 0 <= layout.moments < len(layout.specs):
+            return None
+        text = f"got {len(layout.specs)} arrays, of which {layout.moments} are moments"
+        return msg.Failure(kind="ConfigurationError", message=f"{text}: share the parameters before their moments")
     text = "got no parameters" if impossible is None else f"got {impossible} as a parameter"
     return msg.Failure(kind="ConfigurationError", message=f"{text}: share arrays of floating-point numbers")
 
@@ -267,6 +270,9 @@ def _difference(layout: Layout, request: msg.InitCenter, center: _Center) -> msg
         layout.require_same(center.layout)
     except LayoutMismatchError as exc:
         return msg.Failure(kind="LayoutMismatchError", message=str(exc))
+    if layout.moments != center.layout.moments:
+        text = f"got {layout.moments} moments among the arrays, the job's model has {center.layout.moments}"
+        return msg.Failure(kind="LayoutMismatchError", message=f"{text}; give every worker the same optimizer")
     if request.rule != center.request.rule:
         text = f"got rule {request.rule}, the job's is {center.request.rule}: a center can follow one rule only"
         return msg.Failure(kind="ConfigurationError", message=f"{text}; give every worker the same rule")

@@ -126,7 +126,7 @@ class StateChanges:
             held = self._held[ranks].astype("u1").tobytes()
             rows = Rows(rows.sent_at, ranks.tolist(), self._rows[ranks].tobytes(), held)
         stop, leader, several = self._state
-        return JobState(stop, *num_live, leader, several, ended, rows)
+        return JobState(stop, num_live, leader, several, ended, rows)
 
     def forget(self, host: int) -> None:
         """Mark everything as unsent for a host that has restarted."""

@@ -209,7 +209,7 @@ class Deputy:
             job_state.note_several()
         if job_state.leader != state.leader:
             job_state.leader = state.leader
-        job_state.num_live, job_state.num_live_everywhere = state.num_live, state.num_live_everywhere
+        job_state.num_live = state.num_live
         if state.stop:
             job_state.stop(state.stop)
 
@@ -328,7 +328,7 @@ def host_deputy(link: LinkClient, welcome: between.Welcome, origin: Origin) -> I
         segment, job_state = stack.enter_context(open_job_state(files))
         for rank in range(world.size):
             job_state.start_row(rank)
-        job_state.num_live, job_state.num_live_everywhere = len(world.ranks_here), world.size
+        job_state.num_live = len(world.ranks_here), world.size
         server = backends.listen_at(files.address, None)
         stack.callback(server.close)
         stack.enter_context(default_sigchld())

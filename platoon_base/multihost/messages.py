@@ -221,8 +221,9 @@ class JobState(msgspec.Struct, frozen=True, tag="state"):
     ----------
     stop : str
         The reason to stop; empty while there is none.
-    num_live, num_live_everywhere, leader : int
+    num_live : (int, int)
         See `platoon_base.shm.job_state.JobState`.
+    leader : int
     several : bool
     endings : list of (int, int, str)
         For each rank that ended since: the rank, the number of its processes so far, and how the latest ended.
@@ -230,8 +231,7 @@ class JobState(msgspec.Struct, frozen=True, tag="state"):
     """
 
     stop: str
-    num_live: int
-    num_live_everywhere: int
+    num_live: tuple[int, int]
     leader: int
     several: bool
     endings: list[tuple[int, int, str]] = []

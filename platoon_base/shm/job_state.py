@@ -220,22 +220,14 @@ class JobState:
         self._header["several"] = 1
 
     @property
-    def num_live(self) -> int:
-        """The number of this host's workers that take part or are expected, without those that left or died."""
-        return max(1, int(self._header["num_live"]))
+    def num_live(self) -> tuple[int, int]:
+        """The workers that take part or are expected, without those that left or died: on this host, on all hosts."""
+        header = self._header
+        return max(1, int(header["num_live"])), max(1, int(header["num_live_everywhere"]))
 
     @num_live.setter
-    def num_live(self, count: int) -> None:
-        self._header["num_live"] = count
-
-    @property
-    def num_live_everywhere(self) -> int:
-        """The number of such workers on all hosts."""
-        return max(1, int(self._header["num_live_everywhere"]))
-
-    @num_live_everywhere.setter
-    def num_live_everywhere(self, count: int) -> None:
-        self._header["num_live_everywhere"] = count
+    def num_live(self, counts: tuple[int, int]) -> None:
+        self._header["num_live"], self._header["num_live_everywhere"] = counts
 
     @property
     def turns(self) -> Any:

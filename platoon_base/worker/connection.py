@@ -138,14 +138,10 @@ class Connection:
         return self._arrays.nccl(ordinal, timeout_s)
 
     @property
-    def num_live(self) -> int:
-        """The number of this host's workers for a rule: of those that live, or of all where they take turns."""
-        return self.identity.size if self.turns.taken else self.job_state.num_live
-
-    @property
-    def num_live_everywhere(self) -> int:
-        """The number of workers on all hosts for a rule; see `num_live`."""
-        return self.identity.size if self.turns.taken else self.job_state.num_live_everywhere
+    def num_live(self) -> tuple[int, int]:
+        """The workers on this host and on all, for a rule: those that live, or all where they take turns."""
+        size = self.identity.size
+        return (size, size) if self.turns.taken else self.job_state.num_live
 
     def is_single_worker(self) -> bool:
         """Return whether the job was launched with one worker and no other has shared parameters so far."""

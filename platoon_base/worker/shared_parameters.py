@@ -76,7 +76,7 @@ class SharedParameters:
         self.center: Center | None = None
         size = max(_MIN_WORKERS, connection.identity.size)
         self._given, self._workers = rule, (size, size)
-        self._rule, self._adopting = self._resolved(), Adopt(rule)
+        self._rule, self._adopting = _resolved(rule, self._workers), Adopt(rule)
         self._on_nonfinite = on_nonfinite
         self._connection = connection
         self._rank = connection.identity.rank
@@ -195,7 +195,7 @@ class SharedParameters:
         taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
         alone = self._alone()
         self.count += 1
-        rule: Any = self._adopting if alone else self._rule_for(self._connection.num_live)
+        rule: Any = self._adopting if alone else self._rule_for(self._connection.num_live[0])
         rounds: Any = center
         if not alone:
             self._watch.before_sync(taken[self._watched], rule)
@@ -278,24 +278,17 @@ class SharedParameters:
 
     def _rule_for(self, num_live: int) -> Any:
         """Return the rule with the defaults for this number of workers, and for this synchronization."""
-        workers = max(_MIN_WORKERS, num_live), max(_MIN_WORKERS, self._connection.num_live_everywhere)
+        workers = max(_MIN_WORKERS, num_live), max(_MIN_WORKERS, self._connection.num_live[1])
         if workers != self._workers:
-            self._workers = workers
-            self._rule = self._resolved()
+            self._workers, self._rule = workers, _resolved(self._given, workers)
         return member(self._rule, "at_count")(self.count, self._before)
-
-    def _resolved(self) -> Any:
-        """Return the rule with the defaults for the workers of this center, and of all."""
-        of_center, of_job = self._workers
-        return member(self._given.resolved(of_center), "in_job")(of_job)
 
     def shorten_steps(self) -> str:
         """Let the rule lengthen steps by half as much; return what users should know of it, or an empty text."""
         shorter = member(self._given, "shortened")()
         if shorter is self._given:
             return ""
-        self._given = shorter
-        self._rule = self._resolved()
+        self._given, self._rule = shorter, _resolved(shorter, self._workers)
         return str(member(self._rule, "notice")())
 
     def copy_to_local(self, timeout_s: float) -> None:
@@ -425,6 +418,12 @@ class SharedParameters:
         if self._on_nonfinite == "restore" and self.center is not None:
             with self._turns.take("restore", timeout_s, self.finish):
                 self.center.read(arrays, True, timeout_s, begin=True)
+
+
+def _resolved(rule: Rule, workers: tuple[int, int]) -> Any:
+    """Return a rule with the defaults for these numbers of workers: with this center, and of all hosts."""
+    of_center, of_job = workers
+    return member(rule.resolved(of_center), "in_job")(of_job)
 
 
 def _require_precision(layout: Layout, rule: Rule) -> None:

@@ -86,7 +86,7 @@ def test_a_welcome_that_comes_with_the_end_of_the_job_before_is_not_lost(first, 
         first.send(welcome_to("one"))
         with deputy_of(link, welcome(), tmp_path) as deputy:
             assert first.until(between.Begun, link).job == "one"
-            stop = between.JobState("the next job has been told to stop", 1, 1, 0, False)
+            stop = between.JobState("the next job has been told to stop", (1, 1), 0, False)
             first.send(between.JobOver(1, "again", again=True), welcome_to("two"), stop)
             deadline = time.monotonic() + 20
             while len(link.inbox) < 3:

@@ -112,7 +112,7 @@ def takes_part(rank):
 def living():
     """Return the number of workers that rules reckon with."""
     with _job_state() as (job_state, _):
-        return job_state.num_live
+        return job_state.num_live[0]
 
 
 def controller_lives():

@@ -109,6 +109,21 @@ def test_a_creator_that_failed_and_asks_again_creates():
     assert replies(job.ask(0, init())) == {"0": CREATE}
 
 
+@pytest.mark.parametrize("moments", [0, 1, 3, -1])
+def test_all_workers_share_as_many_moments(moments):
+    job = Job(2).join(0, 1)
+    arrays = [("x", (3,), "float32"), ("m", (3,), "float32"), ("v", (3,), "float32")]
+    assert job.answer(0, msg.InitCenter(specs=arrays, rule="AveragedEASGD", moments=2)) == CREATE
+    job.answer(0, msg.CenterReady())
+    refusal = job.answer(1, msg.InitCenter(specs=arrays, rule="AveragedEASGD", moments=moments))
+    if moments in (0, 1):
+        require_failure(
+            refusal, "LayoutMismatchError", f"got {moments} moments", "give every worker the same optimizer"
+        )
+    else:
+        require_failure(refusal, "ConfigurationError", f"of which {moments} are moments")
+
+
 def test_a_center_is_in_one_memory():
     job = Job(2).join(0, 1)
     on_device = msg.InitCenter(specs=SMALL, rule="EASGD", location="device")

@@ -308,3 +308,24 @@ def test_moments_are_exchanged_with_the_center(simulation, data, moments):
                 x = center
             np.testing.assert_allclose(found[:, worker], x, rtol=0, atol=1e-6)
         np.testing.assert_allclose(shared, center, rtol=0, atol=1e-6)
+
+
+def test_hosts_add_the_difference_between_the_mean_of_the_copies_and_their_own(simulation):
+    import hosts_learning_simulation as hosts
+    import torch
+    from scripts.simulated_networks import NETWORKS
+
+    place = hosts.Place(2, 2, every=3)
+    row = hosts.settings(place)["AveragedEASGD"]
+    models = hosts.Hosts(place, row, [1, 2], rate=0.01, network=NETWORKS["fashion-mnist"]())
+    rows = torch.rand(5, 4, 2, 8, 784), torch.randint(10, (5, 4, 2, 8))  # for 5 steps, of 2 hosts with 2 seeds each
+    alone = hosts.Hosts(place._replace(every=0), row, [1, 2], 0.01, NETWORKS["fashion-mnist"]())
+    for step in range(5):
+        if step == 3:
+            copies = models.c.clone()
+        models.step(rows[0][step], rows[1][step])
+        alone.step(rows[0][step], rows[1][step])
+    mean = copies.unflatten(0, (2, 2)).mean(0).repeat(2, 1)
+    for name, moved in (("c", mean - copies), ("x", (mean - copies)[:, None])):
+        torch.testing.assert_close(getattr(models, name), getattr(alone, name) + moved)
+    torch.testing.assert_close(models.own["x_old"], alone.own["x_old"] + (mean - copies)[:, None])
