@@ -180,7 +180,10 @@ class Parameters:
         if single or hasattr(parameters, "get_value"):
             raise ConfigurationError("got one parameter: pass a list, even of one")
         if not isinstance(parameters, Iterable):
-            raise ConfigurationError(f"got {parameters!r} as parameters: pass a list of them")
+            raise ConfigurationError(
+                f"got {type(parameters).__name__} as parameters: pass a list of them, such as model.named_parameters() "
+                "of torch"
+            )
         self._parameters = [_wrap(p, i) for i, p in enumerate(parameters)]
         self._prefetches = [p.prefetch for p in self._parameters if hasattr(p, "prefetch")]
         self._flushes = [p.flush for p in self._parameters if hasattr(p, "flush")]

@@ -211,12 +211,17 @@ class TensorParameter(TensorMemory):
         self._tensor = tensor
         if tensor.layout is not torch.strided:
             raise ConfigurationError(f"{name} is a tensor of layout {tensor.layout}: parameters are dense tensors")
-        if not hasattr(np, str(tensor.dtype).rpartition(".")[2]):
-            raise ConfigurationError(
-                f"{name} is a tensor of {tensor.dtype}, which NumPy has not: keep the parameters in torch.float32, and "
-                "compute in the other type by torch.autocast"
-            )
+        self._checked: torch.dtype | None = None
+        self.tensor()
 
     def tensor(self) -> Tensor:
-        """Return the tensor."""
-        return self._tensor
+        """Return the tensor; raise `ConfigurationError` if it has become one of a dtype that NumPy has not."""
+        tensor = self._tensor
+        if tensor.dtype is not self._checked:
+            if not hasattr(np, str(tensor.dtype).rpartition(".")[2]):
+                raise ConfigurationError(
+                    f"{self.name} is a tensor of {tensor.dtype}, which NumPy has not: keep the parameters in "
+                    "torch.float32, and compute in the other type by torch.autocast"
+                )
+            self._checked = tensor.dtype
+        return tensor

@@ -235,7 +235,9 @@ class Roster(Mapping[int, Participant]):
             return msg.Failure(kind="ConfigurationError", message=text)
         if participant is not None and participant.phase.present:
             taken = f"rank {rank} is taken by process {participant.pid} on {participant.host}"
-            return msg.Failure(kind="ConfigurationError", message=f"{taken}; a process joins once")
+            once = "a process joins once, and those that it starts do not: "
+            remedy = 'put connect() behind if __name__ == "__main__"'
+            return msg.Failure(kind="ConfigurationError", message=f"{taken}; {once}{remedy}")
         host_index = divided_peer(peer)[0]
         if participant is None or participant.phase is not Phase.EXPECTED or participant.host_index != host_index:
             self._forget()

@@ -74,7 +74,8 @@ class GradientAverage:
         self.worker = worker
         parameters, buffers = _tensors_of(model)
         self._parameters = [tensor for _, tensor in parameters if tensor.requires_grad]
-        self._frozen = [tensor for _, tensor in parameters if not tensor.requires_grad]
+        self._model = model if isinstance(model, (torch.nn.Module, torch.optim.Optimizer)) else parameters
+        self._known = {id(tensor): tensor for tensor in _leaves(self._model) if tensor.requires_grad}
         _require_averageable([(name, tensor) for name, tensor in parameters if tensor.requires_grad])
         warn_if_not_on_device(worker.device, self._parameters)
         self._bucket_bytes, self._timeout_s = bucket_bytes, timeout_s
@@ -147,20 +148,32 @@ class GradientAverage:
         """Yield the batches of a loader; then None for each batch that another worker has more.
 
         A collective call at the start of each epoch, for loaders of different lengths: with None make the step without
-        a backward pass, and with weight 0.
+        a backward pass, and with weight 0. If a worker's loader has no length, one before each batch too.
 
         Parameters
         ----------
-        loader : iterable with a length
-            Such as a DataLoader.
+        loader : iterable
+            Such as a DataLoader. That of an IterableDataset has no length.
         """
         if self.worker.global_size == 1:
             yield from self.worker.loading(loader)
             return
-        lengths = self.worker.gather(len(loader), name="batches of an epoch", timeout_s=self._timeout_s)
+        length = _length_of(loader)
+        lengths = self.worker.gather(length, name="batches of an epoch", timeout_s=self._timeout_s)
+        if None in lengths:
+            for batch in self.worker.loading(loader):
+                self._gather_more(True)
+                yield batch
+            while self._gather_more(False):
+                yield None
+            return
         yield from self.worker.loading(loader)
-        for _ in range(max(lengths) - len(loader)):
+        for _ in range(max(lengths) - length):
             yield None
+
+    def _gather_more(self, more: bool) -> bool:
+        """Return whether any worker has one more batch."""
+        return any(self.worker.gather(more, name="one more batch", timeout_s=self._timeout_s))
 
     def close(self) -> None:
         """Remove the hooks of `overlapping` from the parameters."""
@@ -181,11 +194,13 @@ class GradientAverage:
         self._weight = require_weight(weight)
         if self._early is not None:
             self._early.wait()  # for averages in flight of a step that raised
-        if any(parameter.requires_grad for parameter in self._frozen):
-            raise ConfigurationError(
-                "got a parameter that required no gradient when its GradientAverage was made, and does now: its "
-                "gradients would differ between workers; make a new GradientAverage on all of them"
-            )
+        for tensor in _leaves(self._model):
+            if id(tensor) not in self._known and tensor.requires_grad:
+                name = next((name for name, found in _tensors_of(self._model)[0] if found is tensor), "a parameter")
+                raise ConfigurationError(
+                    f"got {name}, which was added, replaced or unfrozen after its GradientAverage was made: it would "
+                    "differ between workers; make a new GradientAverage on all of them"
+                )
         if not self._usual_weight:
             weights = self.worker.gather(self._weight, name="weights of batches", timeout_s=self._timeout_s)
             self._usual_weight = max(weights) or 1.0
@@ -280,6 +295,27 @@ def _tensors_of(model: Any) -> tuple[list[tuple[str, Tensor]], list[tuple[str, T
     if isinstance(model, torch.Tensor) or not hasattr(model, "__iter__"):
         raise ConfigurationError(f"got {type(model).__name__}: pass a model, its optimizer, or model.parameters()")
     return named_tensors(model), []
+
+
+def _leaves(model: Any) -> list[Tensor]:
+    """Return the present parameters; for each step, as `torch.nn.Module.parameters` takes four times as long."""
+    if isinstance(model, torch.optim.Optimizer):
+        return [tensor for group in model.param_groups for tensor in group["params"]]
+    if not isinstance(model, torch.nn.Module):
+        return [tensor for _, tensor in model]
+    found: list[Tensor] = []
+    modules: list[Any] = [model]
+    for module in modules:  # grows
+        found += [tensor for tensor in module._parameters.values() if tensor is not None]
+        modules += [child for child in module._modules.values() if child is not None]
+    return found
+
+
+def _length_of(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:  # a DataLoader has the method, whether its dataset has a length or not
+        return None
 
 
 def _require_averageable(parameters: Sequence[tuple[str, Tensor]]) -> None:

@@ -26,6 +26,14 @@ def test_mistakes_are_refused(run_job):
     run_job(script_path("torch_loops_refused")).require_success()
 
 
+def test_loaders_without_a_length_need_not_be_equally_long(run_job):
+    run_job(script_path("torch_loops_streams")).require_success()
+
+
+def test_an_optimizer_with_a_closure_needs_the_loss_of_all(run_job):
+    run_job(script_path("torch_loops_closure")).require_success()
+
+
 def test_a_single_worker_trains_as_without(solo_worker):
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     average = GradientAverage(solo_worker, model)

@@ -44,6 +44,35 @@ head = nn.Linear(2, 2)
 head.bias.requires_grad_(False)
 average = GradientAverage(worker, head)
 head.bias.requires_grad_(True)
+refused(average, ConfigurationError, "bias")
 refused(average, ConfigurationError, "make a new GradientAverage")
+
+
+def step_after(change, given=lambda model, optimizer: model):
+    """Make a step of a model, or an optimizer, that got other parameters behind its GradientAverage."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    average = GradientAverage(worker, given(model, optimizer))
+    change(model, optimizer)
+    model(torch.ones(1, 2)).sum().backward()
+    average()
+
+
+def other_head(model, optimizer):
+    model[1] = nn.Linear(2, 1)
+
+
+def loaded(model, optimizer):
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+
+
+def another_group(model, optimizer):
+    optimizer.add_param_group({"params": list(nn.Linear(2, 1).parameters())})
+
+
+refused(lambda: step_after(other_head), ConfigurationError, "got 1.weight")
+refused(lambda: step_after(loaded), ConfigurationError, "got 0.weight")
+refused(lambda: step_after(another_group, lambda _, optimizer: optimizer), ConfigurationError, "got parameter 4")
+step_after(lambda model, optimizer: model[1].requires_grad_(False))
 worker.barrier()
 worker.close()

@@ -45,6 +45,8 @@ def test_a_tensor_that_is_not_contiguous_is_copied_out_and_back():
     ("given", "complaint"),
     [
         (torch.zeros(3), "pass a list"),
+        (torch.nn.Linear(2, 2), "^got Linear as parameters: .*model.named_parameters\\(\\)"),
+        (torch.optim.SGD([torch.zeros(2)], 0.1), "^got SGD as parameters: .*model.named_parameters\\(\\)"),
         ([torch.zeros(3, dtype=torch.bfloat16)], "torch.autocast"),
         ([torch.zeros(3, dtype=torch.int64)], "leave counters and seeds out"),
         ([torch.nn.Linear(2, 2)], "list\\(model.parameters\\(\\)\\) of torch"),
@@ -53,6 +55,14 @@ def test_a_tensor_that_is_not_contiguous_is_copied_out_and_back():
 def test_what_cannot_be_shared_is_refused_with_what_to_pass(given, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
         Parameters(given)
+
+
+def test_a_model_that_becomes_bfloat16_is_refused_with_what_to_do():
+    model = torch.nn.Linear(2, 2)
+    parameters = Parameters(model.named_parameters())
+    model.bfloat16()
+    with pytest.raises(ConfigurationError, match=r"weight is a tensor of torch.bfloat16.*torch.autocast"):
+        parameters.borrow()
 
 
 def test_a_worker_shares_them(job_of_one):
