@@ -114,7 +114,7 @@ def main(options: argparse.Namespace) -> int:
             best = min if task.lower else max
             bests = [best(value for *_, value in curve) for curve in curves]
             reached = {target: [first_reach(curve, target, task.lower) for curve in curves] for target in task.targets}
-            cells = [", ".join("never" if at is None else f"{at:.0f}" for at in steps) for steps in reached.values()]
+            cells = [", ".join("never" if at is None else f"{at['steps']:.0f}" for at in steps) for steps in reached.values()]
             lines.append([str(place), name, *cells, ", ".join(f"{value:.4f}" for value in bests)])
             print("; ".join(lines[-1]), flush=True)
             runs.append({"place": place._asdict(), "rule": name, "curves": curves})

@@ -174,6 +174,11 @@ class CheckpointWriter:
         """Whether a checkpoint is being written."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def keeps_center(self) -> bool:
+        """Whether a checkpoint in the folder has a center, or one that is being written."""
+        return self._keeps_center
+
     def postpone(self, until: float) -> None:
         """Let no checkpoint be due before a time."""
         self.next_due = until

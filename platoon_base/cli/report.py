@@ -80,6 +80,8 @@ def resumed_from(kept: Path, found: tuple[Path, About] | None, workers: int) -> 
     if found is None:
         return f"checkpoints in {kept}, none there yet: this job begins anew"
     path, about = found
+    if not about.parameters:
+        return f"resumed from {path}, which holds no parameters, only the values that the workers kept"
     positions = [about.position(rank, workers) for rank in range(workers)]
     epoch, batches = min(position.epoch for position in positions), sum(position.steps for position in positions)
     text = f"resumed from {path}: epoch {epoch}, {batches} mini-batches done"

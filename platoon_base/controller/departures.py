@@ -49,7 +49,9 @@ def fatal(ended: Exit, progress: Progress, fail_fast: str) -> str:
         return f"worker {ended.rank} failed ({ended}): the job ends, as --fail-fast asks"
     # A script that has made collective calls without an adapter may count no steps: it may have trained already.
     counts = progress.bound or not progress.waits
-    began = progress.steps > progress.steps_before_start or progress.exchanges or not counts
+    # Where an adapter counts the steps, a copy of the center before the first one was for an evaluation.
+    exchanges = progress.syncs if progress.bound else progress.exchanges
+    began = progress.steps > progress.steps_before_start or exchanges or not counts
     if began or failure is None or failure.kind == INTERRUPTED:
         return ""
     return (

@@ -22,6 +22,11 @@ __all__ = ["JobSaving", "TurnLock"]
 log = logging.getLogger(__name__)
 
 _AGAIN_S = 2e-3  # between two attempts to find the center at rest
+_NO_PARAMETERS = (
+    "the checkpoints of this job hold no parameters, since its workers share none (averaged gradients, for one, have "
+    "no center): a job that is resumed from them trains from new values. docs/saving.md says how the script puts its "
+    "parameters there; or let it save and load them by the framework's own means"
+)
 
 
 class TurnLock(NamedTuple):
@@ -63,6 +68,7 @@ class JobSaving:
         self._began = time.monotonic() - seconds_before
         self._turns = turns
         self._missed = 0  # missed checkpoints that the story mentions
+        self._warned_of_no_parameters = False
 
     @property
     def tally(self) -> Tally:
@@ -106,6 +112,7 @@ class JobSaving:
             if not self._at_one_round():
                 return False
             self._checkpointer.begin(self._about(shared), None if shared is None else shared.layout, at_once=True)
+            self._warn_of_no_parameters()
         finally:
             turns.unlock()
         return True
@@ -129,9 +136,19 @@ class JobSaving:
         shared = self._coordinator.shared
         about, layout = self._about(shared), None if shared is None else shared.layout
         self._checkpointer.begin(about, layout)
+        self._warn_of_no_parameters()
         if self._hosts is not None:
             parameters = [] if layout is None else [tuple(spec) for spec in layout.specs]
             self._hosts.saved(msgspec.structs.replace(about, parameters=parameters), self._checkpointer.folder)
+
+    def _warn_of_no_parameters(self) -> None:
+        """Warn once if workers have trained, but no checkpoint has parameters."""
+        if self._warned_of_no_parameters or self._checkpointer.keeps_center:
+            return
+        progress = map(self._job_state.progress, self._coordinator.roster)
+        if any(each.steps > each.steps_before_start for each in progress):
+            self._warned_of_no_parameters = True
+            log.warning("%s", _NO_PARAMETERS)
 
     def save_dropped(self, shared: Shared) -> None:
         """Save a center that the workers are about to release."""

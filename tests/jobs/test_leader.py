@@ -53,6 +53,8 @@ NEW = Progress(0, 0, 0, 0.0, 0.0, 0.0, 0.0)
 MADE = {
     "nothing": (NEW, True),
     "met the others to train": (NEW._replace(bound=1, waits=4), True),
+    "evaluated the center before its training": (NEW._replace(bound=1, waits=4, copies=1), True),
+    "copied the center in a loop of its own": (NEW._replace(copies=1), False),
     "met the others, and counts nothing": (NEW._replace(waits=4), False),
     "a step": (NEW._replace(steps=1), False),
     "steps of an earlier process": (NEW._replace(steps=7, steps_before_start=7), True),

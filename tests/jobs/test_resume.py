@@ -242,10 +242,13 @@ def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script
 
 def test_without_a_center_there_is_nothing_to_go_on_from_but_what_was_kept(platoon, tmp_path):
     script = script_path("resume_without_a_center_there_is_nothing_to_go")
-    for expected in ("starts at (0, 0, 0) None", "starts at (0, 0, 0) [0.5, 'x']"):
+    for resumed, expected in (False, "starts at (0, 0, 0) None"), (True, "starts at (0, 0, 0) [0.5, 'x']"):
         done = platoon("launch", "-n", 1, "--log-dir", "logs", "--resume", "kept", script)
         assert done.returncode == 0, done.stdout
         assert expected in (tmp_path / "logs" / "rank0.log").read_text()
+        said = " ".join(done.stdout.split())
+        assert "hold no parameters" in said
+        assert ("which holds no parameters" in said) == resumed
 
 
 def test_a_full_disk_is_an_error_before_the_training(platoon, small_disk, tmp_path):
@@ -390,6 +393,7 @@ def test_synchronous_training_goes_on_with_what_the_first_worker_put_into_the_ce
     kept = tmp_path / "logs" / "checkpoints"
     second = platoon("launch", "-n", 2, "--log-dir", "more", "--resume", kept, script, tmp_path)
     assert second.returncode == 0, second.stdout
+    assert "no parameters" not in first.stdout + second.stdout
     for rank in range(2):
         log = (tmp_path / "more" / f"rank{rank}.log").read_text()
         assert "starts at (2, 5, 10) 20.0" in log
