@@ -97,6 +97,12 @@ def simulate(place: Place, row: Setting, options: argparse.Namespace, network: S
     return curves
 
 
+def steps_to(target: float, curves: list[list], lower: bool) -> str:
+    """Return the steps of each seed to a target."""
+    reached = [first_reach(curve, target, lower) for curve in curves]
+    return ", ".join("never" if at is None else f"{at['steps']:.0f}" for at in reached)
+
+
 def main(options: argparse.Namespace) -> int:
     network = NETWORKS[options.task]()
     task = network.task
@@ -114,7 +120,9 @@ def main(options: argparse.Namespace) -> int:
             best = min if task.lower else max
             bests = [best(value for *_, value in curve) for curve in curves]
             reached = {target: [first_reach(curve, target, task.lower) for curve in curves] for target in task.targets}
-            cells = [", ".join("never" if at is None else f"{at['steps']:.0f}" for at in steps) for steps in reached.values()]
+            cells = [
+                ", ".join("never" if at is None else f"{at['steps']:.0f}" for at in steps) for steps in reached.values()
+            ]
             lines.append([str(place), name, *cells, ", ".join(f"{value:.4f}" for value in bests)])
             print("; ".join(lines[-1]), flush=True)
             runs.append({"place": place._asdict(), "rule": name, "curves": curves})
