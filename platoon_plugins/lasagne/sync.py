@@ -14,7 +14,7 @@ from platoon_base.theano_ops import Sync, Synchronizer, vary_noise_once
 from platoon_base.worker import DEFAULT_TIMEOUT_S
 from platoon_plugins.lasagne.graph import find_moments, find_statistics, shared_variables
 from platoon_plugins.lasagne.learning_rate import warn_of_unscaled_schedule
-from platoon_plugins.lasagne.training import Training
+from platoon_plugins.lasagne.training import Training, warn_unless_finished
 
 __all__ = ["sync_updates"]
 
@@ -153,4 +153,5 @@ def _begin(worker: Worker) -> Training:
         )
     if Training.of(worker).shares:  # a training whose center was released, but not by finish_training
         Training.forget(worker)
+    warn_unless_finished(worker)
     return Training.of(worker)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
+import sys
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -13,7 +15,7 @@ from platoon_base import Worker, connect
 from platoon_base.schedule import EveryN
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values
 
-__all__ = ["Training", "finish_training"]
+__all__ = ["Training", "finish_training", "warn_unless_finished"]
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +164,27 @@ def _set(variables: list[Any], values: list[Any]) -> None:
 
 
 _trainings: weakref.WeakKeyDictionary[Worker, Training] = weakref.WeakKeyDictionary()
+_watched: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+def warn_unless_finished(worker: Worker) -> None:
+    """Warn at the end of the script if no `finish_training` has ended a training that shares its parameters."""
+    if worker.global_size > 1 and worker not in _watched:
+        _watched.add(worker)
+        atexit.register(_warn_if_unfinished, weakref.ref(worker))
+
+
+def _warn_if_unfinished(reference: weakref.ref[Worker]) -> None:
+    worker = reference()
+    training = None if worker is None else _trainings.get(worker)
+    if worker is None or training is None or training.period is None or not training.period.periods:
+        return
+    if worker.advanced.sharing and not worker.should_stop and getattr(sys, "last_value", None) is None:
+        log.warning(
+            "rank %d: the script ends without finish_training(), so its model is that of this worker alone, and not "
+            "that of all: call finish_training() after the loop, on every worker, before the model is tested or saved",
+            worker.global_rank,
+        )
 
 
 def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | None = None) -> None:

@@ -34,6 +34,14 @@ def test_prepare_is_the_longer_form(run_job):
     run_job(script_path("lasagne_prepared_is_the_longer_form")).require_success()
 
 
+@pytest.mark.parametrize("how", ["finishes", "fails", "ends"])
+def test_a_script_that_ends_without_finish_training_is_told_that_its_model_is_its_own(run_job, how):
+    outcome = run_job(script_path("lasagne_jobs_ends_without_finish_training"), args=[how])
+    assert (outcome.result.status == 0) == (how != "fails")
+    told = ["without finish_training(), so its model is that of this worker alone" in log for log in outcome.logs]
+    assert told == [how == "ends"] * 2, outcome.logs
+
+
 @pytest.mark.slow
 def test_sharded_evaluation_is_that_of_one_process_on_all_the_data(run_job):
     """Shards of unequal size, batches that do not divide them, and parameters that differ from the center's."""
