@@ -119,10 +119,7 @@ def main(options: argparse.Namespace) -> int:
             curves = simulate(place, row, options, network, data)
             best = min if task.lower else max
             bests = [best(value for *_, value in curve) for curve in curves]
-            reached = {target: [first_reach(curve, target, task.lower) for curve in curves] for target in task.targets}
-            cells = [
-                ", ".join("never" if at is None else f"{at['steps']:.0f}" for at in steps) for steps in reached.values()
-            ]
+            cells = [steps_to(target, curves, task.lower) for target in task.targets]
             lines.append([str(place), name, *cells, ", ".join(f"{value:.4f}" for value in bests)])
             print("; ".join(lines[-1]), flush=True)
             runs.append({"place": place._asdict(), "rule": name, "curves": curves})
@@ -145,7 +142,12 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--hosts", nargs="+", default=["1x4", "2x2", "1x8", "2x4"], help="  [1x4 2x2 1x8 2x4]")
     parser.add_argument("--every", nargs="+", type=int, default=[10, 50, 200], help="steps  [10 50 200]")
     parser.add_argument("--out", type=Path, help="a file for all curves, JSON")
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    if min(options.every) <= DELAY:
+        parser.error(
+            f"got --every {min(options.every)}: a copy is under way for {DELAY} steps; give at least {DELAY + 1}"
+        )
+    return options
 
 
 if __name__ == "__main__":

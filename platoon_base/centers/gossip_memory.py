@@ -160,7 +160,8 @@ class Slot:
         self.published = layout.views(segment.buffer, start + shape.values_start + layout.nbytes)
         own_states = [self.published] if own else []
         self.stripes = [
-            Stripe(i, p, self.values, [], own_states, holders[i], len(layout)) for i, p in enumerate(pieces)
+            Stripe(i, p, self.values, [], own_states, holders[i], len(layout), len(layout))
+            for i, p in enumerate(pieces)
         ]
         self.locks = StripeLocks(segment, self.stripes, rank, gone, start + _FIRST_HOLDER)
 

@@ -107,7 +107,7 @@ class HostCenter:
         splits = rule is None or rule_of_moments(rule) is not rule
         trained = layout.num_trained if splits else len(layout)
         self._stripes = [
-            Stripe(i, p, center, self.states, self._local_states, self._holders[i], trained)
+            Stripe(i, p, center, self.states, self._local_states, self._holders[i], trained, layout.num_trained)
             for i, p in enumerate(pieces)
         ]
         self._locks = StripeLocks(segment, self._stripes, rank, gone)
@@ -117,7 +117,9 @@ class HostCenter:
         self._shift = Shift(layout, wide(layout).views(segment.buffer, behind), remembering) if shape.shift else None
         self.across_hosts: AcrossHosts | None = None
         if shape.shift:
-            self.across_hosts = HostsMeans(layout, header, self.snapshot, self.move_to, self._put_all, self._average)
+            self.across_hosts = HostsMeans(
+                layout, header, self.copy_parameters, self.move_to, self._put_all, self._average
+            )
         elif self._rounds is not None and shape.several_hosts:
             self.across_hosts = HostsRounds(
                 layout, self._stripes, self._rounds, self._holders, lambda work, wait_s: self._visit(work, True, wait_s)
@@ -304,17 +306,24 @@ class HostCenter:
             start = own if source is None else cut(self.states[source], stripe.pieces)
             copy_all(cut(state, stripe.with_states), start)
 
-    def move(self, by: Sequence[Array], written: int, timeout_s: float = PATIENCE_S) -> bool:
+    def move(
+        self, by: Sequence[Array], written: int, with_average: bool = False, timeout_s: float = PATIENCE_S
+    ) -> bool:
         """Add ``by`` to the center, and to its workers at their next visits; False if a stripe stayed locked.
 
-        ``by`` has an array for each parameter, and none for moments. Stripes that a worker has overwritten meanwhile,
-        so that ``overwrites.written`` differs, stay.
+        The average follows a center with which workers synchronize; ``with_average`` moves it too. ``by`` has an array
+        for each parameter, and none for moments. Stripes that a worker has overwritten meanwhile, so that
+        ``overwrites.written`` differs, stay.
         """
-        shift = self._require_shift()
+        shift = _required(self._shift)
 
         def move(stripe: Stripe) -> None:
             if self.overwrites.written == written:
                 shift.move(stripe, by)
+                if with_average and self._average is not None:
+                    pieces = stripe.without_moments
+                    for average, moved in zip(cut(self.states[self._average], pieces), cut(by, pieces)):
+                        average += moved
 
         return not self._visit(move, True, timeout_s)
 
@@ -341,20 +350,28 @@ class HostCenter:
 
     def move_to(self, values: Sequence[Array], averages: Sequence[Array] = (), timeout_s: float = PATIENCE_S) -> bool:
         """Move the center to ``values``, and its average, while no worker changes it; see `move`."""
-        shift = self._require_shift()
+        shift = _required(self._shift)
 
         def move(stripe: Stripe) -> None:
             shift.move_to(stripe, values)
             if self._average is not None and averages:
-                own = cut(self.states[self._average], stripe.with_states)
-                copy_all(own, cut(averages, stripe.with_states))
+                pieces = stripe.without_moments
+                copy_all(cut(self.states[self._average], pieces), cut(averages, pieces))
 
         return not self._visit(move, True, timeout_s)
 
-    def _require_shift(self) -> Shift:
-        if self._shift is None:
-            raise ConfigurationError("this center is that of a job on one host: no other moves it")
-        return self._shift
+    def copy_parameters(self, values: Sequence[Array], averages: Sequence[Array] = ()) -> None:
+        """Copy the parameters of the center, and their averages, without moments; each stripe under its lock."""
+
+        def copy(stripe: Stripe) -> None:
+            pieces = stripe.without_moments
+            copy_all(cut(values, pieces), stripe.center)
+            if averages and self._average is not None:
+                copy_all(cut(averages, pieces), cut(self.states[self._average], pieces))
+
+        with self._one_thread:
+            for stripe in self._visit(copy, True, PATIENCE_S):
+                copy(stripe)
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states, each stripe under its lock, so that they are consistent.
@@ -417,6 +434,12 @@ class HostCenter:
     def _require_open(self) -> None:
         if self._segment.closed:
             raise ConfigurationError("the center is closed: nothing can be done after close()")
+
+
+def _required(shift: Shift | None) -> Shift:
+    if shift is None:
+        raise ConfigurationError("this center is that of a job on one host: no other moves it")
+    return shift
 
 
 class HostCenters:

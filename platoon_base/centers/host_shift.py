@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.stripes import Stripe, cut
-from platoon_base.layout import Layout, Piece
+from platoon_base.layout import Layout
 
 __all__ = ["Shift", "wide"]
 
@@ -41,7 +41,6 @@ class Shift:
 
     def __init__(self, layout: Layout, total: list[Array], remembering: list[list[Array]]) -> None:
         self._total = total
-        self._pieces: dict[int, tuple[Piece, ...]] = {}  # by stripe, those of parameters, which come before moments
         self._seen = wide(layout).empty()
         self._remembering = remembering
         self._counts: dict[int, int] = {}
@@ -49,16 +48,9 @@ class Shift:
     def begin(self, stripe: Stripe) -> None:
         """Mark the current sum as applied: this worker has just read the center."""
         self._counts[stripe.index] = int(stripe.holder["shifts"])
-        pieces = self._moved(stripe)
+        pieces = stripe.without_moments
         for seen, total in zip(cut(self._seen, pieces), cut(self._total, pieces)):
             np.copyto(seen, total)
-
-    def _moved(self, stripe: Stripe) -> tuple[Piece, ...]:
-        pieces = self._pieces.get(stripe.index)
-        if pieces is None:
-            count = len(self._total)
-            pieces = self._pieces[stripe.index] = tuple(each for each in stripe.pieces if each.parameter < count)
-        return pieces
 
     def follow(self, stripe: Stripe, arrays: Sequence[Array]) -> None:
         """Apply the moves that a worker has not applied yet to its part of a stripe."""
@@ -69,7 +61,7 @@ class Shift:
             self.begin(stripe)
             return
         self._counts[stripe.index] = count
-        pieces = self._moved(stripe)
+        pieces = stripe.without_moments
         remembering = [cut(state, pieces) for state in self._remembering]
         for i, (seen, total) in enumerate(zip(cut(self._seen, pieces), cut(self._total, pieces))):
             moved = (total - seen).astype(arrays[i].dtype, copy=False)
@@ -80,7 +72,7 @@ class Shift:
 
     def move(self, stripe: Stripe, by: Sequence[Array]) -> None:
         """Move the center's part of a stripe by its pieces of arrays, and add the move to the sum."""
-        pieces = self._moved(stripe)
+        pieces = stripe.without_moments
         for center, total, moved in zip(stripe.center, cut(self._total, pieces), cut(by, pieces)):
             center += moved
             total += moved
@@ -88,7 +80,7 @@ class Shift:
 
     def move_to(self, stripe: Stripe, values: Sequence[Array]) -> None:
         """Move the center's part of a stripe to its pieces of ``values``, and add the move to the sum."""
-        pieces = self._moved(stripe)
+        pieces = stripe.without_moments
         for center, total, value in zip(stripe.center, cut(self._total, pieces), cut(values, pieces)):
             total += value.astype(total.dtype, copy=False) - center
             np.copyto(center, value)

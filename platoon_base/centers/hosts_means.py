@@ -33,8 +33,8 @@ class HostsMeans:
     layout : Layout
     header : structured scalar
         With ``mean``, the number of the latest mean that was written to this center, in shared memory.
-    snapshot : callable
-        Copies the center, and the rule's states.
+    copy : callable
+        ``copy(values, averages)`` copies the center's parameters, and their averages.
     move_to : callable
         ``move_to(values, averages)`` moves the center and sets its average; it returns False if a stripe stayed
         locked.
@@ -50,13 +50,13 @@ class HostsMeans:
         self,
         layout: Layout,
         header: Any,
-        snapshot: Callable[[], tuple[list[Array], list[list[Array]]]],
+        copy: Callable[[Sequence[Array], Sequence[Array]], None],
         move_to: Callable[[Sequence[Array], Sequence[Array]], bool],
         put: Callable[[Sequence[Array], Sequence[Sequence[Array]]], bool],
         average: int | None,
     ) -> None:
-        self._header, self._average = header, average
-        self._snapshot, self._move_to, self._put = snapshot, move_to, put
+        self._header = header
+        self._copy, self._move_to, self._put = copy, move_to, put
         specs = layout.trained.specs
         self._trained, self._layout = len(specs), Layout(specs if average is None else specs * 2)
 
@@ -79,10 +79,7 @@ class HostsMeans:
 
     def read(self, totals: RoundTotals, number: int) -> bool:
         """Copy the center; the base is the same on all hosts."""
-        values, states = self._snapshot()
-        averages = [] if self._average is None else states[self._average]
-        for target, value in zip(totals.arrays, [*values[: self._trained], *averages[: self._trained]]):
-            np.copyto(target, value)
+        self._copy(totals.arrays[: self._trained], totals.arrays[self._trained :])
         totals.base, totals.number = 0, number
         return True
 

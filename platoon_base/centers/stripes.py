@@ -44,9 +44,13 @@ class Stripe:
         The stripe's record.
     trained : int
         How many parameters have the rule; those that follow are moments, which have that of `rule_of_moments`.
+    first_moment : int
+        The parameter from which on all are moments, whichever rule they have.
 
     Attributes
     ----------
+    without_moments : tuple of Piece
+        Those of parameters that are no moments.
     with_states : tuple of Piece
         Those of parameters that have the rule, with its states; the memory of other pieces of states stays untouched.
     """
@@ -60,10 +64,12 @@ class Stripe:
         local_states: list[list[Array]],
         holder: Any,
         trained: int,
+        first_moment: int,
     ) -> None:
         self.index = index
         self.holder = holder
         self.pieces = pieces
+        self.without_moments = tuple(piece for piece in pieces if piece.parameter < first_moment)
         self.center = cut(center, pieces)
         self._trained = sum(piece.parameter < trained for piece in pieces)
         self.with_states, of_moments = pieces[: self._trained], self.center[self._trained :]

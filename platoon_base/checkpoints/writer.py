@@ -202,7 +202,7 @@ class CheckpointWriter:
         """Read the center now, since it cannot be read later, and begin to write the last checkpoint."""
         if self._over:
             return
-        self._over = True
+        self._over = self._keeps_center = True
         self._begin_now(about, layout, last=True)
 
     def _begin_now(self, about: About, layout: Layout | None, last: bool = False) -> None:

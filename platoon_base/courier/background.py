@@ -37,11 +37,11 @@ class MovingCenter(Protocol):
 
     overwrites: Overwrites
 
-    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
-        """Copy the values and the rule's states."""
+    def copy_parameters(self, values: Sequence[Array], averages: Sequence[Array] = ()) -> None:
+        """Copy the parameters."""
         ...
 
-    def move(self, by: Sequence[Array], written: int) -> bool:
+    def move(self, by: Sequence[Array], written: int, with_average: bool = False) -> bool:
         """Move the center and its workers; False if a stripe was locked for too long and did not move."""
         ...
 
@@ -131,9 +131,7 @@ class BackgroundExchanges:
         if not peers or now < self._next - (self._every_s if waits else 0):
             return
         began = time.process_time()
-        values, _ = center.snapshot()
-        for target, value in zip(self._copy, values):
-            np.copyto(target, value)
+        center.copy_parameters(self._copy)
         if self._reference is not None:
             self._reference.send(self._copy, peers, stamp)
         else:
@@ -203,7 +201,7 @@ class BackgroundExchanges:
         for i, (own, mean) in enumerate(zip(copy, means)):
             state = tuple(array[i].reshape(-1) for array in self._states)
             moves.append(self._rule.correction(own.reshape(-1), mean.reshape(-1), state).reshape(own.shape))
-        if not center.move(moves, self._written):
+        if not center.move(moves, self._written, with_average=not self.workers[self._world.host]):
             log.warning("a worker held a part of the center for long: this exchange did not move that part")
         self.count += 1
 

@@ -48,6 +48,10 @@ class OpenCenter(MovingCenter, Protocol):
     states: list[list[Array]]
     across_hosts: AcrossHosts | None
 
+    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
+        """Copy the values and the rule's states."""
+        ...
+
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Replace the center by another host's; False if a worker held a part of it for too long."""
         ...

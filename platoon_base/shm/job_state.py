@@ -19,7 +19,7 @@ from platoon_base.views import array_on
 __all__ = ["CONTROLLER_LOCK", "ROW", "TURN_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
 
 MAGIC = b"PLATOON\0"
-VERSION = 11
+VERSION = 12
 
 # Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
 CONTROLLER_LOCK = 0  # held while the controller lives

@@ -40,7 +40,8 @@ class GradientAverage:
     worker : Worker
     model : torch.nn.Module, torch.optim.Optimizer or iterable of tensors
         All parameters that require a gradient are averaged. They must be the same on every worker, and on one device.
-        Of an optimizer, or of tensors such as ``model.parameters()``, no buffers are copied.
+        Of an optimizer, or of tensors such as ``model.parameters()``, no buffers are copied; nor is it seen which
+        tensors a model gets later: pass the model.
     bucket_bytes : int
         At `overlapping`, the size at which a group of gradients is averaged, during the rest of the backward pass.
     timeout_s : float
@@ -305,9 +306,13 @@ def _leaves(model: Any) -> list[Tensor]:
         return [tensor for _, tensor in model]
     found: list[Tensor] = []
     modules: list[Any] = [model]
+    seen = {id(model)}
     for module in modules:  # grows
         found += [tensor for tensor in module._parameters.values() if tensor is not None]
-        modules += [child for child in module._modules.values() if child is not None]
+        for child in module._modules.values():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                modules.append(child)
     return found
 
 

@@ -211,8 +211,9 @@ class Worker:
         """Set the centers of all hosts to their mean; in a job on one host it returns at once.
 
         In asynchronous training each host has its own center, and couriers average them now and then, so they differ
-        slightly. This collective call makes them equal: their mean, weighted by the hosts' numbers of workers. Call it
-        before an evaluation by all workers, as the adapters do.
+        slightly. This collective call makes them equal: their mean, weighted by the hosts' numbers of workers. So it
+        does with averages of centers; moments stay those of each host. Call it before an evaluation by all workers, as
+        the adapters do.
 
         Raises
         ------

@@ -74,8 +74,8 @@ class SharedParameters:
         require_on_nonfinite(on_nonfinite)
         self.parameters = parameters
         self.center: Center | None = None
-        size = max(_MIN_WORKERS, connection.identity.size)
-        self._given, self._workers = rule, (size, size)
+        of_center, of_job = (max(_MIN_WORKERS, count) for count in connection.num_live)
+        self._given, self._workers = rule, (of_center, of_job)
         self._rule, self._adopting = _resolved(rule, self._workers), Adopt(rule)
         self._on_nonfinite = on_nonfinite
         self._connection = connection

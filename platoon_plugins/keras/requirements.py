@@ -71,10 +71,10 @@ def require_no_other_average(model: Any, rule: Any, several_hosts: bool) -> None
     """
     for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
         averages = getattr(each, "use_ema", False)
-        if averages and shares_moments(rule) and several_hosts and not waits(rule):
+        if averages and several_hosts and not (shares_moments(rule) and waits(rule)):
             raise ConfigurationError(
-                f"got an optimizer with use_ema=True and {rule!r} in a job on several hosts: each host would have an "
-                "average of its own; compile without use_ema, as the default rule averages its center, or with "
+                f"got an optimizer with use_ema=True and {rule!r} in a job on several hosts: each worker or host would "
+                "have an average of its own; compile without use_ema, as the default rule averages its center, or with "
                 "DistributedOptimizer(optimizer), or pass rule=LocalSGD(moments=True)"
             )
         if averages and not shares_moments(rule):

@@ -1,17 +1,31 @@
 """Centers of several hosts that average themselves, and share moments: real centers and couriers, in turns of one loop.
 
-The second parameter is a moment of the first.
+The second array is the moment of the first: one stripe holds parts of both, one a part of the moment alone.
 """
+
+import threading
 
 import numpy as np
 import pytest
-from rounds_in_turns import Group, model
+import rounds_in_turns
+from rounds_in_turns import Group
 
+from platoon_base.centers.host import STRIPE_BYTES
+from platoon_base.courier import messages as between
 from platoon_base.rules import EASGD, AveragedEASGD
 
 pytestmark = pytest.mark.base
 
 RULE = AveragedEASGD(pull=0.5, scale=2.0, warmup=0).resolved(2)
+
+
+def model(value):
+    return [np.full(STRIPE_BYTES // 4 + 100, value, "float32"), np.full(STRIPE_BYTES // 4 + 100, value, "float32")]
+
+
+@pytest.fixture(autouse=True)
+def with_moments(monkeypatch):
+    monkeypatch.setattr(rounds_in_turns, "model", model)
 
 
 def filled(rule=RULE, workers=(1, 1), compression="none"):
@@ -115,3 +129,38 @@ def test_an_average_follows_a_center_that_a_worker_changes():
         np.testing.assert_array_equal(found[1], moment + 1)
         average[3] = 7
         np.testing.assert_array_equal(found[2], average)
+
+
+def test_the_average_of_a_host_without_live_workers_moves_with_its_center():
+    """A checkpoint of that host would have the values of long ago."""
+    with filled() as group:
+        for host in group.hosts:
+            peers = {number: each for number, each in enumerate(addresses(group))}
+            host.courier.handle_order(between.Peers(peers, workers={0: 0, 1: 1}))
+        other = group.hosts[1]
+        for count in range(1, 4):
+            other.params[0] += np.float32(1)
+            assert other.center.sync(RULE.at_count(count), other.params, True, 10) is None
+            exchange(group)
+        center, moment, average = values_of(group.hosts[0])
+        np.testing.assert_allclose(center, values_of(other)[0], atol=1e-5)
+        np.testing.assert_allclose(average, center, atol=1e-5)
+        np.testing.assert_array_equal(moment, 1)
+
+
+def addresses(group):
+    for host in group.hosts:
+        (listening,) = [news for news in host.news if isinstance(news, between.Listening)]
+        yield listening.address, listening.port, listening.token
+
+
+def test_who_overwrites_the_center_overwrites_the_averages_of_all_hosts():
+    with filled() as group:
+        train(group)
+        writing = threading.Thread(target=group.hosts[0].center.write, args=(model(7), True, 20))
+        writing.start()
+        group.until(lambda: not writing.is_alive())
+        writing.join()
+        for host in group.hosts:
+            for part in values_of(host):
+                np.testing.assert_array_equal(part, 7)

@@ -74,5 +74,6 @@ refused(lambda: step_after(other_head), ConfigurationError, "got 1.weight")
 refused(lambda: step_after(loaded), ConfigurationError, "got 0.weight")
 refused(lambda: step_after(another_group, lambda _, optimizer: optimizer), ConfigurationError, "got parameter 4")
 step_after(lambda model, optimizer: model[1].requires_grad_(False))
+step_after(lambda model, optimizer: setattr(model[1], "parent", model))  # it is walked through once
 worker.barrier()
 worker.close()
