@@ -591,3 +591,19 @@ def test_a_rule_that_averages_and_shares_moments_trains_over_hosts(hosts):
     assert [line[2] for line in told] == [True] * 3
     assert told == [told[0]] * 3
     assert "with 3 workers steps are 3.46 times as long" in hosts.log(0, 0)
+
+
+def test_a_job_that_is_resumed_on_two_hosts_goes_on_with_center_average_and_moments(hosts):
+    code, options = script_path("two_hosts_averages_resumed"), ["--resume", "kept", "--checkpoint-every", "100"]
+    assert hosts.run(code, *options, workers=(1, 1), args=["train"]) == [0, 0], hosts.output(0)
+    center, average, *moments = said(hosts, 0, 0)[0]
+    assert said(hosts, 1, 1)[0][:2] == [center, average]
+    assert 0 < average < center
+    again = Hosts(hosts.folder, hosts.environment)
+    try:
+        assert again.run(code, *options, workers=(1, 1), args=["resume"]) == [0, 0], again.output(0)
+        assert "resumed from" in again.output(0)
+        for rank in (0, 1):
+            assert said(again, rank, rank)[0] == [center, average, *moments]
+    finally:
+        again.close()
