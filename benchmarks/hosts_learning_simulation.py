@@ -42,8 +42,9 @@ class Place(NamedTuple):
 def settings(place: Place) -> dict[str, Setting]:
     """Return the defaults for every mini-batch and for longer periods, as each host of a job has them."""
     n, size = place.workers, place.workers * place.hosts
-    steps = {"alpha": 0.9 / n, "pull": 0.5, "factor": 2 * size**0.5}
-    momentum = {"alpha": 0.9 / n, "mu": 0.9, "gain": 1.35 * n**0.5}
+    reckoned = max(2, n)  # by the rules
+    steps = {"alpha": 0.9 / reckoned, "pull": 0.5, "factor": 2 * size**0.5}
+    momentum = {"alpha": 0.9 / reckoned, "mu": 0.9, "gain": 1.35 * reckoned**0.5}
     return {
         "AveragedEASGD": Setting("AveragedEASGD", n, steps, 1, moments="pull"),
         "CenterMomentum": Setting("CenterMomentum", n, momentum, 10),
