@@ -119,7 +119,7 @@ def _plain(row: Any) -> Any:
 
 
 def _sample(n: int, count: int) -> list[int]:
-    """ChunkedAllGather ``count`` indices evenly over 0 .. n - 1, the first and the last among them."""
+    """Spread ``count`` indices evenly over 0 .. n - 1, the first and the last among them."""
     if n <= count:
         return list(range(n))
     return [i * (n - 1) // (count - 1) for i in range(count)]

@@ -11,6 +11,7 @@ import torch
 from platoon_base.devices import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops.backward import EarlyAverages
+from platoon_base.torch_loops.drift import NUM_SLOTS, DriftCheck
 from platoon_base.torch_loops.flats import Bucket, Flats
 from platoon_base.torch_loops.state import named_tensors, require_weight, values_of
 from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, start_training
@@ -74,13 +75,15 @@ class GradientAverage:
     ) -> None:
         self.worker = worker
         parameters, buffers = _tensors_of(model)
-        self._parameters = [tensor for _, tensor in parameters if tensor.requires_grad]
+        self._named = [(name, tensor) for name, tensor in parameters if tensor.requires_grad]
+        self._parameters = [tensor for _, tensor in self._named]
         self._model = model if isinstance(model, (torch.nn.Module, torch.optim.Optimizer)) else parameters
         self._known = {id(tensor): tensor for tensor in _leaves(self._model) if tensor.requires_grad}
-        _require_averageable([(name, tensor) for name, tensor in parameters if tensor.requires_grad])
+        _require_averageable(self._named)
         warn_if_not_on_device(worker.device, self._parameters)
         self._bucket_bytes, self._timeout_s = bucket_bytes, timeout_s
         self._flats: Flats | None = None
+        self._drift: DriftCheck
         self._early: EarlyAverages | None = None
         self._weight, self._usual_weight = 1.0, 0.0
         self._sent: list[float] = []
@@ -106,7 +109,8 @@ class GradientAverage:
         Raises
         ------
         ConfigurationError
-            If the weight is negative or not finite, or a gradient is sparse.
+            If the weight is negative or not finite, or a gradient is sparse; or the parameters have come to differ
+            between workers. Up to 64 values of one parameter are compared in each step, on a device in every 100th.
         WorkerLostError, CollectiveTimeoutError
             If another worker does not make the call.
         """
@@ -221,7 +225,9 @@ class GradientAverage:
         if self._flats is None or self._flats.header.device != device:
             self.close()
             _require_one_device(self._parameters)
-            self._flats = Flats(self._parameters, 1 + len(self._parameters), device, self._bucket_bytes)
+            numbers = 1 + len(self._parameters)
+            self._flats = Flats(self._parameters, numbers + NUM_SLOTS, device, self._bucket_bytes)
+            self._drift = DriftCheck(self._named, self._flats.header[numbers:])
             self._sent = []
         return self._flats
 
@@ -232,12 +238,14 @@ class GradientAverage:
         _require_dense(gradients)
         with torch.no_grad():
             self._put_header(flats, gradients)
+            self._drift.put()
             for bucket in flats.buckets[begun:]:
                 self._scaled(bucket, gradients)
             if begun and self._early is not None:
                 self._early.wait()
             for number in range(begun, len(flats.buckets)):
                 self._average_bucket(number)
+            self._drift.require_none()
             _divide(flats)
             self._write(flats, gradients)
 
@@ -247,7 +255,7 @@ class GradientAverage:
         if numbers != self._sent:  # a copy to a device takes longer than one on it
             self._sent = numbers
             flats.template = torch.tensor(numbers, dtype=torch.float32, device=flats.header.device)
-        flats.header.copy_(flats.template)
+        flats.header[: len(numbers)].copy_(flats.template)
 
     def _fill(self, number: int, gradients: Mapping[int, Tensor]) -> None:
         """Copy gradients into a bucket during the backward pass."""
@@ -272,7 +280,7 @@ class GradientAverage:
             torch._foreach_copy_([gradient for gradient, _ in here], [view for _, view in here])
         if len(here) == len(gradients):
             return
-        used = flats.header[1:].cpu().tolist()
+        used = flats.header[1 : 1 + len(gradients)].cpu().tolist()
         for parameter, gradient, view, workers in zip(self._parameters, gradients, flats.views, used):
             if gradient is None:
                 parameter.grad = view.clone() if workers else None

@@ -34,6 +34,11 @@ def test_an_optimizer_with_a_closure_needs_the_loss_of_all(run_job):
     run_job(script_path("torch_loops_closure")).require_success()
 
 
+@pytest.mark.parametrize("case", ["equal", "loaded by one", "rate", "skipped", "one value", "NaN of one"])
+def test_parameters_that_come_to_differ_between_workers_are_refused(run_job, case):
+    run_job(script_path("torch_loops_drift"), args=[case]).require_success()
+
+
 def test_a_single_worker_trains_as_without(solo_worker):
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     average = GradientAverage(solo_worker, model)
