@@ -29,7 +29,7 @@ import report
 
 SCRIPT = Path(__file__).parent / "scripts" / "hosts_compression_worker.py"
 ROOT = Path(__file__).parents[1]
-CODECS = ("none", "float16", "bfloat16", "int8", "int4", "topk(0.1)", "topk(0.01)")
+CODECS = ("none", "float16", "bfloat16", "int8", "int4", "int2", "topk(0.1)", "topk(0.01)")
 LINKS = {"100 Mbit/s, 20 ms": ("100mbit", 20.0), "1 Gbit/s": ("1gbit", 0.0)}  # there and back
 BYTES, STEP_S, ROUNDS, CALLS = 100_000_000, 0.1, 4, 2
 STEPS = (100, 200, 500)  # from one round to the next; the goals are for the second
@@ -114,7 +114,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--codecs", nargs="+", default=[*CODECS])
     parser.add_argument("--links", nargs="+", default=[*LINKS], choices=[*LINKS])
-    parser.add_argument("--lost", nargs="+", default=["int4", "topk(0.1)"], help="codecs to lose residuals with")
+    parser.add_argument(
+        "--lost", nargs="+", default=["int4", "int2", "topk(0.1)"], help="codecs to lose residuals with"
+    )
     parser.add_argument("--only", choices=["learning", "rounds"], help="measure that, and keep the rest of the results")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--out", type=Path, default=report.FOLDER, help="folder for the results  [docs/benchmarks]")

@@ -15,7 +15,7 @@
 #define CLONES
 #endif
 
-enum { BLOCK_8 = 256, BLOCK_4 = 128, BLOCK_K = 4096 };
+enum { BLOCK_8 = 256, BLOCK_4 = 128, BLOCK_2 = 128, BLOCK_K = 4096 };
 
 #define INFINITE UINT32_C(0x7f800000)
 #define MAGNITUDE UINT32_C(0x7fffffff)
@@ -147,6 +147,49 @@ static void decode_4(const uint8_t *data, int64_t n, float *out)
     }
 }
 
+CLONES static void join_fours(const int8_t *codes, int64_t fours, uint8_t *out)
+{
+    for (int64_t i = 0; i < fours; i++, codes += 4)
+        out[i] = (uint8_t)((codes[0] & 3) | (codes[1] & 3) << 2 | (codes[2] & 3) << 4 | (codes[3] & 3) << 6);
+}
+
+CLONES static void split_fours(const uint8_t *data, int64_t fours, int8_t *codes)
+{
+    for (int64_t i = 0; i < fours; i++)
+        for (int place = 0; place < 4; place++) {
+            int code = data[i] >> 2 * place & 3;
+            codes[4 * i + place] = (int8_t)(code - ((code & 2) << 1));
+        }
+}
+
+static void encode_2(const float *values, int64_t n, uint8_t *data)
+{
+    int8_t codes[BLOCK_2];
+    uint8_t *out = data + 4 * ((n + BLOCK_2 - 1) / BLOCK_2);
+    for (int64_t i = 0; i < n; i += BLOCK_2, data += 4) {
+        int64_t count = at_most(BLOCK_2, n - i);
+        float scale = scale_of(largest_of(values + i, count), 2);
+        memcpy(data, &scale, sizeof scale);
+        levels_of(values + i, count, scale, 1, -2, codes);
+        for (int64_t j = count; j % 4; j++)
+            codes[j] = 0;
+        join_fours(codes, (count + 3) / 4, out + i / 4);
+    }
+}
+
+static void decode_2(const uint8_t *data, int64_t n, float *out)
+{
+    int8_t codes[BLOCK_2];
+    const uint8_t *fours = data + 4 * ((n + BLOCK_2 - 1) / BLOCK_2);
+    for (int64_t i = 0; i < n; i += BLOCK_2, data += 4) {
+        int64_t count = at_most(BLOCK_2, n - i);
+        float scale;
+        memcpy(&scale, data, sizeof scale);
+        split_fours(fours + i / 4, (count + 3) / 4, codes);
+        values_of(codes, count, scale, -2, out + i);
+    }
+}
+
 CLONES static void keys_of(const float *values, int64_t n, uint32_t *keys)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -212,14 +255,14 @@ static void decode_block_k(const uint8_t *data, int64_t n, int64_t kept, float *
     }
 }
 
-/* Kinds: 8 and 4 bits; else blocks with so many elements kept of a whole one, and of the last if that is shorter. */
+/* Kinds: 8, 4 and 2 bits; else blocks with so many elements kept of a whole one, and of the last if that is shorter. */
 static PyObject *run(PyObject *args, int encodes)
 {
     unsigned long long values_address, data_address;
     long long n, kind, whole, rest;
     if (!PyArg_ParseTuple(args, "LKLKLL", &kind, &values_address, &n, &data_address, &whole, &rest))
         return NULL;
-    if (kind != 8 && kind != 4 && (whole < 1 || whole > BLOCK_K || rest < 0 || rest > BLOCK_K)) {
+    if (kind != 8 && kind != 4 && kind != 2 && (whole < 1 || whole > BLOCK_K || rest < 0 || rest > BLOCK_K)) {
         PyErr_SetString(PyExc_ValueError, "got numbers of kept elements that no block has");
         return NULL;
     }
@@ -236,6 +279,11 @@ static PyObject *run(PyObject *args, int encodes)
             encode_4(values, n, data);
         else
             decode_4(data, n, values);
+    } else if (kind == 2) {
+        if (encodes)
+            encode_2(values, n, data);
+        else
+            decode_2(data, n, values);
     } else {
         for (int64_t i = 0; i < n; i += BLOCK_K) {
             int64_t count = at_most(BLOCK_K, n - i), kept = count == BLOCK_K ? whole : rest;

@@ -20,7 +20,7 @@ import numpy as np
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import NO_KERNELS
 
-__all__ = ["CHUNK", "NONE", "Blocks4", "Blocks8", "Codec", "Float16", "TopK", "Truncated", "codec_of"]
+__all__ = ["CHUNK", "NONE", "Blocks2", "Blocks4", "Blocks8", "Codec", "Float16", "TopK", "Truncated", "codec_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -34,7 +34,7 @@ if not os.environ.get(NO_KERNELS) and sys.byteorder == "little":
 CHUNK = 1 << 16  # elements that are encoded at once: they stay within the caches
 NONE = "none"
 
-_NOT_FINITE_8, _NOT_FINITE_4 = -128, -8
+_NOT_FINITE_8, _NOT_FINITE_4, _NOT_FINITE_2 = -128, -8, -2
 _TINY = np.float32(np.finfo("f4").tiny)
 _MOST = np.float32(np.finfo("f4").max)
 
@@ -211,6 +211,45 @@ class Blocks4:
 
 
 @dataclass(frozen=True)
+class Blocks2:
+    """-1, 0 or 1 in 2 bits, in blocks of 128 with a float32 scale each; four in a byte, the lowest bits first.
+
+    The scale is half of the largest magnitude: what exceeds a quarter of that is sent as half of it, with its sign.
+    With residuals these are the thresholded values of Strom 2015, with a threshold for each block.
+    """
+
+    block = 128
+
+    def nbytes(self, n: int) -> int:
+        """Return the size of ``n`` encoded elements."""
+        return 4 * -(-n // self.block) + -(-n // 4)
+
+    def encode(self, values: Array, data: Array) -> None:
+        """Encode into scales, then fours of signs."""
+        if _run("encode", 2, values, data):
+            return
+        rows = _rows(values, self.block)
+        scales = _scales(_largest(rows), 2)
+        data[: 4 * len(rows)].view("<f4")[:] = scales
+        codes = (_levels(rows, scales, 1, _NOT_FINITE_2).reshape(-1) & 3).astype("u1")
+        fours = codes[0::4] | codes[1::4] << 2 | codes[2::4] << 4 | codes[3::4] << 6
+        data[4 * len(rows) :] = fours[: -(-len(values) // 4)]
+
+    def decode(self, data: Array, out: Array) -> None:
+        """Decode scales and fours of signs."""
+        if _run("decode", 2, out, data):
+            return
+        count = -(-len(out) // self.block)
+        fours = data[4 * count :]
+        codes = np.empty((len(fours), 4), "i1")
+        for place in range(4):
+            codes[:, place] = fours << (6 - 2 * place)
+        codes >>= 6
+        rows = _rows(codes.reshape(-1), self.block)
+        out[:] = _scaled(rows, data[: 4 * count].view("<f4"), _NOT_FINITE_2, out.dtype).reshape(-1)[: len(out)]
+
+
+@dataclass(frozen=True)
 class TopK:
     """The largest magnitudes of each block of 4096 as 8-bit integers, with their places in the block; zero elsewhere.
 
@@ -293,6 +332,7 @@ _PLAIN: dict[str, Callable[[], Codec]] = {
     "bfloat16": Truncated,
     "int8": Blocks8,
     "int4": Blocks4,
+    "int2": Blocks2,
 }
 _TOP_K = re.compile(r"topk\(([^()]*)\)")
 

@@ -124,7 +124,7 @@ def _require_compressible(world: World, rule: Rule) -> None:
     if world.several and isinstance(codec_of(world.compression), TopK) and not waits(rule):
         raise ConfigurationError(
             f"got --hosts-compression {world.compression} and {rule!r}, whose workers do not wait: the hosts' centers "
-            "would swing, since each sends so little of them; use int8 or int4, or LocalSGD, SlowMo or DiLoCo"
+            "would swing, since each sends so little of them; use int8, int4 or int2, or LocalSGD, SlowMo or DiLoCo"
         )
 
 

@@ -31,7 +31,7 @@ def quick_turns(monkeypatch):
     monkeypatch.setattr(courier, "POLL_INTERVAL_S", 0.002)
 
 
-@pytest.fixture(params=["float16", "bfloat16", "int8", "int4"])
+@pytest.fixture(params=["float16", "bfloat16", "int8", "int4", "int2"])
 def compressed(request, monkeypatch):
     monkeypatch.setattr(Hosts, "compression", request.param)
     return request.param

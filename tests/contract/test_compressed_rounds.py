@@ -19,7 +19,7 @@ from platoon_base.rules import EASGD, DiLoCo
 pytestmark = pytest.mark.base
 
 PLAIN = DiLoCo(1.0, 0.0)  # the center moves by the mean of what the workers have added
-CODECS = ["float16", "bfloat16", "int8", "int4", "topk(0.01)"]
+CODECS = ["float16", "bfloat16", "int8", "int4", "int2", "topk(0.01)"]
 
 
 @pytest.fixture(autouse=True)

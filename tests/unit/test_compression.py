@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from platoon_base.compression import codecs
-from platoon_base.compression.codecs import CHUNK, Blocks4, Blocks8, Float16, TopK, Truncated, codec_of
+from platoon_base.compression.codecs import CHUNK, Blocks2, Blocks4, Blocks8, Float16, TopK, Truncated, codec_of
 from platoon_base.compression.packing import Packing, Residuals, residual_layout
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 
 pytestmark = pytest.mark.base
 
-NAMES = ["float16", "bfloat16", "int8", "int4", "topk(0.01)", "topk(0.3)"]
+NAMES = ["float16", "bfloat16", "int8", "int4", "int2", "topk(0.01)", "topk(0.3)"]
 SIZES = [1, 2, 3, 127, 128, 129, 255, 257, 4095, 4096, 4097, 9001, CHUNK]
 
 
@@ -60,12 +60,12 @@ def test_bfloat16_rounds_ties_to_even():
     assert [hex(each) for each in found] == ["0x3f800000", "0x3f820000", "0x3f810000", "0xbf820000"]
 
 
-def blocks_by_hand(values, block, levels):
-    """Return what whole numbers of a block's largest magnitude over `levels` give, one element after the other."""
+def blocks_by_hand(values, block, levels, parts):
+    """Return what up to `levels` times a block's largest magnitude over `parts` give, one element after the other."""
     out = []
     for start in range(0, len(values), block):
         part = values[start : start + block]
-        scale = np.float32(max(abs(float(each)) for each in part)) / np.float32(levels)
+        scale = np.float32(max(abs(float(each)) for each in part)) / np.float32(parts)
         inverse = np.float32(1) / scale
         for each in part:
             level = max(-levels, min(levels, int(np.rint(each * inverse))))
@@ -75,19 +75,22 @@ def blocks_by_hand(values, block, levels):
 
 @pytest.mark.parametrize("n", [size for size in SIZES if size < CHUNK])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-@pytest.mark.parametrize(("codec", "levels"), [(Blocks8(), 127), (Blocks4(), 7)])
-def test_blocks_are_those_computed_by_hand(codec, levels, dtype, n):
+@pytest.mark.parametrize(("codec", "levels", "parts"), [(Blocks8(), 127, 127), (Blocks4(), 7, 7), (Blocks2(), 1, 2)])
+def test_blocks_are_those_computed_by_hand(codec, levels, parts, dtype, n):
     values = numbers(n, dtype)
     out, _ = through(codec, values)
-    np.testing.assert_array_equal(out, blocks_by_hand(values, codec.block, levels))
+    np.testing.assert_array_equal(out, blocks_by_hand(values, codec.block, levels, parts))
     for start in range(0, n, codec.block):
         own = slice(start, start + codec.block)
-        assert np.abs(out[own] - values[own]).max() <= np.abs(values[own]).max() / levels * 0.5001
+        assert np.abs(out[own] - values[own]).max() <= np.abs(values[own]).max() / parts * (
+            0.5001 if levels == parts else 1.0001
+        )
 
 
 def test_blocks_are_as_small_as_they_say():
     assert Blocks8().nbytes(1 << 16) == (1 << 16) + 4 * 256
     assert Blocks4().nbytes(1 << 16) == (1 << 15) + 4 * 512
+    assert Blocks2().nbytes(1 << 16) == (1 << 14) + 4 * 512
     assert TopK(0.01).nbytes(4096) == 128  # 41 places of 2 bytes, 41 values, a scale, and a byte that is 0
 
 
@@ -171,6 +174,8 @@ def test_bytes_are_little_endian():
     assert data.tobytes() == b"\0\0\x80\x3f\x7f\xff"
     _, data = through(Blocks4(), np.array([7.0, -1.0, 2.0], "f4"))
     assert data.tobytes() == b"\0\0\x80\x3f\xf7\x02"
+    _, data = through(Blocks2(), np.array([2.0, -1.0, 0.4, 0.6, -2.0], "f4"))
+    assert data.tobytes() == b"\0\0\x80\x3f\x4d\x03"
     _, data = through(TopK(0.5), np.array([1.0, 127.0, 0.0], "f4"))
     assert data.tobytes() == b"\0\0\x80\x3f\x00\x00\x01\x00\x01\x7f\0\0"
     _, data = through(Truncated(), np.array([1.0], "f4"))
@@ -288,13 +293,13 @@ def test_an_overwritten_center_has_no_residual():
     assert residuals.begin(2, 4)[0][0].tolist() == [0] * 9
 
 
-@pytest.mark.parametrize("name", NAMES[:4])
+@pytest.mark.parametrize("name", NAMES[:5])
 def test_a_reference_follows_its_target_alike_on_both_sides(name):
     layout = Layout.of(model(0))
     packing = Packing(layout, codec_of(name))
     target, reference, theirs = model(1), model(0), model(0)
     data = np.zeros(packing.nbytes, "u1")
-    for _ in range(12):
+    for _ in range(24):
         packing.advance(reference, target, data)
         packing.follow(theirs, data)
         for own, copy in zip(reference, theirs):
