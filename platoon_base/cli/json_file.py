@@ -16,7 +16,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.system.own_files import write_where_named
 from platoon_base.system.text import legible
 
-__all__ = ["no_job_fails_by", "write_json", "write_text"]
+__all__ = ["no_job_fails_by", "write_bytes", "write_json", "write_text"]
 
 log = logging.getLogger(__name__)
 
@@ -46,12 +46,17 @@ def write_json(path: Path, values: Mapping[str, Any]) -> bool:
 
 
 def write_text(path: Path, text: str, what: str, instead: str = "\n") -> bool:
-    """Write a text to a file; if it cannot be written, print the reason, and remove an incomplete or older file.
+    """Write a text to a file, as `write_bytes` does, with escapes for what UTF-8 cannot hold."""
+    return write_bytes(path, legible(text).encode(), what, instead)
+
+
+def write_bytes(path: Path, data: bytes, what: str, instead: str = "\n") -> bool:
+    """Write a file; if it cannot be written, print the reason, and remove an incomplete or older file.
 
     Parameters
     ----------
     path : Path
-    text : str
+    data : bytes
     what : str
         What is written, for the message.
     instead : str
@@ -63,7 +68,7 @@ def write_text(path: Path, text: str, what: str, instead: str = "\n") -> bool:
         Whether it is written.
     """
     try:
-        write_where_named(path, legible(text).encode())
+        write_where_named(path, data)
     except ConfigurationError as exc:  # a symbolic link of another user stays untouched
         click.echo(f"platoon: {what} is not written: {exc}{instead}", err=True, nl=False)
         return False

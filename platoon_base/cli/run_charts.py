@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
-from platoon_base.cli.svg import COLORS, Scale, thinned
+from platoon_base.cli.svg import COLORS, WIDTH, Drawing, Scale, thinned, xml_text
 from platoon_base.coordination.story import Entry
 
 __all__ = ["Series", "chart", "timeline"]
 
-_ACROSS, _LEFT, _RIGHT, _TOP, _HEIGHT = 420, 52, 410, 10, 180
-_LANE = 18
+_LEFT, _RIGHT, _TOP, _HEIGHT = 52, 410, 10, 180
+_LANE, _LINE = 18, 16
+_COLUMNS = ((3, 14), (2, 24), (1, 50))  # of a legend, and the characters for which each has room
 _MOST_NAMED = 9
 _LARGEST = 1e300  # differences of larger values overflow
 _MANY = 40  # values, of which the highest may lie on the border
@@ -27,8 +27,8 @@ class Series(NamedTuple):
     points: Sequence[tuple[float, float]]
 
 
-def chart(title: str, series: Sequence[Series], from_zero: bool = False) -> str:
-    """Return a figure with curves over time; empty if there is nothing finite to draw, and below 1e300.
+def chart(title: str, series: Sequence[Series], from_zero: bool = False) -> Drawing | None:
+    """Draw curves over time; return None if there is nothing finite to draw, and below 1e300.
 
     Values much higher than most lie on the border, such as the first losses of a training.
     """
@@ -38,15 +38,11 @@ def chart(title: str, series: Sequence[Series], from_zero: bool = False) -> str:
         if (points := [point for point in each.points if abs(point[1]) <= _LARGEST])  # NaN is not
     ]
     if not drawn:
-        return ""
+        return None
     vertical = _value_axis(sorted(value for each in drawn for _, value in each.points), from_zero)
     horizontal, label, unit = _time_axis(max(x for each in drawn for x, _ in each.points))
-    bottom, rows = _TOP + _HEIGHT, -(-len(drawn) // 3) if len(drawn) <= _MOST_NAMED else 0
-    parts = [
-        f"<figure><figcaption>{escape(title)}</figcaption>",
-        f'<svg viewBox="0 0 {_ACROSS} {bottom + 40 + 16 * rows}" role="img"><title>{escape(title)}</title>',
-        f'<path class="grid" d="M{_LEFT},{_TOP}V{bottom}H{_RIGHT}"/>',
-    ]
+    bottom, names = _TOP + _HEIGHT, tuple(each.name for each in drawn)
+    parts = [f'<path class="grid" d="M{_LEFT},{_TOP}V{bottom}H{_RIGHT}"/>']
     for tick in vertical.ticks():
         height = vertical(tick)
         parts.append(f'<path class="grid" d="M{_LEFT},{height:.1f}H{_RIGHT}"/>')
@@ -55,16 +51,26 @@ def chart(title: str, series: Sequence[Series], from_zero: bool = False) -> str:
     for index, each in enumerate(drawn):
         pixels = [(horizontal(x / unit), vertical(y)) for x, y in thinned(each.points)]
         parts += _curve(each.name, pixels, COLORS[index % len(COLORS)])
-    for index, each in enumerate(drawn[: 3 * rows]):
-        left, low = _LEFT + index % 3 * 120, bottom + 52 + 16 * (index // 3)
+    rows, legend = _legend(names, bottom + 52) if len(names) <= _MOST_NAMED else (0, [])
+    return Drawing(title, names, bottom + 40 + _LINE * rows, "\n".join([*parts, *legend]))
+
+
+def _legend(names: Sequence[str], top: float) -> tuple[int, list[str]]:
+    """Return the number of lines of a legend, and its elements: as many names in a line as the longest one allows."""
+    longest = max(map(len, names))
+    columns, most = next((each for each in _COLUMNS if longest <= each[1]), _COLUMNS[-1])
+    parts = []
+    for index, name in enumerate(names):
+        left, low = _LEFT + index % columns * 360 // columns, top + _LINE * (index // columns)
+        shown = name if len(name) <= most else f"{name[: most - 1]}…"
         parts.append(f'<path class="curve" stroke="{COLORS[index % len(COLORS)]}" d="M{left},{low - 4}h16"/>')
-        parts.append(f'<text x="{left + 20}" y="{low}">{escape(each.name[:14])}</text>')
-    return "\n".join([*parts, "</svg></figure>"])
+        parts.append(f'<text x="{left + 20}" y="{low}">{xml_text(shown)}</text>')
+    return -(-len(names) // columns), parts
 
 
 def _curve(name: str, pixels: Sequence[tuple[float, float]], color: str) -> list[str]:
     """Return a curve, or a point if there is only one."""
-    named = f"<title>{escape(name)}</title>"
+    named = f"<title>{xml_text(name)}</title>"
     if len(pixels) == 1:
         return [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}">{named}</circle>' for x, y in pixels]
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in pixels)
@@ -129,7 +135,7 @@ def timeline(
     bottom = _TOP + _LANE * (len(ranks) + 1)
     title = "Workers that joined, ended, were lost and started again"
     parts = [
-        f'<figure class="lives"><svg viewBox="0 0 {_ACROSS} {bottom + 40}" role="img"><title>{title}</title>',
+        f'<figure class="lives"><svg viewBox="0 0 {WIDTH} {bottom + 40}" role="img"><title>{title}</title>',
         f'<path class="grid" d="M{_LEFT},{bottom}H{_RIGHT}"/>',
         f'<text class="end" x="{_LEFT - 5}" y="{_TOP + 12}">job</text>',
     ]
@@ -141,7 +147,7 @@ def timeline(
         parts.append(f'<rect class="life" x="{left:.1f}" y="{top}" width="{wide:.1f}" height="9" rx="2"/>')
     for mark in thinned(marks, _MOST_MARKS):
         x, y = horizontal(mark.at / unit), _TOP + _LANE * mark.lane + 8.5
-        tip = f"<title>{escape(mark.text)}, {mark.at:.1f} s</title>"
+        tip = f"<title>{xml_text(mark.text)}, {mark.at:.1f} s</title>"
         parts.append(f'<path class="{mark.kind}" d="{_shape(mark.kind, x, y)}">{tip}</path>')
     parts += _time_ticks(horizontal, label, unit, bottom)
     keys = (("good", "joined, saved"), ("note", "started again, stops"), ("bad", "lost"))

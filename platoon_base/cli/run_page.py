@@ -13,18 +13,21 @@ from platoon_base.cli.run_charts import Series, chart, timeline
 from platoon_base.cli.run_recorder import SHOWN, Lane, RunRecorder, Value, rates
 from platoon_base.cli.run_verdict import Sentence, verdict
 from platoon_base.cli.stragglers import seconds_text
+from platoon_base.cli.svg import LIGHT, RULES, Drawing
 from platoon_base.cli.table import duration
 from platoon_base.controller.outcome import Result
 from platoon_base.coordination.story import Entry
 from platoon_base.shm.phases import PARTS, quantile
 
-__all__ = ["STYLE", "About", "page"]
+__all__ = ["STYLE", "About", "charts", "page"]
 
 _MOST_ROWS, _MOST_CHARTS = 64, 12
 _QUANTILES = (0.5, 0.9, 0.99)
 _OF_A_SET = re.compile(r"^(val|valid|validation|train|training|test|center)[_ /-]")
-STYLE = """
-:root { color-scheme: light dark; --paper: #ffffff; --ink: #24292f; --faint: #57606a; --line: #d0d7de; --soft: #f6f8fa;
+_LIGHT = "".join(f"--{name}: {color}; " for name, color in LIGHT.items())
+STYLE = f":root {{ color-scheme: light dark; {_LIGHT}}}{RULES}"
+STYLE += """
+:root { --soft: #f6f8fa;
 --compute: #2e9e5b; --synchronization: #3b7dd8; --waiting: #c9504a; --loading: #e07b00; --validation: #8a63d2;
 --good: #1a7f37; --note: #9a6700; --bad: #cf222e; }
 @media (prefers-color-scheme: dark) { :root { --paper: #0d1117; --ink: #e6edf3; --faint: #9198a1; --line: #3d444d;
@@ -50,10 +53,8 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; }
 .key svg { display: inline; width: 14px; margin-right: 4px; } .lives { max-width: 600px; }
 .charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 400px), 1fr)); gap: 16px; }
 figure { margin: 0; } figcaption { font-weight: 600; } svg { width: 100%; height: auto; display: block; }
-svg text { font: 12px system-ui, sans-serif; fill: var(--ink); } svg .grid { stroke: var(--line); fill: none; }
-svg .curve { fill: none; stroke-width: 1.6; stroke-linejoin: round; } svg .end { text-anchor: end; }
-svg .middle { text-anchor: middle; } svg .life { fill: var(--line); }
-svg .good { fill: var(--good); } svg .note { fill: var(--note); } svg .bad { fill: var(--bad); }
+svg .life { fill: var(--line); } svg .good { fill: var(--good); } svg .note { fill: var(--note); }
+svg .bad { fill: var(--bad); }
 details { margin: 12px 0; } pre { overflow-x: auto; font-size: 13px; }
 """
 
@@ -102,7 +103,7 @@ def page(recorder: RunRecorder, about: About) -> str:
         *_steps(lanes),
         "<h2>Curves</h2>",
         '<div class="charts">',
-        *_charts(recorder),
+        *([each.figure() for each in charts(recorder)] or ['<p class="faint">Nothing was reported.</p>']),
         "</div>",
         "<h2>What happened</h2>",
         timeline(about.story, recorder.checkpoints, recorder.began_at, recorder.seconds, sorted(lanes)[:_MOST_ROWS]),
@@ -186,8 +187,8 @@ def _steps(lanes: Mapping[int, Lane]) -> list[str]:
     ]
 
 
-def _charts(recorder: RunRecorder) -> list[str]:
-    """Return the charts of losses, rates and reported values."""
+def charts(recorder: RunRecorder) -> list[Drawing]:
+    """Draw losses, reported values and rates."""
     lanes = _first(recorder.lanes)
     losses = [Series(f"worker {lane.rank}", [(point.at, point.loss) for point in lane.points]) for lane in lanes]
     found = [chart("Training loss", losses)]
@@ -195,8 +196,7 @@ def _charts(recorder: RunRecorder) -> list[str]:
         found.append(chart(title, series))
     speeds = [Series(f"worker {lane.rank}", rates(lane)) for lane in lanes]
     found.append(chart("Steps per second", speeds, from_zero=True))
-    found = [each for each in found if each]
-    return found or ['<p class="faint">Nothing was reported.</p>']
+    return [each for each in found if each is not None]
 
 
 def _values_by_chart(values: Mapping[str, Sequence[Value]]) -> list[tuple[str, list[Series]]]:

@@ -1,34 +1,64 @@
-"""The option ``--report`` of `platoon launch`: a page about the job, and its curves as CSV."""
+"""The option ``--report`` of `platoon launch`: a page about the job, and its curves as CSV and PNG."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 
 from platoon_base.cli.commands.arguments import result_file
-from platoon_base.cli.json_file import no_job_fails_by, write_text
-from platoon_base.cli.run_page import About, page
+from platoon_base.cli.json_file import no_job_fails_by, write_bytes, write_text
+from platoon_base.cli.png import as_png, has_png, require_png
+from platoon_base.cli.run_page import About, charts, page
 from platoon_base.cli.run_recorder import SHOWN, RunRecorder
 from platoon_base.cli.story_file import known_story
+from platoon_base.cli.svg import sheet
+from platoon_base.cli.value_names import is_validation
 from platoon_base.controller.outcome import Result, Snapshot
+from platoon_base.errors import ConfigurationError
 
-__all__ = ["RunReport", "report_option", "reporting"]
+__all__ = ["RunReport", "report_options", "reporting"]
 
-report_option = click.option(
-    "--report",
-    "report_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE.html",
-    callback=result_file,
-    help="At the end write a page with curves, the time of each worker by phase, and a verdict in words; "
-    "beside it the curves as CSV.",
+_OPTIONS = (
+    click.option(
+        "--report",
+        "report_file",
+        type=click.Path(path_type=Path),
+        metavar="FILE.html",
+        callback=result_file,
+        help="At the end write a page with curves, the time of each worker by phase, and a verdict in words; beside it "
+        "the curves as CSV, and as PNG where platoon-plugins[plots] is installed.",
+    ),
+    click.option(
+        "--report-png",
+        is_flag=True,
+        help="Refuse to start where the PNGs of --report cannot be drawn, instead of leaving them out.",
+    ),
 )
+
+
+def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command, which gets ``report_file``."""
+
+    @functools.wraps(command)
+    def with_report(*args: Any, report_file: Path | None, report_png: bool, **kwargs: Any) -> Any:
+        if report_png:
+            if report_file is None:
+                raise ConfigurationError("got --report-png without --report: add --report FILE.html")
+            require_png("--report-png")
+        return command(*args, report_file=report_file, **kwargs)
+
+    wrapped: Callable[..., Any] = with_report
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped
 
 
 class RunReport:
@@ -45,29 +75,43 @@ class RunReport:
 
     Attributes
     ----------
+    recorder : RunRecorder
     result : Result or None
         Set it before `write`, if the job could be run to its end.
     """
 
     def __init__(self, path: Path, title: str, folder: Path) -> None:
         self._path, self._title, self._folder = path, title, folder
-        self._recorder = RunRecorder()
+        self.recorder = RunRecorder()
         self.result: Result | None = None
 
     def take(self, snapshot: Snapshot, now: float) -> None:
         """Record a snapshot; ``now`` is in seconds of the monotonic clock."""
-        self._recorder.take(snapshot, now)
+        self.recorder.take(snapshot, now)
 
     def write(self) -> None:
-        """Write the page and the curves; what cannot be written is reported on standard error."""
-        self._recorder.end()
-        about = About(self._title, str(self._folder), self.result, known_story(self._folder, "the report"))
-        write_text(self._path, page(self._recorder, about), "the report")
-        write_text(self._beside("workers"), workers_as_csv(self._recorder), "the workers' curves")
-        write_text(self._beside("values"), values_as_csv(self._recorder), "the reported values")
+        """Write the page and the curves; what cannot be written is reported on standard error.
 
-    def _beside(self, what: str) -> Path:
-        return self._path.with_name(f"{self._path.stem}_{what}.csv")
+        PNGs are written where their libraries are installed.
+        """
+        self.recorder.end()
+        about = About(self._title, str(self._folder), self.result, known_story(self._folder, "the report"))
+        write_text(self._path, page(self.recorder, about), "the report")
+        write_text(self._beside("workers"), workers_as_csv(self.recorder), "the workers' curves")
+        write_text(self._beside("values"), values_as_csv(self.recorder), "the reported values")
+        if has_png():
+            with no_job_fails_by("the curves as PNG"):
+                self._write_pictures()
+
+    def _write_pictures(self) -> None:
+        """Write the charts of the page; one with values of both, such as loss and val_loss, is in both files."""
+        drawn = charts(self.recorder)
+        for what, of_validation in (("training", False), ("validation", True)):
+            own = [each for each in drawn if any(is_validation(name) == of_validation for name in each.names)]
+            write_bytes(self._beside(what, "png"), as_png(sheet(own)), f"the curves of {what}")
+
+    def _beside(self, what: str, kind: str = "csv") -> Path:
+        return self._path.with_name(f"{self._path.stem}_{what}.{kind}")
 
 
 @contextlib.contextmanager

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from html import escape
 from statistics import median
 
 from platoon_base.cli.halving import Rung
 from platoon_base.cli.study import Method, Point, Trial, Watched, number, value_at
-from platoon_base.cli.svg import COLORS, Scale, thinned
+from platoon_base.cli.svg import COLORS, Scale, thinned, xml_text
 
 __all__ = ["picture"]
 
@@ -54,9 +53,9 @@ def picture(title: str, trials: Sequence[Trial], watched: Watched, rungs: Sequen
     better = "higher" if watched.higher else "lower"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {across} {down}" width="{across}" role="img">',
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>",
+        f"<title>{xml_text(title)}</title><style>{_STYLE}</style>",
         f'<rect class="paper" width="{across}" height="{down}"/>',
-        f'<text x="{_LEFT}" y="24">{escape(title)}: {escape(watched.name)}, {better} is better</text>',
+        f'<text x="{_LEFT}" y="24">{xml_text(title)}: {xml_text(watched.name)}, {better} is better</text>',
     ]
     vertical = Scale(low, high, _TOP + _HEIGHT, _TOP)
     for panel, (axis, label) in enumerate(_AXES):
@@ -116,7 +115,7 @@ def _curves(
         return f'<polyline class="{name}" stroke="{color}"{style} points="{pixels}"/>'
 
     curves = [trial.curves[watched.name] for trial in runs]
-    parts = [f"<g><title>{escape(runs[0].method.name)}</title>"]
+    parts = [f"<g><title>{xml_text(runs[0].method.name)}</title>"]
     if len(curves) > 1:
         own = [[(float(getattr(point, axis)), point.value) for point in thinned(curve)] for curve in curves]
         parts += [line("run", [each for each in points if not math.isnan(each[1])], "") for points in own]
@@ -147,7 +146,7 @@ def _legend(method: Method, runs: Sequence[Trial], index: int, y: float) -> list
     ended = "" if drop is None else f", dropped after {drop.point.steps:.0f} steps, {drop.point.seconds:.1f} s"
     return [
         f'<path class="median" stroke="{color}"{dash} d="M{_LEFT},{y - 4}h36"/>',
-        f'<text x="{_LEFT + 46}" y="{y}">{escape(method.name + ended)}</text>',
+        f'<text x="{_LEFT + 46}" y="{y}">{xml_text(method.name + ended)}</text>',
     ]
 
 

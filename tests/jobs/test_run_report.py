@@ -13,6 +13,7 @@ from html.parser import HTMLParser
 import pytest
 from scripts_here import script_path
 
+from platoon_base.cli.png import has_png
 from tests.helpers.launching_hosts import Hosts, clean_environment
 
 pytestmark = pytest.mark.base
@@ -82,6 +83,17 @@ def test_the_times_are_those_that_the_script_measures(platoon, tmp_path):
     assert any(re.match(r"\d+ % of rank 1's time is waiting for batches", item) for item in items), items
     assert any(item.startswith("Worker 1 is slower than the others in loading") for item in items), items
     assert {"Training loss", "loss", "Steps per second", "<b>&"} <= set(page.of("figcaption"))
+
+
+@pytest.mark.skipif(
+    not has_png(), reason="needs resvg-py and font-source-sans-pro: pip install 'platoon-plugins[plots]'"
+)
+def test_the_curves_of_training_and_validation_are_beside_the_page(platoon, tmp_path):
+    ran = platoon("launch", "-n", "2", "--report", "run.html", "--report-png", script_path("run_report_phases"))
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    names = {f"run{end}" for end in (".html", "_workers.csv", "_values.csv", "_training.png", "_validation.png")}
+    assert {path.name for path in tmp_path.glob("run*")} == names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.glob("*.png"))
 
 
 @pytest.fixture

@@ -9,7 +9,10 @@ import pytest
 from needing import needs, needs_theano
 from scripts_here import script_path
 
+from platoon_base.cli.png import has_png
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
+NEEDS_PNG = "needs resvg-py and font-source-sans-pro: pip install 'platoon-plugins[plots]'"
 needs_keras = needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .nox/keras3, .nox/tf")
 needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
@@ -96,7 +99,11 @@ def test_a_script_that_names_rule_and_period_wins_and_is_told(platoon, write_scr
         ("raise RuntimeError('the reason')", [], "RuntimeError: the reason"),
         (DESCENT, ["--method", "SGD"], "there is no rule SGD; choose one of"),
         (DESCENT, ["-n", 1], "got one worker"),
-        (DESCENT, ["--plot", "tune.png"], "got --plot tune.png: pictures are drawn as SVG; name a file that ends in"),
+        (
+            DESCENT,
+            ["--plot", "tune.pdf"],
+            "got --plot tune.pdf: pictures are drawn as SVG or PNG; name a file that ends",
+        ),
         (DESCENT, ["--plot", "none/tune.svg"], "--plot none/tune.svg: there is no folder none; make it first"),
         (DESCENT, ["--all", "--method", "EASGD"], "got --all and --method"),
     ],
@@ -109,7 +116,7 @@ def test_a_script_that_names_rule_and_period_wins_and_is_told(platoon, write_scr
         "raises",
         "rule",
         "alone",
-        "png",
+        "pdf",
         "no folder",
         "all and method",
     ],
@@ -118,6 +125,15 @@ def test_errors_say_what_to_do(platoon, write_script, script, words, complaint):
     done = run(platoon, *words, write_script(script))
     assert done.returncode == 2
     assert complaint in done.stderr
+
+
+@pytest.mark.base
+@pytest.mark.skipif(not has_png(), reason=NEEDS_PNG)
+def test_the_picture_is_png_where_its_name_says_so(platoon, write_script, tmp_path):
+    done = run(platoon, "--seeds", 1, "--plot", "tune.png", "--method", "every 10", write_script(DESCENT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "The picture is tune.png." in done.stdout
+    assert (tmp_path / "tune.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.base

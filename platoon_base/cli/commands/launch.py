@@ -26,7 +26,7 @@ from platoon_base.cli.metrics_port import Metrics, MetricsPort, metrics_option
 from platoon_base.cli.other_host import other_hosts, serve_other_host
 from platoon_base.cli.output import lenient_output
 from platoon_base.cli.run_file import config_option, of_script, training_line
-from platoon_base.cli.run_report import RunReport, report_option, reporting
+from platoon_base.cli.run_report import RunReport, report_options, reporting
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
 from platoon_base.cli.trace_file import trace_option, tracing
@@ -66,7 +66,16 @@ _EXAMPLES = (
 _GROUPS = {
     "The run": ("config", "module"),
     "Workers and devices": ("workers", "devices", "center", "seed"),
-    "Output": ("tee", "log_dir", "summary_file", "report_file", "trace_file", "tensorboard", "metrics_port"),
+    "Output": (
+        "tee",
+        "log_dir",
+        "summary_file",
+        "report_file",
+        "report_png",
+        "trace_file",
+        "tensorboard",
+        "metrics_port",
+    ),
     "Failures, checkpoints and the end": (
         *("max_restarts", "checkpoint_every", "resume", "allow_failures", "fail_fast", "grace"),
     ),
@@ -166,7 +175,7 @@ _GROUPS = {
 @host_options
 @deterministic_options
 @tensorboard_option
-@report_option
+@report_options
 @trace_option
 @metrics_option
 @data_server_option

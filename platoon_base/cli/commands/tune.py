@@ -12,10 +12,11 @@ from platoon_base.cli import report
 from platoon_base.cli.commands.arguments import SCRIPT, program_and_args, result_file
 from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
 from platoon_base.cli.help_page import GroupedCommand
-from platoon_base.cli.json_file import no_job_fails_by, write_json, write_text
+from platoon_base.cli.json_file import no_job_fails_by, write_bytes, write_json, write_text
 from platoon_base.cli.launcher import CENTERS, choose_center, require_runnable
 from platoon_base.cli.log_folder import new_log_folder
 from platoon_base.cli.output import lenient_output
+from platoon_base.cli.png import as_png, require_png
 from platoon_base.cli.study import Method, built_in, few, read_method
 from platoon_base.cli.tune import Tuning, tune
 from platoon_base.cli.tune_page import tune_page
@@ -41,8 +42,12 @@ _GROUPS = {
 
 
 def _picture_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
-    if path is not None and path.suffix.lower() != ".svg":
-        raise ConfigurationError(f"got --plot {path}: pictures are drawn as SVG; name a file that ends in .svg")
+    if path is not None and path.suffix.lower() not in (".svg", ".png"):
+        raise ConfigurationError(
+            f"got --plot {path}: pictures are drawn as SVG or PNG; name a file that ends in .svg or .png"
+        )
+    if path is not None and path.suffix.lower() == ".png":
+        require_png(f"--plot {path}")
     return result_file(context, parameter, path)
 
 
@@ -99,7 +104,7 @@ def _picture_file(context: click.Context, parameter: click.Parameter, path: Path
     "--plot",
     "picture_file",
     type=click.Path(path_type=Path),
-    metavar="FILE.svg",
+    metavar="FILE.svg|png",
     callback=_picture_file,
     help="Draw the value of each method against seconds and steps.",
 )
@@ -193,7 +198,8 @@ def command(
         if picture_file is not None and study.watched is not None:
             with no_job_fails_by("the picture"):
                 drawn = picture(program.title, study.trials, study.watched, study.rungs, tuning.by)
-                if write_text(picture_file, drawn, "the picture"):
+                data = as_png(drawn) if picture_file.suffix.lower() == ".png" else drawn.encode()
+                if write_bytes(picture_file, data, "the picture"):
                     report.print_line(console, f"The picture is {picture_file}.")
         if report_file is not None:
             with no_job_fails_by("the report"):
