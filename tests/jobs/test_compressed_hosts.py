@@ -140,3 +140,28 @@ def test_none_in_any_spelling_is_none(tmp_path, value):
     done = launch(tmp_path, environment={"PLATOON_HOSTS_COMPRESSION": value})
     assert done.returncode == 0
     assert "--hosts-compression" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "codec", "args", "lost"),
+    [
+        (ROUNDS, "topk(0.1)", ("LocalSGD()", "LocalSGD()"), True),
+        (ROUNDS, "none", ("LocalSGD()", "LocalSGD()"), False),
+        (script_path("two_hosts_averages_resumed"), "int8", ("train", "resume"), False),  # its workers do not wait
+    ],
+    ids=["rounds", "not-compressed", "asynchronous"],
+)
+def test_a_job_that_is_resumed_says_once_that_its_residuals_are_lost(hosts, script, codec, args, lost):
+    options = ["--hosts-compression", codec, "--resume", "kept", "--checkpoint-every", "100"]
+    assert hosts.run(script, *options, workers=(1, 1), args=args[:1]) == [0, 0], hosts.output(0)
+    text = "has left out of the hosts' contributions"
+    assert text not in hosts.log(0, 0)
+    again = Hosts(hosts.folder, hosts.environment)
+    try:
+        assert again.run(script, *options, workers=(1, 1), args=args[1:]) == [0, 0], again.output(0)
+    finally:
+        again.close()
+    assert "resumed from" in again.output(0)
+    assert (again.log(0, 0).count(text), again.log(1, 1).count(text)) == (int(lost), 0)
+    if lost:
+        assert f"--hosts-compression {codec}" in again.log(0, 0)
