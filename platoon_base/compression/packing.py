@@ -221,17 +221,20 @@ class Residuals:
         """Return the residuals that belong to a center at round ``number``; None if they are there no more.
 
         They stay until a contribution to round ``number + 2`` is packed. Who copies them calls this again afterwards:
-        if it returns None then, they have become zero meanwhile.
+        if it returns None then, they have become others meanwhile.
 
         Parameters
         ----------
         number : int
         stamp : int
-            Of that center; with another one the residuals belonged to values that were overwritten.
+            Of that center; residuals from before its latest overwrite are zero by now.
         """
         latest, which = divmod(int(self._words[0]), 2)
-        if latest > number + 1 or self._words[1] != stamp:
+        known = int(self._words[1])
+        if latest > number + 1 or known > stamp or known == _NO_STAMP:
             return None
+        if known < stamp:  # no contribution was packed since the overwrite
+            return [np.zeros_like(array) for array in self.latest]
         return self._both[1 - which if latest == number + 1 else which]
 
     def restore(self, saved: Sequence[Array], stamp: int) -> None:

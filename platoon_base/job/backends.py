@@ -143,9 +143,9 @@ def checkpoint_for(files: JobFiles, rule: Rule) -> Checkpoint:
     from platoon_base.rules.outer import waits
 
     found = read_checkpoint(files.checkpoint)
-    if files.world.several and files.world.compression != NONE and waits(rule):
+    if files.world.several and files.world.compression != NONE and waits(rule) and not found.about.residuals:
         log.warning(
-            "checkpoints do not hold what --hosts-compression %s has left out of the hosts' contributions to rounds: "
+            "no residuals are saved of what --hosts-compression %s has left out of the hosts' contributions to rounds: "
             "that part of the training before %s is lost, and each host starts with a residual of zero",
             files.world.compression,
             files.checkpoint,
