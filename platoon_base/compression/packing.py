@@ -220,8 +220,8 @@ class Residuals:
     def after(self, number: int, stamp: int) -> list[Array] | None:
         """Return the residuals that belong to a center at round ``number``; None if they are there no more.
 
-        They stay until a contribution to round ``number + 2`` is packed. Who copies them calls this again afterwards:
-        if it returns None then, they have become others meanwhile.
+        They stay until a contribution to round ``number + 2`` is packed. After copying them, call this again: None
+        means that an overwrite has changed them meanwhile.
 
         Parameters
         ----------

@@ -173,16 +173,17 @@ def test_a_job_that_is_resumed_has_the_bits_of_one_that_was_not_interrupted(host
 
 
 def copy_of_checkpoint(kept, target):
-    """Copy the newest checkpoint, with the residuals of two hosts; returns whether all of them are there."""
+    """Copy the newest checkpoint, with the residuals of two hosts; returns whether all of them are there, of a round."""
     try:
         newest = max(kept.glob("checkpoint-*.npz"))
         with np.load(newest) as file:
             key = json.loads(file["about"].tobytes())["residuals"]
+            has_rounds = "center/0" in file and bool(file["center/0"].any())
         for name in (newest.name, *(f"residual-{host}-{key}.npz" for host in (0, 1))):
             shutil.copy(kept / name, target / name)
     except (OSError, ValueError):  # none yet, or a newer one has taken its place
         return False
-    return newest.name > "checkpoint-00000003.npz"
+    return has_rounds
 
 
 @pytest.mark.parametrize("codec", ["int4", "topk(0.1)"])
