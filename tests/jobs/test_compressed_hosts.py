@@ -173,7 +173,7 @@ def test_a_job_that_is_resumed_has_the_bits_of_one_that_was_not_interrupted(host
 
 
 def copy_of_checkpoint(kept, target):
-    """Copy the newest checkpoint, with the residuals of two hosts; returns whether all of them are there, of a round."""
+    """Copy the newest checkpoint, with the residuals of two hosts; returns whether all are there, of a round."""
     try:
         newest = max(kept.glob("checkpoint-*.npz"))
         with np.load(newest) as file:
