@@ -69,6 +69,9 @@ class GossipCenter:
 
     on_device = False
 
+    has_rounds = False
+    moment: tuple[int, int] | None = None
+
     def __init__(
         self,
         name: Name,

@@ -29,6 +29,7 @@ __all__ = [
     "HostLost",
     "JobOver",
     "JobState",
+    "KeepResidual",
     "Refused",
     "Replies",
     "Requests",
@@ -252,6 +253,15 @@ class StartCourier(msgspec.Struct, frozen=True, tag="start-courier"):
     moments: int
     rule: str
     every_s: float
+    saved: Optional[tuple[str, str]] = None
+
+
+class KeepResidual(msgspec.Struct, frozen=True, tag="keep-residual"):
+    """Save this host's residual after a round, of a center with this stamp; see `residual_files.Saved`."""
+
+    saved: tuple[str, str]
+    number: int
+    stamp: int
 
 
 class Couriers(msgspec.Struct, frozen=True, tag="couriers"):
@@ -322,6 +332,7 @@ Down = Union[
     Replies,
     JobState,
     SavedState,
+    KeepResidual,
     StartCourier,
     Couriers,
     CenterMade,

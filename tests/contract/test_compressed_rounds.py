@@ -258,3 +258,69 @@ def test_a_host_has_no_memory_for_residuals_without_compression():
         (host,) = group.hosts
         host.courier.handle_order(between.Made())
         assert not any(host.memory)
+
+
+def progress_of(rounds, seed=3):
+    random = np.random.default_rng(seed)
+    return [
+        [[random.standard_normal(a.shape).astype(a.dtype) for a in model(0)] for _ in (0, 1)] for _ in range(rounds)
+    ]
+
+
+def train(group, progress, first=1):
+    """Make rounds in which each host adds its own numbers; returns the center after each."""
+    found = []
+    for number, added in enumerate(progress, first):
+        contribute(group, added)
+        group.begin(number, [0, 1])
+        group.end(number)
+        require_same_center(*group.hosts)
+        found.append([array.tobytes() for array in group.hosts[0].center.snapshot()[0]])
+    return found
+
+
+def contribute(group, added):
+    for host, own in zip(group.hosts, added):
+        for array, start, more in zip(host.params, host.center.values, own):
+            np.copyto(array, start + more)
+        assert host.center.contribute(host.params, 1.0, 10) is None
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("rule", [PLAIN, DiLoCo(0.5, 0.5)], ids=["plain", "momentum"])
+def test_rounds_that_go_on_with_saved_residuals_have_the_bits_of_those_that_were_not_interrupted(codec, rule):
+    progress = progress_of(6)
+    with Group([1.0, 1.0], rule, compression=codec) as group:
+        ready(group)
+        train(group, progress[:3])
+        values, states = group.hosts[0].center.snapshot()
+        saved = [Residuals(h.layout, h.memory).after(3, h.center.overwrites.stamp) for h in group.hosts]
+        saved = [[array.copy() for array in each] for each in saved]
+        assert all(any(array.any() for array in each) for each in saved)
+        expected = train(group, progress[3:], first=4)
+    with Group([1.0, 1.0], rule, compression=codec) as again:
+        for host, residuals in zip(again.hosts, saved):
+            host.center.fill(values, states)
+            Residuals(host.layout, host.memory).restore(residuals, host.center.overwrites.stamp)
+        ready(again)
+        assert train(again, progress[3:]) == expected
+
+
+def test_residuals_of_a_round_stay_until_the_second_one_after_it_is_packed():
+    progress = progress_of(5)
+    with Group([1.0, 1.0], PLAIN, compression="int4") as group:
+        ready(group)
+        train(group, progress[:3])
+        residuals, stamp = Residuals(group.hosts[1].layout, group.hosts[1].memory), 0
+        of_3 = [array.copy() for array in residuals.after(3, stamp)]
+        contribute(group, progress[3])
+        group.begin(4, [0, 1])
+        has_packed = group.hosts[1].news
+        group.until(lambda: sum(isinstance(n, between.Gathered) for n in has_packed) == 4)
+        for found, kept in zip(residuals.after(3, stamp), of_3):
+            assert found.tobytes() == kept.tobytes()
+        assert any(found.tobytes() != kept.tobytes() for found, kept in zip(residuals.after(4, stamp), of_3))
+        group.end(4)
+        train(group, progress[4:], first=5)
+        assert residuals.after(3, stamp) is None
+        assert not any(array.any() for array in residuals.after(5, stamp + 1))  # of an overwritten center
