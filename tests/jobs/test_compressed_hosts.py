@@ -194,11 +194,12 @@ def test_a_checkpoint_within_the_training_has_the_residuals_of_its_round(hosts, 
     copied.mkdir()
     options = ["--hosts-compression", codec, "--resume", "kept", "--checkpoint-every", "0.1"]
     for host in (0, 1):
-        hosts.start(RESUMED, *options, host=host, args=["DiLoCo()", "0", "80"])
-    deadline = time.monotonic() + 60
+        hosts.start(RESUMED, *options, host=host, args=["DiLoCo()", "0", "80", "60", str(tmp_path / "done")])
+    deadline = time.monotonic() + 120
     while not copy_of_checkpoint(hosts.folder / "kept", copied):
         assert time.monotonic() < deadline, hosts.output(0)
         time.sleep(0.01)
+    (tmp_path / "done").touch()
     assert hosts.wait() == [0, 0], hosts.output(0) + hosts.output(1)
     expected = said(hosts, 0, 0)
     for path in (hosts.folder / "kept").iterdir():
@@ -208,9 +209,17 @@ def test_a_checkpoint_within_the_training_has_the_residuals_of_its_round(hosts, 
     (tmp_path / "expected.json").write_text(json.dumps(expected))
     again = go_on(hosts, RESUMED, codec, ["DiLoCo()", str(tmp_path / "expected.json"), "80"])
     first = said(again, 0, 0)[0][0]
-    assert 0 < first < 80
+    assert 0 < first <= 60
     for rank in (0, 1):
         assert said(again, rank, rank) == expected[first:], again.output(0) + again.output(1)
+
+
+@pytest.mark.parametrize(("codec", "warns"), [("int4", 1), ("none", 0)])
+def test_a_checkpoint_without_residuals_is_told_of_once(hosts, codec, warns):
+    assert hosts.run(RESUMED, *SAVING, workers=(1, 1), args=["LocalSGD()", "0", "2"]) == [0, 0], hosts.output(0)
+    again = go_on(hosts, RESUMED, codec, ["LocalSGD()", "2", "3"])
+    text = f"no residuals are saved of what --hosts-compression {codec} has left out"
+    assert [again.log(rank, rank).count(text) for rank in (0, 1)] == [warns, 0]
 
 
 @pytest.mark.parametrize(("codec", "workers"), [("int8", (1, 1)), ("int4", (1, 1, 1)), ("none", (1, 1))])

@@ -1,9 +1,13 @@
-"""Rounds whose progress is random; each worker says a hash of what it has after each round."""
+"""Rounds whose progress is random; each worker says a hash of what it has after each round.
+
+compressed_hosts_resumed.py RULE FIRST|FILE LAST [ROUND FILE]: no later round before that file is there
+"""
 
 import hashlib
 import json
 import os
 import sys
+import time
 
 import numpy as np
 from hosts_preamble import rank, say, worker
@@ -26,6 +30,11 @@ if os.path.exists(sys.argv[2]):  # what an earlier run has said: go on behind th
 else:
     first = int(sys.argv[2])
 for step in range(first, last):
+    if sys.argv[4:] and step == int(sys.argv[4]):
+        deadline = time.monotonic() + 120
+        while not os.path.exists(sys.argv[5]):
+            assert time.monotonic() < deadline, "nobody has copied a checkpoint"
+            time.sleep(0.01)
     x += np.random.default_rng([step, rank]).standard_normal(len(x)).astype("float32")
     y += rank + 1
     worker.sync_params()
