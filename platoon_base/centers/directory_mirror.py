@@ -29,9 +29,6 @@ class DirectoryMirror:
     layout : Layout
     """
 
-    has_rounds = False
-    moment: tuple[int, int] | None = None
-
     def __init__(self, directory: DeviceDirectory, layout: Layout) -> None:
         self._directory = directory
         self._layout = layout

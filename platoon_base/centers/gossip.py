@@ -69,9 +69,6 @@ class GossipCenter:
 
     on_device = False
 
-    has_rounds = False
-    moment: tuple[int, int] | None = None
-
     def __init__(
         self,
         name: Name,

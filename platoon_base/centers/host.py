@@ -70,8 +70,6 @@ class HostCenter:
     ----------
     across_hosts : AcrossHosts or None
         The interface that makes the centers of all hosts equal; None in a job on one host.
-    has_rounds, moment
-        See `platoon_base.checkpoints.writer.Readable`.
     overwrites : Overwrites
         The overwrites that other hosts have to receive.
     values : list of ndarray
@@ -126,8 +124,7 @@ class HostCenter:
             self.across_hosts = HostsRounds(
                 layout, self._stripes, self._rounds, self._holders, lambda work, wait_s: self._visit(work, True, wait_s)
             )
-        self.whole, self.has_rounds = True, self._rounds is not None
-        self.moment: tuple[int, int] | None = None
+        self.whole = True
         self._one_thread = threading.Lock()
         self._left_out: dict[int, int] = {}  # stripes left out by the last `sync`, and their counts of visits then
 
@@ -395,11 +392,7 @@ class HostCenter:
                 return values, states
             self._require_open()
 
-            self.moment, rounds = None, self._rounds
-
             def copy_every() -> None:
-                if rounds.between() and self._stripes:
-                    self.moment = int(rounds.stripes[0].words["round"]), self.overwrites.stamp
                 for stripe in self._stripes:
                     copy(stripe)
 

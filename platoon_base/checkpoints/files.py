@@ -42,7 +42,6 @@ __all__ = [
     "newest_in",
     "read_checkpoint",
     "require_alike",
-    "residuals_of",
 ]
 
 log = logging.getLogger(__name__)
@@ -92,8 +91,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
         The values that each rank has left with `Worker.keep`, in MessagePack (base64 in JSON).
     reported : dict
         The values that workers have reported.
-    residuals : str
-        The key of the residuals that belong to it, a file on each host; empty if there are none.
     """
 
     format: int = FORMAT
@@ -108,7 +105,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     bound: bool = False
     kept: dict[int, dict[str, bytes]] = {}
     reported: dict[str, Optional[Union[int, float, str]]] = {}
-    residuals: str = ""
 
     @property
     def layout(self) -> Layout:
@@ -225,13 +221,6 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(
         about, center, [[arrays[f"state {k}/{i}"] for i in range(len(center))] for k in range(about.states)]
     )
-
-
-def residuals_of(path: str | os.PathLike[str]) -> str:
-    """Return the key of the residuals of a checkpoint that was checked before."""
-    with open_regular(path) as file, np.load(file, allow_pickle=False) as found:
-        about: About = msgspec.json.decode(found["about"].tobytes(), type=About)
-    return about.residuals
 
 
 def check_checkpoint(path: str | os.PathLike[str]) -> About:

@@ -46,18 +46,7 @@ class Saving(NamedTuple):
 
 
 class Readable(Protocol):
-    """A handle of a center for the controller, which saves it and takes no part in the training.
-
-    Attributes
-    ----------
-    has_rounds : bool
-        Whether its rule makes rounds.
-    moment : (int, int) or None
-        The round that the latest snapshot includes, and its stamp; None if it mixes two rounds, or there are none.
-    """
-
-    has_rounds: bool
-    moment: tuple[int, int] | None
+    """A handle of a center for the controller, which saves it and takes no part in the training."""
 
     def snapshot(self, may_wait: bool) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states.
@@ -194,47 +183,35 @@ class CheckpointWriter:
         """Let no checkpoint be due before a time."""
         self.next_due = until
 
-    def has_rounds(self, layout: Layout | None) -> bool:
-        """Return whether the center can be opened now, and its rule makes rounds."""
-        if layout is None or self._over:
-            return False
-        with contextlib.suppress(OSError, *_SKIPPED_ERRORS):
-            return self._watch(layout).has_rounds
-        return False
-
-    def begin(self, about: About, layout: Layout | None, at_once: bool = False) -> tuple[int, int] | None:
+    def begin(self, about: About, layout: Layout | None, at_once: bool = False) -> None:
         """Begin to write a checkpoint, unless it has no center and would replace one that has.
 
-        With ``at_once`` the center is read before the return; only the writing goes on. Then this returns the center's
-        `Readable.moment`.
+        With ``at_once`` the center is read before the return; only the writing goes on.
         """
         self.next_due = time.monotonic() + self._saving.every_s
         if self._over or (layout is None and self._keeps_center):
-            return None
+            return
         self._saw_center |= layout is not None
         self._keeps_center |= layout is not None
         if at_once:
-            return self._begin_now(about, layout)
-        self._start(lambda: self._checkpoint(about, layout, may_wait=True))
-        return None
+            self._begin_now(about, layout)
+        else:
+            self._start(lambda: self._checkpoint(about, layout, may_wait=True))
 
-    def end(self, about: About, layout: Layout) -> tuple[int, int] | None:
-        """Read the center now, since it cannot be read later, and begin to write the last checkpoint; see `begin`."""
+    def end(self, about: About, layout: Layout) -> None:
+        """Read the center now, since it cannot be read later, and begin to write the last checkpoint."""
         if self._over:
-            return None
+            return
         self._over = self._keeps_center = True
-        return self._begin_now(about, layout, last=True)
+        self._begin_now(about, layout, last=True)
 
-    def _begin_now(self, about: About, layout: Layout | None, last: bool = False) -> tuple[int, int] | None:
+    def _begin_now(self, about: About, layout: Layout | None, last: bool = False) -> None:
         """Read the center, and begin to write it."""
         try:
             checkpoint = self._checkpoint(about, layout, may_wait=False)
-            moment = None if self._center is None else self._center.moment
             self._start(lambda: checkpoint, last=last)
-            return moment
         except (OSError, *_SKIPPED_ERRORS) as exc:
             self._start(functools.partial(_fail, exc), last=last)  # told in its turn
-            return None
 
     def _watch(self, layout: Layout) -> Readable:
         """Open the center, at the first call."""

@@ -15,8 +15,6 @@ __all__ = ["Packing", "Residuals", "residual_layout"]
 
 Array = np.ndarray[Any, Any]
 
-_NO_STAMP = -1
-
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" and dtype.itemsize <= 8
@@ -201,7 +199,6 @@ class Residuals:
         """
         self.undo(number)
         if self._words[1] != stamp:
-            self._words[1] = _NO_STAMP  # a launcher may be copying them: see `after`
             for array in self.latest:
                 array[...] = 0
             self._words[1] = stamp
@@ -216,29 +213,3 @@ class Residuals:
         """Return to the residuals before round ``number``, if they were packed into a contribution to it."""
         if int(self._words[0]) >> 1 == number:
             self._words[0] = 1 - (int(self._words[0]) & 1)
-
-    def after(self, number: int, stamp: int) -> list[Array] | None:
-        """Return the residuals that belong to a center at round ``number``; None if they are there no more.
-
-        They stay until a contribution to round ``number + 2`` is packed. After copying them, call this again: None
-        means that an overwrite has changed them meanwhile.
-
-        Parameters
-        ----------
-        number : int
-        stamp : int
-            Of that center; residuals from before its latest overwrite are zero by now.
-        """
-        latest, which = divmod(int(self._words[0]), 2)
-        known = int(self._words[1])
-        if latest > number + 1 or known > stamp or known == _NO_STAMP:
-            return None
-        if known < stamp:  # no contribution was packed since the overwrite
-            return [np.zeros_like(array) for array in self.latest]
-        return self._both[1 - which if latest == number + 1 else which]
-
-    def restore(self, saved: Sequence[Array], stamp: int) -> None:
-        """Begin with saved residuals, for a center with this stamp, before its first round."""
-        for array, values in zip(self._both[0], saved):
-            np.copyto(array, values)
-        self._words[:] = 0, stamp

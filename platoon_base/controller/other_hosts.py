@@ -32,10 +32,6 @@ class HostsCouriers(Protocol):
         """Start the exchange of the hosts' contributions to a round."""
         ...
 
-    def keep_residuals(self, folder: Path, key: str, number: int, stamp: int) -> None:
-        """Let each host save its residual after round ``number``, of a center with this stamp."""
-        ...
-
     def center_dropped(self) -> None:
         """End the exchanges: the workers have released their parameters."""
         ...

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -12,12 +11,10 @@ import msgspec
 
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import STALL_TIMEOUT_S, CheckpointWriter, Tally
-from platoon_base.compression.codecs import NONE
 from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.coordination.actions import Shared
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import ConfigurationError
-from platoon_base.layout import Layout
 from platoon_base.shm.job_state import JobState
 
 __all__ = ["JobSaving", "TurnLock"]
@@ -137,9 +134,8 @@ class JobSaving:
     def _save(self) -> None:
         """Start a checkpoint; read positions before the center: a resume skips no batch, but may repeat some."""
         shared = self._coordinator.shared
-        layout = None if shared is None else shared.layout
-        about = self._about(shared, self._residuals_key(layout))
-        self._keep_residuals(about, self._checkpointer.begin(about, layout, at_once=bool(about.residuals)))
+        about, layout = self._about(shared), None if shared is None else shared.layout
+        self._checkpointer.begin(about, layout)
         self._warn_of_no_parameters()
         if self._hosts is not None:
             parameters = [] if layout is None else [tuple(spec) for spec in layout.specs]
@@ -156,18 +152,7 @@ class JobSaving:
 
     def save_dropped(self, shared: Shared) -> None:
         """Save a center that the workers are about to release."""
-        about = self._about(shared, self._residuals_key(shared.layout))
-        self._keep_residuals(about, self._checkpointer.end(about, shared.layout))
-
-    def _residuals_key(self, layout: Layout | None) -> str:
-        """Return a new key if the hosts have residuals of the center, else ''."""
-        compressed = self._hosts is not None and self._hosts.world.compression != NONE
-        return os.urandom(8).hex() if compressed and self._checkpointer.has_rounds(layout) else ""
-
-    def _keep_residuals(self, about: About, moment: tuple[int, int] | None) -> None:
-        """Let each host save the residual of a moment, before any order about a later round reaches it."""
-        if about.residuals and moment is not None and self._hosts is not None:
-            self._hosts.couriers.keep_residuals(self._checkpointer.folder, about.residuals, *moment)
+        self._checkpointer.end(self._about(shared), shared.layout)
 
     def save_the_end(self, may_wait: Callable[[], bool], serve: Callable[[], object]) -> None:
         """Write the last checkpoint.
@@ -197,7 +182,7 @@ class JobSaving:
             if self._checkpointer.is_stalled(time.monotonic()):
                 return
 
-    def _about(self, shared: Shared | None, residuals: str = "") -> About:
+    def _about(self, shared: Shared | None) -> About:
         coordinator = self._coordinator
         roster = coordinator.roster
         return About(
@@ -211,5 +196,4 @@ class JobSaving:
             bound=coordinator.bound and (self._turns is None or not coordinator.latest_round[0]),
             kept={rank: participant.kept for rank, participant in roster.items() if participant.kept},
             reported=dict(coordinator.reported),
-            residuals=residuals,
         )

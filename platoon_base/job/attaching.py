@@ -7,6 +7,7 @@ import os
 
 from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.client import ControlClient
+from platoon_base.checkpoints.files import read_checkpoint
 from platoon_base.collectives.groups import Membership
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import backends
@@ -156,7 +157,7 @@ def _connection(
             lambda: job_state.collectives(identity.rank),
             files.world,
         ),
-        checkpoint=lambda rule: backends.checkpoint_for(files, rule),
+        checkpoint=lambda: read_checkpoint(files.checkpoint),
     )
     connection = Connection(
         identity,

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from platoon_base.channels.base import ClientChannel
     from platoon_base.channels.keys import ServerKeys
     from platoon_base.channels.zmq import ZmqClient, ZmqServer
-    from platoon_base.checkpoints.files import Checkpoint
     from platoon_base.checkpoints.writer import Readable
     from platoon_base.collectives.base import Collective
     from platoon_base.collectives.nccl_group import NcclGroup
@@ -35,15 +34,7 @@ if TYPE_CHECKING:
     from platoon_base.shm.liveness import Liveness
     from platoon_base.shm.segments import Name
 
-__all__ = [
-    "JobCollectives",
-    "center_for",
-    "checkpoint_for",
-    "connect_here",
-    "connect_to",
-    "listen_at",
-    "watch_center",
-]
+__all__ = ["JobCollectives", "center_for", "connect_here", "connect_to", "listen_at", "watch_center"]
 
 log = logging.getLogger(__name__)
 
@@ -135,22 +126,6 @@ def _require_compressible(world: World, rule: Rule) -> None:
             f"got --hosts-compression {world.compression} and {rule!r}, whose workers do not wait: the hosts' centers "
             "would swing, since each sends so little of them; use int8, int4 or int2, or LocalSGD, SlowMo or DiLoCo"
         )
-
-
-def checkpoint_for(files: JobFiles, rule: Rule) -> Checkpoint:
-    """Read the checkpoint that a job resumes; log a warning if residuals of compressed rounds are not in it."""
-    from platoon_base.checkpoints.files import read_checkpoint
-    from platoon_base.rules.outer import waits
-
-    found = read_checkpoint(files.checkpoint)
-    if files.world.several and files.world.compression != NONE and waits(rule) and not found.about.residuals:
-        log.warning(
-            "no residuals are saved of what --hosts-compression %s has left out of the hosts' contributions to rounds: "
-            "that part of the training before %s is lost, and each host starts with a residual of zero",
-            files.world.compression,
-            files.checkpoint,
-        )
-    return found
 
 
 def _runtime_of(context: Any) -> Any:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
-from platoon_base.checkpoints.files import residuals_of
 from platoon_base.coordination.actions import CenterMade, CenterSource, RoundReached
 from platoon_base.coordination.roster import Roster
 from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, LeftOut, Listening, News
@@ -16,7 +14,6 @@ from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.couriers import CourierKeeper, courier_settings
 from platoon_base.multihost.member import Member
-from platoon_base.multihost.residual_files import Saved
 from platoon_base.multihost.rounds import RoundTable
 
 __all__ = ["CourierTable"]
@@ -61,8 +58,6 @@ class CourierTable:
         self._workers: dict[int, int] = {}  # that live, by host, as the couriers know them
         self._changes = -1  # of the roster, when they were counted
         self._source = 0
-        key = residuals_of(files.checkpoint) if files.checkpoint else ""
-        self._resumed = Saved(str(Path(files.checkpoint).parent), key) if key else None
 
     @property
     def fds(self) -> list[int]:
@@ -93,12 +88,11 @@ class CourierTable:
         layout = made.shared.layout
         specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in layout.specs]
         rule, every_s = courier_settings(os.environ)
-        saved, self._resumed = self._resumed, None  # a host that returns later starts from zero
-        self._here.start(specs, layout.moments, rule, every_s, saved)
+        self._here.start(specs, layout.moments, rule, every_s)
         for member in self._members.values():
             if not member.lost and not member.has_courier:
                 member.has_courier = self._changed = True
-                self._send(member, between.StartCourier(specs, layout.moments, rule, every_s, saved))
+                self._send(member, between.StartCourier(specs, layout.moments, rule, every_s))
         if made.host:
             self._send(self._members[made.host], between.CenterMade())
         else:
@@ -130,13 +124,6 @@ class CourierTable:
                 self._send(self._members[host], order)
             else:
                 self._here.round(order)
-
-    def keep_residuals(self, folder: Path, key: str, number: int, stamp: int) -> None:
-        """Let each host save its residual after a round."""
-        saved = Saved(str(folder.absolute()), key)
-        self._here.keep_residual(saved, number, stamp)
-        for member in self._members.values():
-            self._send(member, between.KeepResidual(saved, number, stamp))
 
     def center_dropped(self) -> None:
         """End the exchanges between centers: the workers have released their parameters."""
@@ -170,4 +157,4 @@ class CourierTable:
 
     def end(self) -> None:
         """End the courier of this host."""
-        self._here.close()
+        self._here.dropped()

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import mmap
 import os
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import numpy as np
 
 from platoon_base.compression.codecs import codec_of
-from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import JobFiles
-from platoon_base.layout import Layout, ParameterSpec
-from platoon_base.multihost.residual_files import Saved, load_residual, save_residual
 from platoon_base.rules.hosts import hosts_rule
 from platoon_base.system.environment import HOSTS_EVERY_S, HOSTS_RULE
 from platoon_base.worker_process.program import python_main
@@ -30,8 +23,6 @@ from platoon_base.worker_process.program import python_main
 __all__ = ["CourierKeeper", "courier_settings"]
 
 log = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
 
 _EVERY_S = 0.2
 _RESTART_DELAY_S = 1.0  # between the end of a courier that failed and the start of the next
@@ -81,28 +72,14 @@ class CourierKeeper:
         self._rest = b""
         self._start_at = 0.0
         self._memory = -1  # for what a courier that is started again must find
-        self._layout: Layout | None = None  # of the parameters whose residual is there
-        self._saving: threading.Thread | None = None  # the latest
 
-    def start(
-        self,
-        specs: list[tuple[str, tuple[int, ...], str]],
-        moments: int,
-        rule: str,
-        every_s: float,
-        saved: Saved | None = None,
-    ) -> None:
-        """Start the courier, unless it runs, with the residual of a checkpoint if there is one."""
+    def start(self, specs: list[tuple[str, tuple[int, ...], str]], moments: int, rule: str, every_s: float) -> None:
+        """Start the courier, unless it runs."""
         if self._begin is None:
             path, prefix = self._files.center_place
             world = self._files.world
             if codec_of(world.compression) is not None:
-                self._close_memory()
                 self._memory = os.memfd_create("platoon-residuals")
-                self._layout = Layout(tuple(ParameterSpec(*spec) for spec in specs), moments)
-                os.ftruncate(self._memory, Residuals.size_bytes(self._layout))
-            if saved is not None:
-                self._restore(saved)
             self._begin = between.Begin(world, (path, prefix), specs, moments, rule, every_s, False, self._memory)
             self._launch()
 
@@ -204,64 +181,14 @@ class CourierKeeper:
         log.warning("the courier of this host ended (status %s), and is started again", process.returncode)
 
     def dropped(self) -> None:
-        """End the courier: the workers have released the center. Its residual can still be saved."""
+        """End the courier: the workers have released the center."""
         self._begin, self._made, self._peers, self._round = None, False, None, []
         process, self._process = self._process, None
         if process is not None:
             _close(process)
-
-    def close(self) -> None:
-        """End the courier, and release what it has left to save."""
-        self.dropped()
-        if self._saving is not None:
-            self._saving.join()
-        self._close_memory()
-
-    def _close_memory(self) -> None:
         memory, self._memory = self._memory, -1
         if memory >= 0:
             os.close(memory)
-
-    def _residuals(self, layout: Layout) -> Residuals:
-        return Residuals(layout, mmap.mmap(self._memory, Residuals.size_bytes(layout)))
-
-    def _restore(self, saved: Saved) -> None:
-        world = self._files.world
-        try:
-            if self._layout is None or self._memory < 0:
-                raise ConfigurationError("this job has no --hosts-compression")
-            self._residuals(self._layout).restore(load_residual(saved, world, self._layout), 0)
-        except ConfigurationError as exc:
-            log.warning(
-                "host %d starts with a residual of zero; what was left out of its contributions before the checkpoint "
-                "is lost: %s",
-                world.host,
-                exc,
-            )
-
-    def keep_residual(self, saved: Saved, number: int, stamp: int) -> None:
-        """Save the residual after a round; it is copied now, before the courier gets orders about a later round."""
-        layout = self._layout
-        if layout is None or self._memory < 0:
-            return
-        residuals = self._residuals(layout)
-        found = residuals.after(number, stamp)
-        copies = None if found is None else [array.copy() for array in found]
-        if copies is None or residuals.after(number, stamp) is None:
-            log.warning(
-                "the residual of host %d is missing in a checkpoint: it is of another round", self._files.world.host
-            )
-            return
-        self._saving = threading.Thread(target=self._save, args=(saved, layout, copies, self._saving), daemon=True)
-        self._saving.start()
-
-    def _save(self, saved: Saved, layout: Layout, arrays: list[Array], before: threading.Thread | None) -> None:
-        if before is not None:
-            before.join()
-        try:
-            save_residual(saved, self._files.world, layout, arrays)
-        except OSError as exc:
-            log.warning("the residual of host %d is not saved: %s", self._files.world.host, exc)
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:

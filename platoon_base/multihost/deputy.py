@@ -26,7 +26,6 @@ from platoon_base.multihost import messages as between
 from platoon_base.multihost.couriers import CourierKeeper
 from platoon_base.multihost.last_checkpoint import LastCheckpoint
 from platoon_base.multihost.mirror import Mirror, Sender
-from platoon_base.multihost.residual_files import Saved
 from platoon_base.shm.job_state import WORKER_LOCKS, JobState
 from platoon_base.system.process import pid_namespace
 from platoon_base.system.signals import default_sigchld
@@ -174,10 +173,7 @@ class Deputy:
         elif isinstance(message, between.AdoptWorker):
             self._adopt(message)
         elif isinstance(message, between.StartCourier):
-            saved = None if message.saved is None else Saved(*message.saved)
-            self._courier.start(message.specs, message.moments, message.rule, message.every_s, saved)
-        elif isinstance(message, between.KeepResidual):
-            self._courier.keep_residual(Saved(*message.saved), message.number, message.stamp)
+            self._courier.start(message.specs, message.moments, message.rule, message.every_s)
         elif isinstance(message, between.Couriers):
             self._courier.peers(message.at, message.workers, message.source)
         elif isinstance(message, between.CenterMade):
@@ -306,7 +302,7 @@ class Deputy:
     def close(self) -> None:
         """Kill what still runs, and free all locks."""
         self.children.kill()
-        self._courier.close()
+        self._courier.dropped()
         self._last_checkpoint.close()
         self._mirror.close()
 

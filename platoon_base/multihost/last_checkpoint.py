@@ -55,7 +55,7 @@ class LastCheckpoint:
             log.warning("no checkpoint of this host's center is written: it has none. Resume from %s", latest.folder)
             return
         positions = {rank: self._job_state.position(rank) for rank in latest.about.positions}
-        about = msgspec.structs.replace(latest.about, positions=positions, residuals="")
+        about = msgspec.structs.replace(latest.about, positions=positions)
         folder = Path(latest.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,6 @@ __all__ = [
     "HostLost",
     "JobOver",
     "JobState",
-    "KeepResidual",
     "Refused",
     "Replies",
     "Requests",
@@ -253,15 +252,6 @@ class StartCourier(msgspec.Struct, frozen=True, tag="start-courier"):
     moments: int
     rule: str
     every_s: float
-    saved: Optional[tuple[str, str]] = None
-
-
-class KeepResidual(msgspec.Struct, frozen=True, tag="keep-residual"):
-    """Save this host's residual after a round, of a center with this stamp; see `residual_files.Saved`."""
-
-    saved: tuple[str, str]
-    number: int
-    stamp: int
 
 
 class Couriers(msgspec.Struct, frozen=True, tag="couriers"):
@@ -332,7 +322,6 @@ Down = Union[
     Replies,
     JobState,
     SavedState,
-    KeepResidual,
     StartCourier,
     Couriers,
     CenterMade,

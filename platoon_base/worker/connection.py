@@ -52,12 +52,12 @@ class BackEnds(NamedTuple):
     collectives : callable, optional
         Makes the factory of process groups, for collective calls on arrays, from the client.
     checkpoint : callable, optional
-        Reads the checkpoint from which the job was resumed, for parameters with a rule.
+        Reads the checkpoint from which the job was resumed.
     """
 
     centers: Callable[[Parameters, Rule], CenterFactory] | None = None
     collectives: Callable[[ControlClient], CollectiveFactory] | None = None
-    checkpoint: Callable[[Rule], Checkpoint] | None = None
+    checkpoint: Callable[[], Checkpoint] | None = None
 
 
 _NONE = BackEnds()

@@ -132,7 +132,7 @@ class SharedParameters:
         role = client.ask(request, msg.CenterRole, timeout_s)
         create = role.create
         try:
-            states = self._resume(checkpoint(rule)) if role.resume and checkpoint is not None else []
+            states = self._resume(checkpoint()) if role.resume and checkpoint is not None else []
             self.center = (centers.create if create else centers.attach)(layout, rule, self._rank)
             self._watch = DivergenceWatch(self._rank, _DEVICE_POLL_INTERVAL_S if self.center.on_device else 0.0)
             if create:

@@ -1,12 +1,9 @@
 """`platoon launch --hosts-compression`, by real launchers; the hosts are folders of this machine."""
 
 import json
-import shutil
 import subprocess
 import sys
-import time
 
-import numpy as np
 import pytest
 from scripts_here import script_path
 
@@ -145,87 +142,3 @@ def test_none_in_any_spelling_is_none(tmp_path, value):
     done = launch(tmp_path, environment={"PLATOON_HOSTS_COMPRESSION": value})
     assert done.returncode == 0
     assert "--hosts-compression" not in done.stdout + done.stderr
-
-
-RESUMED = script_path("compressed_hosts_resumed")
-SAVING = ("--resume", "kept", "--checkpoint-every", "100")
-
-
-def go_on(hosts, script, codec, args, workers=(1, 1)):
-    again = Hosts(hosts.folder, hosts.environment)
-    try:
-        options = ["--hosts-compression", codec, *SAVING]
-        assert again.run(script, *options, workers=workers, args=args) == [0] * len(workers), again.output(0)
-        assert "resumed from" in again.output(0)
-    finally:
-        again.close()
-    return again
-
-
-@pytest.mark.parametrize(("rule", "codec"), [("LocalSGD()", "int4"), ("DiLoCo()", "topk(0.1)")])
-def test_a_job_that_is_resumed_has_the_bits_of_one_that_was_not_interrupted(hosts, rule, codec):
-    options = ["--hosts-compression", codec]
-    assert hosts.run(RESUMED, *options, workers=(1, 1), args=[rule, "0", "6"]) == [0, 0], hosts.output(0)
-    expected = said(hosts, 0, 0)
-    assert hosts.run(RESUMED, *options, *SAVING, workers=(1, 1), args=[rule, "0", "3"])[-2:] == [0, 0]
-    again = go_on(hosts, RESUMED, codec, [rule, "3", "6"])
-    for rank in (0, 1):
-        assert said(again, rank, rank) == expected[3:], again.output(0) + again.output(1)
-    assert "residual" not in again.output(0) + again.output(1)
-
-
-def copy_of_checkpoint(kept, target):
-    """Copy the newest checkpoint, with the residuals of two hosts; returns whether all are there, of a round."""
-    try:
-        newest = max(kept.glob("checkpoint-*.npz"))
-        with np.load(newest) as file:
-            key = json.loads(file["about"].tobytes())["residuals"]
-            has_rounds = "center/0" in file and bool(file["center/0"].any())
-        for name in (newest.name, *(f"residual-{host}-{key}.npz" for host in (0, 1))):
-            shutil.copy(kept / name, target / name)
-    except (OSError, ValueError):  # none yet, or a newer one has taken its place
-        return False
-    return has_rounds
-
-
-@pytest.mark.parametrize("codec", ["int4", "topk(0.1)"])
-def test_a_checkpoint_within_the_training_has_the_residuals_of_its_round(hosts, codec, tmp_path):
-    copied = tmp_path / "copied"
-    copied.mkdir()
-    options = ["--hosts-compression", codec, "--resume", "kept", "--checkpoint-every", "0.1"]
-    for host in (0, 1):
-        hosts.start(RESUMED, *options, host=host, args=["DiLoCo()", "0", "80", "60", str(tmp_path / "done")])
-    deadline = time.monotonic() + 120
-    while not copy_of_checkpoint(hosts.folder / "kept", copied):
-        assert time.monotonic() < deadline, hosts.output(0)
-        time.sleep(0.01)
-    (tmp_path / "done").touch()
-    assert hosts.wait() == [0, 0], hosts.output(0) + hosts.output(1)
-    expected = said(hosts, 0, 0)
-    for path in (hosts.folder / "kept").iterdir():
-        path.unlink()
-    for path in [max(copied.glob("checkpoint-*.npz")), *copied.glob("residual-*.npz")]:
-        shutil.copy(path, hosts.folder / "kept" / path.name)
-    (tmp_path / "expected.json").write_text(json.dumps(expected))
-    again = go_on(hosts, RESUMED, codec, ["DiLoCo()", str(tmp_path / "expected.json"), "80"])
-    first = said(again, 0, 0)[0][0]
-    assert 0 < first <= 60
-    for rank in (0, 1):
-        assert said(again, rank, rank) == expected[first:], again.output(0) + again.output(1)
-
-
-@pytest.mark.parametrize(("codec", "warns"), [("int4", 1), ("none", 0)])
-def test_a_checkpoint_without_residuals_is_told_of_once(hosts, codec, warns):
-    assert hosts.run(RESUMED, *SAVING, workers=(1, 1), args=["LocalSGD()", "0", "2"]) == [0, 0], hosts.output(0)
-    again = go_on(hosts, RESUMED, codec, ["LocalSGD()", "2", "3"])
-    text = f"no residuals are saved of what --hosts-compression {codec} has left out"
-    assert [again.log(rank, rank).count(text) for rank in (0, 1)] == [warns, 0]
-
-
-@pytest.mark.parametrize(("codec", "workers"), [("int8", (1, 1)), ("int4", (1, 1, 1)), ("none", (1, 1))])
-def test_residuals_of_other_hosts_or_another_codec_are_lost_and_each_host_says_so(hosts, codec, workers):
-    options = ["--hosts-compression", "int4", *SAVING]
-    assert hosts.run(RESUMED, *options, workers=(1, 1), args=["LocalSGD()", "0", "2"]) == [0, 0], hosts.output(0)
-    again = go_on(hosts, RESUMED, codec, ["LocalSGD()", "2", "3"], workers)
-    for host in range(len(workers)):
-        assert again.output(host).count(f"host {host} starts with a residual of zero") == 1
