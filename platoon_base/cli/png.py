@@ -35,13 +35,13 @@ def as_png(svg: str) -> bytes:
     import resvg_py
 
     fonts = files(_FONT) / "files"
-    image: bytes = resvg_py.svg_to_bytes(
+    image = resvg_py.svg_to_bytes(
         svg_string=svg,
         zoom=_ZOOM,
         sans_serif_family=_FAMILY,
         font_files=[str(fonts / f"SourceSansPro-{weight}.ttf") for weight in _WEIGHTS],
     )
-    return image
+    return bytes(image)  # some versions give a list
 
 
 def _missing() -> list[str]:

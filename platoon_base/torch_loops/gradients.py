@@ -11,7 +11,7 @@ import torch
 from platoon_base.devices import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops.backward import EarlyAverages
-from platoon_base.torch_loops.drift import NUM_SLOTS, DriftCheck
+from platoon_base.torch_loops.drift import NUM_SLOTS, STEPS_ON_DEVICES, DriftCheck
 from platoon_base.torch_loops.flats import Bucket, Flats
 from platoon_base.torch_loops.state import named_tensors, require_weight, values_of
 from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, start_training
@@ -110,7 +110,8 @@ class GradientAverage:
         ------
         ConfigurationError
             If the weight is negative or not finite, or a gradient is sparse; or the parameters have come to differ
-            between workers. Up to 64 values of one parameter are compared in each step, on a device in every 100th.
+            between workers: up to 64 values of one parameter in each step, on a device in each 100th, are compared
+            with their mean over the workers. Where it is a worker alone that sees it, the others lose that worker.
         WorkerLostError, CollectiveTimeoutError
             If another worker does not make the call.
         """
@@ -227,7 +228,8 @@ class GradientAverage:
             _require_one_device(self._parameters)
             numbers = 1 + len(self._parameters)
             self._flats = Flats(self._parameters, numbers + NUM_SLOTS, device, self._bucket_bytes)
-            self._drift = DriftCheck(self._named, self._flats.header[numbers:])
+            every = 1 if device.type == "cpu" else STEPS_ON_DEVICES
+            self._drift = DriftCheck(self._named, self._flats.header[numbers:], every)
             self._sent = []
         return self._flats
 
