@@ -96,8 +96,10 @@ class ControlServer:
         self.carry_out(self.coordinator.handle(peer, request_id, request, now))
 
     def carry_out(self, actions: Iterable[Action]) -> None:
-        """Carry out the coordinator's actions; who is answered sees who is the leader by then."""
-        leader = self.coordinator.roster.leader
+        """Carry out the coordinator's actions; who is answered sees who is the leader by then, and how many live."""
+        roster = self.coordinator.roster
+        self._job_state.num_live = roster.num_live_on(0), roster.num_live
+        leader = roster.leader
         if leader != self._leader:
             self._leader = self._job_state.leader = leader
         reply, data = None, b""
@@ -115,8 +117,6 @@ class ControlServer:
                 self._on_hosts(action)
             else:
                 self._reply(SendReply(action.to, self._answer_user(action)))
-        roster = self.coordinator.roster
-        self._job_state.num_live = roster.num_live_on(0), roster.num_live
 
     def _reply(self, action: SendReply) -> None:
         self._send(*action.to, self._encoded(action.reply))

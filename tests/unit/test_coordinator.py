@@ -29,10 +29,14 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from platoon_base.channels.base import Received
+from platoon_base.channels.server import ControlServer
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import AnswerUser, CenterDropped, SendReply, StopJob
 from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.coordination.encoding import encode
 from platoon_base.sharding import START
+from platoon_base.shm.job_state import JobState
 
 pytestmark = pytest.mark.base
 
@@ -45,6 +49,17 @@ pytestmark = pytest.mark.base
 )  # fmt: skip
 def test_nothing_goes_before_hello(request_):
     require_failure(Job(2).join(0).answer("stranger", request_), "ProtocolError", "connect()")
+
+
+def test_a_worker_that_is_answered_sees_how_many_live():
+    """The launcher has started all, so the first to come knows of those that are to come."""
+    coordinator, seen = Coordinator(3), []
+    job_state = JobState(bytearray(JobState.size_bytes(3)), 3, create=True)
+    server = ControlServer(coordinator, job_state, lambda *answer: seen.append(job_state.num_live))
+    server.receive(Received(b"0", b"1", encode(hello(rank=0))), now=0.0)
+    server.receive(Received(b"1", b"1", encode(hello(rank=1))), now=0.0)
+    server.receive(Received(b"0", b"2", encode(msg.Leave())), now=0.0)
+    assert seen == [(3, 3), (3, 3), (2, 2)]
 
 
 @pytest.mark.parametrize("lost", [True, False])
