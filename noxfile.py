@@ -137,10 +137,10 @@ def tests(session: nox.Session) -> None:
 
 
 def base(session: nox.Session) -> None:
-    """The tests of platoon_base; of those that start processes half, the other half on another version."""
+    """The tests of platoon_base; of those that start processes a quarter, another one on another version."""
     install(session, "setuptools>=70.1")
     version = session.name.rpartition("-")[2]
-    part = [] if EVERY else ["--part", f"{VERSIONS.index(version) % 2 + 1}/2"]
+    part = [] if EVERY else ["--part", f"{VERSIONS.index(version) % 4 + 1}/4"]
     options = [*own_cache(session.name), "-m", "base and not slow", *part, "tests", *session.posargs]
     run_pytest(session, f"Python {version}: base tests", "python", *options)
 
