@@ -70,7 +70,9 @@ if os.environ.get("BLOCKS") and importlib.util.find_spec("theano"):  # other Pyt
 
 
 def pytest_addoption(parser):
-    parser.addoption("--part", default="1/1", help="1/4 to 4/4: a quarter of the tests that start processes; 1/2, 2/2: a half")
+    parser.addoption(
+        "--part", default="1/1", help="1/4 to 4/4: a quarter of the tests that start processes; 1/2, 2/2: a half"
+    )
 
 
 def pytest_collection_modifyitems(config, items):
