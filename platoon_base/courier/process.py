@@ -50,6 +50,8 @@ def _serve(orders: int, news: int) -> None:
             except BlockingIOError:
                 continue
             if not block:
+                if courier is not None:
+                    courier.finish()
                 return
             os.set_blocking(orders, False)
             *lines, rest = (rest + block).split(b"\n")
@@ -79,4 +81,5 @@ def _begin(order: between.Begin, news: int) -> Courier:
         size = Residuals.size_bytes(layout)
         os.ftruncate(order.memory, size)  # the same size for each courier of this host: what it holds stays
         memory = mmap.mmap(order.memory, size)
-    return Courier(order.world, open_center, layout, rule, order.every_s, order.filled, report, memory)
+    settings = (rule, order.every_s, order.filled)
+    return Courier(order.world, open_center, layout, *settings, report, memory, order.resumed)
