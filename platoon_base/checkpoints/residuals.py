@@ -41,7 +41,7 @@ class SavedResiduals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moment(NamedTuple):
-    """What hosts need to save the residuals that belong to a center.
+    """The round of a center that is saved, with which hosts save the residuals that belong to it.
 
     Attributes
     ----------

@@ -83,8 +83,6 @@ class Courier:
         Takes messages for the launcher.
     memory : writable buffer, optional
         For `Residuals`, zero at first: that of the earlier courier of this host. By default it is this courier's own.
-    resumed : (str, str), optional
-        The folder and the key of a checkpoint whose residuals this host goes on with.
     """
 
     def __init__(
@@ -97,7 +95,6 @@ class Courier:
         filled: bool,
         report: Callable[[between.News], None],
         memory: Any = None,
-        resumed: tuple[str, str] | None = None,
     ) -> None:
         self._world, self._layout, self._report = world, layout, report
         self._open_center = open_center
@@ -109,8 +106,6 @@ class Courier:
             room = bytearray(Residuals.size_bytes(layout)) if memory is None else memory
             self._residuals = Residuals(layout, room)
             self._keeper = ResidualKeeper(world, layout, self._residuals, report)
-            if resumed is not None:
-                self._keeper.restore(*resumed)
         self._packing = None if self._codec is None else Packing(layout.trained, self._codec)
         self._background = BackgroundExchanges(world, layout.trained, rule, every_s, report, self._packing)
         self._rounds: HostsRound | None = None

@@ -4,6 +4,7 @@ import select
 import time
 
 import numpy as np
+import psutil
 import pytest
 
 from platoon_base.courier import messages as between
@@ -32,6 +33,12 @@ class Launcher:
             assert time.monotonic() < deadline
             select.select(self.couriers.fds, [], [], 0.2)
             self.couriers.step()
+
+    def kill(self):
+        """Kill the courier, and wait for the next one."""
+        (process,) = psutil.Process().children()
+        process.kill()
+        self.until(lambda: len(self.news) == 2)  # the next one listens
 
     def keep(self, folder, key):
         self.couriers.keep(between.Keep(str(folder), 0, 0, key, [key]))
@@ -76,8 +83,7 @@ def test_a_courier_whose_center_is_released_ends_once_the_residual_is_written(la
 def test_a_courier_that_ends_before_the_residual_is_written_is_warned_of(launcher, tmp_path, caplog):
     launcher.start()
     launcher.keep(tmp_path, "aa")
-    launcher.couriers._process._process.kill()
-    launcher.until(lambda: len(launcher.news) == 2)  # the next one listens
+    launcher.kill()
     assert "is started again" in caplog.text
     assert not launcher.couriers.saving
     assert (tmp_path / "residual-1-aa.npz").exists() or "has ended before it was written" in caplog.text
@@ -85,7 +91,6 @@ def test_a_courier_that_ends_before_the_residual_is_written_is_warned_of(launche
 
 def test_a_residual_that_is_missing_is_warned_of_once(launcher, tmp_path, caplog):
     launcher.start(resumed=(str(tmp_path), "aa"))
-    launcher.couriers._process._process.kill()
-    launcher.until(lambda: len(launcher.news) == 2)
+    launcher.kill()
     assert caplog.text.count("host 1 starts with a residual of zero") == 1
     assert "residual-1-aa.npz cannot be read" in caplog.text

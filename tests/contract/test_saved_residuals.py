@@ -10,8 +10,8 @@ from rounds_in_turns import Group, model, require_same_center
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import courier
 from platoon_base.courier import messages as between
+from platoon_base.courier.keeping import ResidualKeeper
 from platoon_base.rules import DiLoCo
-from platoon_base.rules.hosts import AverageHosts
 
 pytestmark = pytest.mark.base
 
@@ -245,16 +245,12 @@ def test_files_of_checkpoints_that_are_gone_and_unfinished_ones_are_removed(tmp_
 
 
 def restored(group, folder, host=1, key="aa"):
-    """Start a courier that goes on from a checkpoint; returns its residual and why there is none."""
+    """Go on from a checkpoint; returns the residual of a host and why there is none."""
     which, news = group.hosts[host], []
-    memory = bytearray(len(which.memory))
-    for _ in range(2):  # the second one finds what the first has done
-        courier.Courier(
-            which.world, lambda: None, which.layout, AverageHosts(), 0.0, False, news.append, memory,
-            (str(folder), key),
-        ).close()  # fmt: skip
-    problems = [each.problem for each in news if isinstance(each, between.NotRestored)]
-    return Residuals(which.layout, memory).latest, problems
+    residuals = Residuals(which.layout, bytearray(len(which.memory)))
+    for _ in range(2):  # the courier that is started again finds what the first has done
+        ResidualKeeper(which.world, which.layout, residuals, news.append).restore(str(folder), key)
+    return residuals.latest, [each.problem for each in news]
 
 
 def test_a_courier_goes_on_with_what_was_saved_or_says_why_not(tmp_path):
