@@ -58,6 +58,23 @@ def test_a_job_that_is_resumed_has_the_bits_of_one_that_was_not_interrupted(host
     require_restored(again)
 
 
+def test_workers_that_are_all_started_again_go_on_with_the_same_bits(hosts, tmp_path):
+    options = ["--hosts-compression", "int4"]
+    assert hosts.run(RESUMED, *options, workers=(1, 1), args=["DiLoCo()", "0", "6"]) == [0, 0], hosts.output(0)
+    expected = said(hosts, 0, 0)
+    (tmp_path / "expected.json").write_text(json.dumps(expected))
+    again = Hosts(hosts.folder, hosts.environment)
+    try:
+        args = ["DiLoCo()", str(tmp_path / "expected.json"), "6", "3", str(tmp_path / "died"), "dies"]
+        again.run(RESUMED, *options, *SAVING, "--max-restarts", "1", workers=(1, 1), args=args)
+        for rank in (0, 1):
+            assert said(again, rank, rank) == expected[3:], again.output(0) + again.output(1)
+        assert "all workers are started again" in again.output(0)
+        require_restored(again)
+    finally:
+        again.close()
+
+
 def copy_of_checkpoint(kept, target):
     """Copy the newest checkpoint, with the residuals of two hosts; returns whether all are there, of a round."""
     try:
