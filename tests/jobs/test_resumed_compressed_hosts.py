@@ -68,7 +68,9 @@ def test_workers_that_are_all_started_again_go_on_with_the_same_bits(hosts, tmp_
         args = ["DiLoCo()", str(tmp_path / "expected.json"), "6", "3", str(tmp_path / "died"), "dies"]
         again.run(RESUMED, *options, *SAVING, "--max-restarts", "1", workers=(1, 1), args=args)
         for rank in (0, 1):
-            assert said(again, rank, rank) == expected[3:], again.output(0) + again.output(1)
+            found = said(again, rank, rank)
+            assert found[-3:] == expected[3:], again.output(0) + again.output(1)
+            assert found[:-3] in ([], expected[:3])  # before that; a log may be put aside
         assert "all workers are started again" in again.output(0)
         require_restored(again)
     finally:
