@@ -105,7 +105,7 @@ class ResidualKeeper:
             with contextlib.suppress(OSError):
                 left.unlink()
         if order.kept is not None:
-            prune(folder, order.kept, lambda each: each == host or each >= hosts)
+            prune(folder, order.kept.__contains__, lambda each: each == host or each >= hosts)
         named = {f"residual/{i}": array for i, array in enumerate(arrays)}
         write_arrays(residual_path(folder, host, order.key), f"{UNFINISHED}-{host}", self._about(), named)
 
