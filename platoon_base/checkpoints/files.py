@@ -279,6 +279,9 @@ class CheckpointFolder:
     ----------
     written_bytes : int
         How much `save` has written, all calls together; it grows while a file is written.
+    residual_keys : list of str or None
+        The keys of the residuals that belonged to the checkpoints there when it was opened, or at the end of `save`;
+        None if one could not be read.
 
     Raises
     ------
@@ -310,6 +313,7 @@ class CheckpointFolder:
                 path,
                 why,
             )
+        self.residual_keys = self._read_residual_keys()
 
     def numbers(self) -> list[int]:
         """Return the numbers of the checkpoints there, the newest last."""
@@ -353,8 +357,15 @@ class CheckpointFolder:
             )
         return None
 
-    def save(self, checkpoint: Checkpoint) -> Path:
+    def save(self, checkpoint: Checkpoint, is_pending: Callable[[str], bool] | None = None) -> Path:
         """Write the next checkpoint, and remove those that are older than the one before it.
+
+        Parameters
+        ----------
+        checkpoint : Checkpoint
+        is_pending : callable, optional
+            If given, residuals that belong to no checkpoint are removed, unless ``is_pending(key)``: theirs is not
+            there yet.
 
         Raises
         ------
@@ -373,12 +384,12 @@ class CheckpointFolder:
         for number in numbers[: 1 - KEPT_FILES]:
             with contextlib.suppress(OSError):
                 self.file(number).unlink()
-        kept = self.residual_keys()
-        if kept is not None:
-            prune(self.path, kept)
+        self.residual_keys = kept = self._read_residual_keys()
+        if is_pending is not None and kept is not None:
+            prune(self.path, lambda key: key in kept or is_pending(key))
         return path
 
-    def residual_keys(self) -> list[str] | None:
+    def _read_residual_keys(self) -> list[str] | None:
         """Return the keys of the residuals that belong to the checkpoints there; None if one cannot be read."""
         try:
             found = [about_of(self.file(number)).residuals for number in self.numbers()]

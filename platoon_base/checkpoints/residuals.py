@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,11 +77,15 @@ def residual_path(folder: str | os.PathLike[str], host: int, key: str) -> Path:
     return Path(folder, f"residual-{host}-{key}.npz")
 
 
-def prune(folder: Path, kept: Collection[str], of_host: Callable[[int], bool] = lambda host: True) -> None:
-    """Remove the residuals of some hosts whose checkpoint is not kept; a file that cannot be removed stays."""
+def prune(folder: Path, is_kept: Callable[[str], bool], of_host: Callable[[int], bool] = lambda host: True) -> None:
+    """Remove the residuals of some hosts whose key is not kept; a file that cannot be removed stays.
+
+    ``is_kept(key)`` is called after the folder was read: a key that is published before its file is there may come to
+    be kept meanwhile.
+    """
     with contextlib.suppress(OSError):
         for name in os.listdir(folder):
             match = _NAME.fullmatch(name)
-            if match and match[2] not in kept and of_host(int(match[1])):
+            if match and not is_kept(match[2]) and of_host(int(match[1])):
                 with contextlib.suppress(OSError):
                     (folder / name).unlink()

@@ -159,6 +159,8 @@ class CheckpointWriter:
         self._problem: Exception | None = None
         self._saw_center = self._wrote_center = self._over = self._warned_of_second_job = False
         self._keeps_center = resumed
+        self._publishing = threading.Lock()
+        self._pending: set[str] = set()  # the keys that are published, whose checkpoint is neither there nor failed
         self._stall_timer = StallTimer(STALL_TIMEOUT_S)
         self._began_writing = 0  # how many times
         self.tally = Tally()
@@ -226,13 +228,14 @@ class CheckpointWriter:
         """Read the center now, since it cannot be read later, and begin to write the last checkpoint."""
         if self._over:
             return
-        self._over = self._keeps_center = True
+        with self._publishing:
+            self._over = self._keeps_center = True
         self._begin_now(about, layout, last=True)
 
     def _begin_now(self, about: About, layout: Layout | None, last: bool = False) -> None:
         """Read the center, and begin to write it."""
         try:
-            checkpoint = self._checkpoint(about, layout, may_wait=False)
+            checkpoint = self._checkpoint(about, layout, may_wait=False, last=last)
             self._start(lambda: checkpoint, last=last)
         except (OSError, *_SKIPPED_ERRORS) as exc:
             self._start(functools.partial(_fail, exc), last=last)  # told in its turn
@@ -243,22 +246,41 @@ class CheckpointWriter:
             self._center = self._watch_center(layout)
         return self._center
 
-    def _checkpoint(self, about: About, layout: Layout | None, may_wait: bool) -> Checkpoint:
+    def _checkpoint(self, about: About, layout: Layout | None, may_wait: bool, last: bool = False) -> Checkpoint:
         if layout is None:
             return Checkpoint(msgspec.structs.replace(about, residuals=None), [], [])
         center, residuals = self._watch(layout), about.residuals
         if residuals is None or not center.has_hosts_rounds:
             about = msgspec.structs.replace(about, residuals=None)
             return Checkpoint.of(about, layout, *center.snapshot(may_wait))
-        key, kept, moments = os.urandom(8).hex(), self._saving.folder.residual_keys(), list[Moment]()
+        key, moments = os.urandom(8).hex(), list[Moment]()
 
         def publish(number: int, stamp: int) -> None:
-            moments.append(Moment(number, stamp, key, None if kept is None else [*kept, key]))
-            self.moments.put(moments[0])
+            with self._publishing:
+                if self._over and not last:  # the couriers that have the residuals end, or have ended
+                    return
+                self._pending.add(key)
+                pending = set(self._pending)  # first: a key leaves these only after it has come to the folder's
+                kept = self._saving.folder.residual_keys
+                moments.append(Moment(number, stamp, key, None if kept is None else sorted(pending.union(kept))))
+                self.moments.put(moments[0])
 
-        values, states = center.snapshot(may_wait, publish)
+        try:
+            values, states = center.snapshot(may_wait, publish)
+        except BaseException:
+            self._settle(key)
+            raise
         about = msgspec.structs.replace(about, residuals=msgspec.structs.replace(residuals, key=key if moments else ""))
         return Checkpoint.of(about, layout, values, states)
+
+    def _is_pending(self, key: str) -> bool:
+        with self._publishing:
+            return key in self._pending
+
+    def _settle(self, key: str) -> None:
+        """Let the residuals of a checkpoint stay only as long as it is there itself."""
+        with self._publishing:
+            self._pending.discard(key)
 
     def has_hosts_rounds(self, layout: Layout) -> bool:
         """Return whether the workers of several hosts change the center in rounds; False if it cannot be opened."""
@@ -298,11 +320,12 @@ class CheckpointWriter:
     def _write(self, make: Callable[[], Checkpoint], before: threading.Thread | None, last: bool) -> None:
         if before is not None:
             before.join()
-        has_center = False
+        has_center, key = False, ""
         try:
             checkpoint = make()
             has_center = bool(checkpoint.center)
-            path = self._saving.folder.save(checkpoint)
+            key = "" if checkpoint.about.residuals is None else checkpoint.about.residuals.key
+            path = self._saving.folder.save(checkpoint, self._is_pending)
             if has_center and not self._wrote_center:
                 self._wrote_center = True
                 self._warn_of_little_room(path)
@@ -314,6 +337,7 @@ class CheckpointWriter:
             if not self.tally.written or (has_center and not self._wrote_center):
                 self._problem = exc
             self._count_missed(exc)
+        self._settle(key)
         if last:
             self._release_center()
 

@@ -15,7 +15,7 @@ __all__ = ["Packing", "Residuals", "residual_layout"]
 
 Array = np.ndarray[Any, Any]
 
-_LATEST, _STAMP, _PACKED, _RESTORED = range(4)  # the words of `Residuals`
+_LATEST, _STAMP, _PACKED, _RESTORED, _DROPPED = range(5)  # the words of `Residuals`
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
@@ -177,8 +177,8 @@ class Residuals:
         own = residual_layout(layout)
         # Twice the round that the latest residuals come from, and which of the two they are: one word, so that the end
         # of the process leaves no half of it. Behind it the stamp of the center, the round that was packed last or is
-        # being packed, and whether saved residuals were put in.
-        self._words = array_on(buffer, (4,), "i8")
+        # being packed, whether saved residuals were put in, and the latest round without this host's contribution.
+        self._words = array_on(buffer, (5,), "i8")
         self._both = [own.views(buffer, ALIGNMENT + i * own.nbytes) for i in range(2)]
 
     @staticmethod
@@ -218,11 +218,16 @@ class Residuals:
         if int(self._words[_LATEST]) >> 1 == number:
             self._words[_LATEST] = 1 - (int(self._words[_LATEST]) & 1)
 
+    def drop(self, number: int) -> None:
+        """Return to the residuals before round ``number``, which does not have this host's contribution."""
+        self.undo(number)
+        self._words[_DROPPED] = number
+
     def after(self, number: int, stamp: int) -> list[Array] | None:
         """Return the residuals that belong to a center at round ``number``; None if they are there no more.
 
         They stay until a contribution to round ``number + 2`` is packed. If the contribution to round ``number`` itself
-        did not count, `undo` it before.
+        did not count, `drop` it before; if it did, and a courier that packs it again has died, they are not there.
 
         Parameters
         ----------
@@ -236,6 +241,8 @@ class Residuals:
         if known < stamp:  # no contribution was packed since the overwrite
             return [np.zeros_like(array) for array in self.latest]
         latest, which = divmod(int(self._words[_LATEST]), 2)
+        if int(self._words[_PACKED]) == number and number not in (latest, int(self._words[_DROPPED])):
+            return None
         return self._both[1 - which if latest == number + 1 else which]
 
     @property
@@ -244,8 +251,10 @@ class Residuals:
         return bool(self._words[_RESTORED])
 
     def restore(self, saved: Sequence[Array] | None) -> None:
-        """Begin with saved residuals, or with zeros if there are none, before the first round of a new center."""
-        if saved is not None:
-            for array, values in zip(self._both[0], saved):
-                np.copyto(array, values)
+        """Begin with saved residuals, or with zeros if there are none, before the first round of a new center.
+
+        An earlier courier may have died while it did so.
+        """
+        for i, array in enumerate(self._both[0]):
+            np.copyto(array, 0 if saved is None else saved[i])
         self._words[_RESTORED] = 1

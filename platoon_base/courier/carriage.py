@@ -157,7 +157,7 @@ class CompressedCarriage:
 
     def has_not_counted(self, number: int) -> None:
         """Restore the residuals before round ``number``, which has gone on without this host's contributions."""
-        self._residuals.undo(number)
+        self._residuals.drop(number)
 
 
 def _clear(totals: RoundTotals) -> None:

@@ -163,7 +163,7 @@ class Courier:
     def _keep(self, order: between.Keep) -> None:
         """Save the residual of a round that was decided."""
         if self._rounds is not None:
-            self._rounds.settle(order.number)
+            self._rounds.settle()
         if self._keeper is not None:
             self._keeper.keep(order)
 

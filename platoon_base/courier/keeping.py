@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,10 +23,11 @@ from platoon_base.hosts.world import World
 from platoon_base.layout import Layout
 from platoon_base.system.regular_files import open_regular
 
-__all__ = ["ResidualKeeper"]
+__all__ = ["ResidualKeeper", "Restoring"]
 
 Array = np.ndarray[Any, Any]
 
+_RESTORE_TIMEOUT_S = 100.0  # the workers of all hosts wait meanwhile, by default for 300 s
 _LATE = "the one of the checkpoint before is still being written; save less often, or to a faster disk"
 
 
@@ -49,38 +53,50 @@ class ResidualKeeper:
         self._world, self._layout, self._residuals, self._report = world, layout, residuals, report
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._waiting: tuple[between.Keep, list[Array]] | None = None  # what is written after the present one
+        self._waiting: tuple[between.Keep, list[Array]] | None = None  # what is written next
         self._has_said_late = False
 
     def keep(self, order: between.Keep) -> None:
         """Copy the residual of a round now, and write it once the one before is written.
 
-        Of several that wait the latest is written.
+        Of several that wait the latest is written. There are at most two copies: one is being written, one waits.
         """
+        problem = ""
         try:
             found = self._residuals.after(order.number, order.stamp)
-            copies = None if found is None else [array.copy() for array in found]
-        except MemoryError:
-            self._report(between.Kept(order.key, "there is not enough memory for a copy of it"))
-            return
-        if copies is None:
-            self._report(between.Kept(order.key, "it is that of a later round, or of an overwritten center, by now"))
-            return
-        late = None
-        with self._lock:
-            if self._thread is None:
-                args = (order, copies)
-                self._thread = threading.Thread(target=self._save_all, args=args, name="residual", daemon=True)
-                self._thread.start()
+            if found is None:
+                problem = "it is that of a later round, or of an overwritten center, by now, or was packed in part"
             else:
-                late, self._waiting = self._waiting, (order, copies)
+                self._drop_waiting()
+                self._begin_to_save(order, [array.copy() for array in found])
+        except MemoryError:
+            problem = "there is not enough memory for a copy of it"
+        except RuntimeError as exc:
+            problem = f"no thread can be started that would write it: {exc}"
+        if problem:
+            self._report(between.Kept(order.key, problem))
+
+    def _drop_waiting(self) -> None:
+        with self._lock:
+            late, self._waiting = self._waiting, None
         if late is not None:
             self._report(between.Kept(late[0].key, "" if self._has_said_late else _LATE))
             self._has_said_late = True
 
-    def _save_all(self, order: between.Keep, arrays: list[Array]) -> None:
-        """Write a residual, and what has come to wait meanwhile."""
-        self._save(order, arrays)
+    def _begin_to_save(self, order: between.Keep, copies: list[Array]) -> None:
+        with self._lock:
+            self._waiting = order, copies
+            if self._thread is None:
+                thread = threading.Thread(target=self._save_all, name="residual", daemon=True)
+                try:
+                    thread.start()
+                except BaseException:
+                    self._waiting = None
+                    raise
+                self._thread = thread
+
+    def _save_all(self) -> None:
+        """Write what waits, until nothing does."""
         while True:
             with self._lock:
                 found, self._waiting = self._waiting, None
@@ -88,12 +104,13 @@ class ResidualKeeper:
                     self._thread = None
                     return
             self._save(*found)
+            del found  # its memory, before the next one is copied
 
     def _save(self, order: between.Keep, arrays: list[Array]) -> None:
         problem = ""
         try:
             self._write(order, arrays)
-        except (OSError, MemoryError) as exc:
+        except Exception as exc:  # whatever it is, the next one is to be written
             problem = f"it cannot be written to {order.folder}: {exc or type(exc).__name__}. Make room there"
         self._report(between.Kept(order.key, problem))
 
@@ -105,29 +122,29 @@ class ResidualKeeper:
             with contextlib.suppress(OSError):
                 left.unlink()
         if order.kept is not None:
-            prune(folder, order.kept, lambda each: each == host or each >= hosts)
+            prune(folder, order.kept.__contains__, lambda each: each == host or each >= hosts)
         named = {f"residual/{i}": array for i, array in enumerate(arrays)}
-        write_arrays(residual_path(folder, host, order.key), f"{UNFINISHED}-{host}", self._about(), named)
-
-    def _about(self) -> bytes:
-        """Return what has to be equal when the residual is restored."""
-        specs = [tuple(spec) for spec in residual_layout(self._layout).specs]
-        return msgspec.json.encode(
-            {"hosts": self._world.hosts, "compression": self._world.compression, "parameters": specs}
-        )
-
-    def restore(self, folder: str, key: str) -> None:
-        """Begin with a saved residual, or with zero if it cannot be used; an earlier courier may have done it."""
-        if self._residuals.restored:
-            return
+        write_arrays(residual_path(folder, host, order.key), f"{UNFINISHED}-{host}", self._about(order.key), named)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._residuals.restore(self._load(residual_path(folder, self._world.host, key)))
-        except ConfigurationError as exc:
-            self._residuals.restore(None)
-            self._report(between.NotRestored(str(exc)))
+            os.fsync(fd)  # its name
+        finally:
+            os.close(fd)
 
-    def _load(self, path: Path) -> list[Array]:
+    def _about(self, key: str) -> bytes:
+        """Return what has to be equal when the residual is restored."""
+        world, specs = self._world, [tuple(spec) for spec in residual_layout(self._layout).specs]
+        about = {"key": key, "host": world.host, "hosts": world.hosts, "compression": world.compression}
+        return msgspec.json.encode({**about, "parameters": specs})
+
+    def restore(self, folder: str, key: str) -> Restoring:
+        """Begin to restore a saved residual."""
+        load = functools.partial(self._load, folder, key)
+        return Restoring(self._residuals, load, self._report, _RESTORE_TIMEOUT_S)
+
+    def _load(self, folder: str, key: str) -> list[Array]:
         """Read a residual; raises `ConfigurationError` if there is none, or it is not of such a job."""
+        path = residual_path(folder, self._world.host, key)
         try:
             with open_regular(path) as file, np.load(file, allow_pickle=False) as found:
                 about = found["about"].tobytes()
@@ -137,10 +154,12 @@ class ResidualKeeper:
         except Exception as exc:  # damaged bytes make zipfile, zlib and NumPy raise all sorts of errors
             raise ConfigurationError(f"{path} is damaged ({type(exc).__name__}: {exc})") from exc
         expected = residual_layout(self._layout).specs
-        if about != self._about() or any(
+        if about != self._about(key) or any(
             (array.shape, array.dtype.name) != (tuple(spec.shape), spec.dtype) for array, spec in zip(arrays, expected)
         ):
-            raise ConfigurationError(f"{path} is of another number of hosts, another --hosts-compression or model")
+            raise ConfigurationError(
+                f"{path} is of another checkpoint, host, number of hosts, --hosts-compression or model"
+            )
         return arrays
 
     def close(self) -> None:
@@ -149,3 +168,55 @@ class ResidualKeeper:
             thread = self._thread
         if thread is not None:
             thread.join()
+
+
+class Restoring:
+    """Reads a saved residual in a thread, so that the courier goes on to read its orders.
+
+    Parameters
+    ----------
+    residuals : Residuals
+        They begin with what was saved, or with zero if that cannot be used; an earlier courier may have done it.
+    load : callable
+        Reads it, or raises `ConfigurationError`.
+    report : callable
+        Takes messages for the launcher.
+    timeout_s : float
+        How long to wait for a disk.
+    """
+
+    def __init__(
+        self,
+        residuals: Residuals,
+        load: Callable[[], list[Array]],
+        report: Callable[[between.News], None],
+        timeout_s: float,
+    ) -> None:
+        self._residuals, self._load, self._report, self._timeout_s = residuals, load, report, timeout_s
+        self._until = time.monotonic() + timeout_s
+        self._found: list[Array] | None = None
+        self._problem = ""
+        self._thread = threading.Thread(target=self._read, name="restoring", daemon=True)
+        if not residuals.restored:
+            self._thread.start()
+
+    def _read(self) -> None:
+        try:
+            self._found = self._load()
+        except Exception as exc:  # whatever it is, the courier begins
+            self._problem = str(exc) or type(exc).__name__
+
+    def step(self) -> bool:
+        """Return whether the residuals are what they begin with; call it until they are."""
+        if self._residuals.restored:
+            return True
+        if self._thread.is_alive():
+            if time.monotonic() < self._until:
+                return False
+            problem = f"it is not read within {self._timeout_s:g} s. Check that disk"
+        else:
+            problem = self._problem
+        self._residuals.restore(None if problem else self._found)
+        if problem:
+            self._report(between.NotRestored(problem))
+        return True

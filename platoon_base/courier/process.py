@@ -6,15 +6,18 @@ import contextlib
 import logging
 import mmap
 import os
+import select
 import signal
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from platoon_base.centers.host import COURIER, HostCenters
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
-from platoon_base.courier.courier import Courier, OpenCenter, be_nice
-from platoon_base.courier.keeping import ResidualKeeper
+from platoon_base.courier.courier import POLL_INTERVAL_S, Courier, OpenCenter, be_nice
+from platoon_base.courier.keeping import ResidualKeeper, Restoring
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.hosts import hosts_rule
 from platoon_base.shm.hidden_names import HiddenName
@@ -37,15 +40,23 @@ def main() -> None:
 def _serve(orders: int, news: int) -> None:
     """Carry out the launcher's orders, and step the courier in between."""
     os.set_blocking(orders, False)
+    starting: _Starting | None = None
     courier: Courier | None = None
+    waiting: list[between.Order] = []  # until there is a courier
     rest = b""
     with contextlib.ExitStack() as stack:
         while True:
-            ready = {orders} if courier is None else courier.step([orders])
+            if courier is None and starting is not None and starting.is_ready():
+                courier = stack.enter_context(contextlib.closing(starting.courier()))
+                starting = None
+            if courier is not None:
+                while waiting:
+                    courier.handle_order(waiting.pop(0))
+                ready = courier.step([orders])
+            else:
+                ready = set(select.select([orders], [], [], None if starting is None else POLL_INTERVAL_S)[0])
             if orders not in ready:
                 continue
-            if courier is None:
-                os.set_blocking(orders, True)
             try:
                 block = os.read(orders, _BLOCK)
             except BlockingIOError:
@@ -54,34 +65,57 @@ def _serve(orders: int, news: int) -> None:
                 if courier is not None:
                     courier.finish()
                 return
-            os.set_blocking(orders, False)
             *lines, rest = (rest + block).split(b"\n")
             for line in lines:
                 order = between.decode_order(line)
                 if isinstance(order, between.Begin):
-                    courier = stack.enter_context(contextlib.closing(_begin(order, news)))
-                elif courier is not None:
-                    courier.handle_order(order)
+                    starting = _Starting(order, reporter(news))
+                else:
+                    waiting.append(order)
 
 
-def _begin(order: between.Begin, news: int) -> Courier:
-    path, prefix = order.center
-    specs = tuple(ParameterSpec(name, tuple(shape), dtype) for name, shape, dtype in order.specs)
-    layout = Layout(specs, order.moments)
+def reporter(news: int) -> Callable[[between.News], None]:
+    """Return what writes messages to a pipe; several threads may call it."""
+    lock = threading.Lock()
 
     def report(message: between.News) -> None:
-        os.write(news, between.encode(message))
+        with lock:
+            os.write(news, between.encode(message))
 
-    centers, rule = HostCenters(HiddenName(Path(path), prefix)), hosts_rule(order.rule)
+    return report
 
-    def open_center() -> OpenCenter:
-        return centers.watch(layout, COURIER)
 
-    memory = None
-    if order.memory >= 0:
-        size = Residuals.size_bytes(layout)
-        os.ftruncate(order.memory, size)  # the same size for each courier of this host: what it holds stays
-        memory = mmap.mmap(order.memory, size)
-        if order.resumed is not None:
-            ResidualKeeper(order.world, layout, Residuals(layout, memory), report).restore(*order.resumed)
-    return Courier(order.world, open_center, layout, rule, order.every_s, order.filled, report, memory)
+class _Starting:
+    """A courier that begins once its residual is restored."""
+
+    def __init__(self, order: between.Begin, report: Callable[[between.News], None]) -> None:
+        self._order, self._report = order, report
+        specs = tuple(ParameterSpec(name, tuple(shape), dtype) for name, shape, dtype in order.specs)
+        self._layout = layout = Layout(specs, order.moments)
+        self._memory: mmap.mmap | None = None
+        self._restoring: Restoring | None = None
+        if order.memory >= 0:
+            size = Residuals.size_bytes(layout)
+            os.ftruncate(order.memory, size)  # the same size for each courier of this host: what it holds stays
+            self._memory = mmap.mmap(order.memory, size)
+            if order.resumed is not None:
+                residuals = Residuals(layout, self._memory)
+                self._restoring = ResidualKeeper(order.world, layout, residuals, report).restore(*order.resumed)
+
+    def is_ready(self) -> bool:
+        """Return whether `courier` can be called; poll it."""
+        return self._restoring is None or self._restoring.step()
+
+    def courier(self) -> Courier:
+        """Return the courier, which listens."""
+        order, layout = self._order, self._layout
+        path, prefix = order.center
+        centers = HostCenters(HiddenName(Path(path), prefix))
+
+        def open_center() -> OpenCenter:
+            return centers.watch(layout, COURIER)
+
+        rule = hosts_rule(order.rule)
+        return Courier(
+            order.world, open_center, layout, rule, order.every_s, order.filled, self._report, self._memory
+        )  # fmt: skip

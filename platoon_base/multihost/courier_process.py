@@ -121,7 +121,10 @@ class CourierProcess:
             self._process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            try:
+                self._process.wait(_EXIT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                log.warning("the courier of host %d does not end, though it was killed. Check its disks", self._host)
         if self._keeping:
             self.read()  # its last words
         for key in list(self._keeping):

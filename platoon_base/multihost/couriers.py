@@ -184,6 +184,7 @@ class CourierKeeper:
         if found is None:
             self._has_ended(self._process)
             return
+        self._process.is_saving(time.monotonic())  # warns of what is not written in time
         for news in found:
             if isinstance(news, between.Filled) and self._begin is not None:
                 self._begin = msgspec.structs.replace(self._begin, filled=True)

@@ -111,25 +111,31 @@ class Deputy:
 
     def serve(self, signals: StopSignals) -> between.JobOver:
         """Serve until the job is over; return how it ended."""
-        while self._over is None or self.children.running or (self._courier.saving and self._signals < 2):
-            fds = [signals.fd, *self.children.fds]
-            requests, ready = self._server.wait(self._sleep_s(), [*fds, *self._link.sockets, *self._courier.fds])
-            if requests:
-                self._forward(requests)
-            if signals.fd in ready:
-                self._take_signals(signals.take())
-            self._link.receive()
-            while self._link.inbox and not (self._over is not None and self._over.again):
-                self._handle(between.decode_down(self._link.inbox.popleft()))
-            self._courier.step()
-            self.children.escalate()
-            if ready.intersection(fds) or self.children.stopping or self.children.some_without_fd:
-                for ended in self.children.reap():
-                    self._report(ended)
-            self._poll()
+        while self._over is None or self.children.running:
+            self._serve_once(signals)
         if self._lost_at is not None:
             self._last_checkpoint.write()
+        while self._courier.saving and self._signals < 2:
+            self._serve_once(signals)
         return self._over
+
+    def _serve_once(self, signals: StopSignals) -> None:
+        """Wait for a while, and handle what there is."""
+        fds = [signals.fd, *self.children.fds]
+        requests, ready = self._server.wait(self._sleep_s(), [*fds, *self._link.sockets, *self._courier.fds])
+        if requests:
+            self._forward(requests)
+        if signals.fd in ready:
+            self._take_signals(signals.take())
+        self._link.receive()
+        while self._link.inbox and not (self._over is not None and self._over.again):
+            self._handle(between.decode_down(self._link.inbox.popleft()))
+        self._courier.step()
+        self.children.escalate()
+        if ready.intersection(fds) or self.children.stopping or self.children.some_without_fd:
+            for ended in self.children.reap():
+                self._report(ended)
+        self._poll()
 
     def _sleep_s(self) -> float:
         if self.children.stopping:

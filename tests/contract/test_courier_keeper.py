@@ -10,6 +10,7 @@ import pytest
 from platoon_base.courier import messages as between
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
+from platoon_base.multihost import courier_process
 from platoon_base.multihost.couriers import CourierKeeper
 
 pytestmark = pytest.mark.base
@@ -33,6 +34,11 @@ class Launcher:
             assert time.monotonic() < deadline
             select.select(self.couriers.fds, [], [], 0.2)
             self.couriers.step()
+
+    def stop(self):
+        """Stop the courier, so that it does nothing until it is killed."""
+        (process,) = psutil.Process().children()
+        process.suspend()
 
     def kill(self):
         """Kill the courier, and wait for the next one."""
@@ -82,11 +88,25 @@ def test_a_courier_whose_center_is_released_ends_once_the_residual_is_written(la
 
 def test_a_courier_that_ends_before_the_residual_is_written_is_warned_of(launcher, tmp_path, caplog):
     launcher.start()
+    launcher.stop()
     launcher.keep(tmp_path, "aa")
     launcher.kill()
     assert "is started again" in caplog.text
     assert not launcher.couriers.saving
-    assert (tmp_path / "residual-1-aa.npz").exists() or "has ended before it was written" in caplog.text
+    assert not (tmp_path / "residual-1-aa.npz").exists()
+    assert "has ended before it was written" in caplog.text
+
+
+def test_a_residual_that_is_not_written_in_time_is_warned_of_while_the_job_goes_on(
+    launcher, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr(courier_process, "STALL_TIMEOUT_S", 0.1)
+    launcher.start()
+    launcher.stop()
+    launcher.keep(tmp_path, "aa")
+    launcher.until(lambda: "is not written within 0.1 s" in caplog.text)
+    launcher.kill()
+    assert caplog.text.count("the residual of host 1 is missing") == 1
 
 
 def test_a_residual_that_is_missing_is_warned_of_once(launcher, tmp_path, caplog):

@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 from rounds_in_turns import Group, model, require_same_center
+from watching import until
 
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import courier
@@ -175,6 +176,26 @@ def test_a_contribution_that_did_not_count_is_not_in_what_is_saved(tmp_path, whe
         require_not_equal(saved_in(tmp_path, 0), before)
 
 
+def test_a_host_without_workers_in_a_round_saves_what_it_had_before_the_one_that_it_has_not_ended(tmp_path):
+    """The second host is behind in round 3, whose decision it has, and has no workers in round 4."""
+    progress = progress_of(4)
+    with Group([1.0, 1.0], PLAIN, compression="int4") as group:
+        ready(group)
+        train(group, progress[:1])
+        first, second = group.hosts
+        before = latest_of(second)
+        contribute_of(first, progress[1][0])
+        group.begin(2, [0])
+        group.end(2, 0)
+        contribute(group, progress[2])
+        group.begin(3, [0, 1])
+        group.until(lambda: any(isinstance(n, between.Gathered) and n.number == 3 for n in second.news))
+        group.until(group.report)
+        require_not_equal(latest_of(second), before)
+        assert keep(second, tmp_path, 4) == [""]
+        require_equal(saved_in(tmp_path, 1), before)
+
+
 def contribute_of(host, added):
     for array, start, more in zip(host.params, host.center.values, added):
         np.copyto(array, start + more)
@@ -249,7 +270,9 @@ def restored(group, folder, host=1, key="aa"):
     which, news = group.hosts[host], []
     residuals = Residuals(which.layout, bytearray(len(which.memory)))
     for _ in range(2):  # the courier that is started again finds what the first has done
-        ResidualKeeper(which.world, which.layout, residuals, news.append).restore(str(folder), key)
+        keeper = ResidualKeeper(which.world, which.layout, residuals, news.append)
+        restoring = keeper.restore(str(folder), key)
+        until(restoring.step)
     return residuals.latest, [each.problem for each in news]
 
 
@@ -261,13 +284,13 @@ def test_a_courier_goes_on_with_what_was_saved_or_says_why_not(tmp_path):
         found, problems = restored(group, tmp_path)
         require_equal(found, latest_of(group.hosts[1]))
         assert problems == []
-        for key, text in (("missing", "cannot be read"), ("damaged", "is damaged"), ("other", "another number of")):
+        for key, text in (("missing", "cannot be read"), ("damaged", "is damaged"), ("other", "is of another")):
             if key == "damaged":
                 (tmp_path / "residual-1-damaged.npz").write_bytes(b"PK\3\4" + bytes(100))
             if key == "other":
                 with np.load(tmp_path / "residual-1-aa.npz") as file:
                     about = json.loads(file["about"].tobytes())
-                    about["compression"] = "int8"
+                    about.update(key="other", compression="int8")
                     arrays = {**file, "about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
                 np.savez(tmp_path / "residual-1-other.npz", **arrays)
             found, problems = restored(group, tmp_path, key=key)
