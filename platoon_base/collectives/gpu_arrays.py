@@ -44,7 +44,9 @@ class NcclArrays:
         self._group, self._runtime, self._context = group, runtime, context
         self._flag: Any = None
 
-    def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
+    def all_reduce(
+        self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float, feedback: Any = None
+    ) -> Any:
         """Combine the arrays of all ranks element by element; every rank gets the same bits."""
         name = canonical_op(op)
         # Fast path for calls in place, as in every training step: it skips most checks, which cost microseconds.

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from platoon_base.devices import warn_if_not_on_device
@@ -14,7 +15,7 @@ from platoon_base.torch_loops.backward import EarlyAverages
 from platoon_base.torch_loops.drift import NUM_SLOTS, STEPS_ON_DEVICES, DriftCheck
 from platoon_base.torch_loops.flats import Bucket, Flats
 from platoon_base.torch_loops.state import named_tensors, require_weight, values_of
-from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, start_training
+from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback, Worker, start_training
 
 __all__ = ["BUCKET_BYTES", "GradientAverage"]
 
@@ -87,6 +88,10 @@ class GradientAverage:
         self._early: EarlyAverages | None = None
         self._weight, self._usual_weight = 1.0, 0.0
         self._sent: list[float] = []
+        # With compression numbers travel exactly, before gradients, which are scaled so that their mean is the result.
+        self._compresses = worker.advanced.compresses_gradients
+        self._mean_weight = 0.0
+        self._feedback: list[ErrorFeedback] = []
         if worker.global_size > 1:
             start_training(
                 worker,
@@ -210,6 +215,9 @@ class GradientAverage:
         if not self._usual_weight:
             weights = self.worker.gather(self._weight, name="weights of batches", timeout_s=self._timeout_s)
             self._usual_weight = max(weights) or 1.0
+        if self._compresses:
+            mean = np.array([self._weight / self._usual_weight], np.float32)
+            self._mean_weight = float(self.worker.all_reduce(mean, "mean", timeout_s=self._timeout_s)[0])
 
     def _watched(self) -> EarlyAverages:
         if self._early is None:
@@ -231,6 +239,7 @@ class GradientAverage:
             every = 1 if device.type == "cpu" else STEPS_ON_DEVICES
             self._drift = DriftCheck(self._named, self._flats.header[numbers:], every)
             self._sent = []
+            self._feedback = [ErrorFeedback() for _ in self._flats.buckets]
         return self._flats
 
     def _average(self, begun: int) -> None:
@@ -245,10 +254,14 @@ class GradientAverage:
                 self._scaled(bucket, gradients)
             if begun and self._early is not None:
                 self._early.wait()
+            if self._compresses:
+                self._all_reduce(flats.header)
+                self._drift.require_none()
             for number in range(begun, len(flats.buckets)):
                 self._average_bucket(number)
-            self._drift.require_none()
-            _divide(flats)
+            if not self._compresses:
+                self._drift.require_none()
+                _divide(flats)
             self._write(flats, gradients)
 
     def _put_header(self, flats: Flats, gradients: Sequence[Tensor | None]) -> None:
@@ -267,13 +280,20 @@ class GradientAverage:
 
     def _scaled(self, bucket: Bucket, gradients: Any) -> None:
         bucket.fill(gradients)
-        bucket.scale(self._weight / self._usual_weight if self._weight else 1.0)
+        factor = self._weight / self._usual_weight if self._weight else 1.0
+        bucket.scale(factor / self._mean_weight if self._mean_weight else factor)
 
     def _average_bucket(self, number: int) -> None:
-        flat = self._placed().buckets[number].flat
+        bucket = self._placed().buckets[number]
+        if self._compresses:
+            self._all_reduce(bucket.gradients, self._feedback[number])
+        else:
+            self._all_reduce(bucket.flat)
+
+    def _all_reduce(self, flat: Tensor, feedback: ErrorFeedback | None = None) -> None:
         array = flat.numpy() if flat.device.type == "cpu" else flat
         with torch.no_grad():
-            self.worker.all_reduce(array, "mean", dest=array, timeout_s=self._timeout_s)
+            self.worker.all_reduce(array, "mean", dest=array, feedback=feedback, timeout_s=self._timeout_s)
 
     def _write(self, flats: Flats, gradients: Sequence[Tensor | None]) -> None:
         """Copy the averages to the gradients; a worker without a gradient that others have gets a new one."""

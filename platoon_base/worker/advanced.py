@@ -193,6 +193,11 @@ class Advanced:
         """
         return sum_arrays(self._connection.client, name, arrays, pairs, timeout_s, skips_late=skips_late)
 
+    @property
+    def compresses_gradients(self) -> bool:
+        """Whether all-reduces of ndarrays with a ``feedback`` are compressed between hosts; the same on all workers."""
+        return self._connection.compresses_gradients
+
     def reduce_scatter(
         self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Any:

@@ -183,7 +183,9 @@ class GradientAverage:
         self.variables: Sequence[Any] = []
         self._policy = "any"
         self._calls: list[GradientAverage] | None = None
-        self._buffers = FlatBuffers()
+        # With compression the header travels exactly, before the gradients, whose mean is then their result.
+        self._compresses = worker.advanced.compresses_gradients
+        self._buffers = FlatBuffers(compress=self._compresses)
         self._mine = GradientHeader(worker.global_size, 0)
         self._all = GradientHeader(worker.global_size, 0)
         self._usual_weight = 1.0
@@ -290,10 +292,15 @@ class GradientAverage:
         weight = 1.0 if batch.weight is None else max(float(batch.weight), MIN_WEIGHT)
         self._mine.used[:] = batch.used
         self._mine.weights[self.worker.global_rank] = weight
-        usual = self._usual_weight
-        self._combine(_scaled(ins, outs, weight / usual), outs, is_sum=batch.weight is None)
+        is_sum, usual = batch.weight is None, self._usual_weight
+        if self._compresses:
+            self._exchange_header()
+            total = float(self._all.weights.sum(dtype=np.float64))
+            self._combine(_scaled(ins, outs, size * (1.0 if is_sum else weight / total)), outs, is_sum)
+            return
+        self._combine(_scaled(ins, outs, weight / usual), outs, is_sum)
         total = float((self._all.weights / usual).sum(dtype=np.float64))
-        _scaled(outs, outs, size if batch.weight is None else size / total)
+        _scaled(outs, outs, size if is_sum else size / total)
 
     def _begin_step(self) -> None:
         self.require_attached()
@@ -302,7 +309,19 @@ class GradientAverage:
             self._calls.append(self)
 
     def _combine(self, ins: Sequence[Array], outs: Sequence[Array], is_sum: bool) -> None:
+        """Average gradients, and the header unless `_exchange_header` did."""
+        if self._compresses:
+            self._buffers.combine(self.worker.all_reduce, "mean", ins, outs)
+            return
         self._buffers.combine(self.worker.all_reduce, "mean", [*ins, self._mine.array], [*outs, self._all.array])
+        self._read_header()
+
+    def _exchange_header(self) -> None:
+        """Average the header alone."""
+        self.worker.all_reduce(self._mine.array, "mean", self._all.array)
+        self._read_header()
+
+    def _read_header(self) -> None:
         self._all.round(self.worker.global_size)
         self._usual_weight = self._all.usual_weight(self._usual_weight)
 
@@ -318,6 +337,8 @@ class GradientAverage:
 
     def _call_without_gradients(self) -> None:
         self._mine.weights[:] = self._mine.used[:] = 0
+        if self._compresses:
+            self._exchange_header()
         self._combine(self.like, [array.copy() for array in self.like], is_sum=False)
 
 

@@ -171,12 +171,17 @@ class _InGraph(GradientAverage):
         checked = theano.tensor.opt.Assert(NOT_ATTACHED)(self._header_in, theano.tensor.eq(self._ready, 1))
         size = self.worker.global_size
         header = theano.tensor.set_subtensor(checked[size + self.worker.global_rank], weight)
-        *means, header = all_reduce(*gradients, header, op="mean", worker=self.worker)
+        means: list[Any] = []
+        if self._compresses:
+            (header,) = all_reduce(header, op="mean", worker=self.worker)
+        else:
+            *means, header = all_reduce(*gradients, header, op="mean", worker=self.worker)
         self._reduced = header * np.float32(size)
         total = self._reduced[size:].sum()
         # In a switch, the divisor is hidden from Theano, which would otherwise divide each weight's update by it.
         scale = theano.tensor.switch(theano.tensor.eq(self._sums, 1), np.float32(size), np.float32(size) / total)
-        return [mean * theano.tensor.cast(scale, mean.dtype) for mean in means]
+        scaled = [value * theano.tensor.cast(scale, value.dtype) for value in means or gradients]
+        return scaled if means else all_reduce(*scaled, op="mean", worker=self.worker, compress=True)
 
     def update(self) -> tuple[Any, Any]:
         """Return the update that stores the header of all ranks in a shared variable."""
@@ -201,7 +206,11 @@ class _InGraph(GradientAverage):
     def _call_without_gradients(self) -> None:
         if self._idle is None:
             zeros = [theano.shared(array) for array in self.like]
-            *_, header = outputs = all_reduce(*zeros, self._header_in, op="mean", worker=self.worker)
+            if self._compresses:
+                (header,) = all_reduce(self._header_in, op="mean", worker=self.worker)
+                outputs = [*all_reduce(*zeros, op="mean", worker=self.worker, compress=True), header]
+            else:
+                *_, header = outputs = all_reduce(*zeros, self._header_in, op="mean", worker=self.worker)
             update = (self._header_out, header * np.float32(self.worker.global_size))
             self._idle = theano.function([], [output.sum() for output in outputs], updates=[update])
         self._idle()
