@@ -7,7 +7,8 @@ np.random.seed(1)
 if not KERAS_2:
     keras.utils.set_random_seed(1)
 layers = [keras.layers.Dense(units, activation="relu") for units in (256, 256)]
-model = keras.Sequential([keras.Input((64,)), *layers, keras.layers.Dense(10, activation="softmax")])
+first = keras.layers.InputLayer(input_shape=(64,)) if KERAS_2 else keras.Input((64,))
+model = keras.Sequential([first, *layers, keras.layers.Dense(10, activation="softmax")])
 model.compile(DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), loss="sparse_categorical_crossentropy")
 before = sent_bytes()
 # The last worker has a batch less than the others: it makes calls without gradients.
