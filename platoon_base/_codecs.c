@@ -15,7 +15,7 @@
 #define CLONES
 #endif
 
-enum { BLOCK_8 = 256, BLOCK_4 = 128, BLOCK_2 = 128, BLOCK_K = 4096 };
+enum { MOST_OF_A_BLOCK = 256, BLOCK_K = 4096 };
 
 #define INFINITE UINT32_C(0x7f800000)
 #define MAGNITUDE UINT32_C(0x7fffffff)
@@ -84,27 +84,6 @@ CLONES static void values_of(const int8_t *codes, int64_t n, float scale, int32_
 
 static int64_t at_most(int64_t most, int64_t n) { return n < most ? n : most; }
 
-static void encode_8(const float *values, int64_t n, uint8_t *data)
-{
-    uint8_t *codes = data + 4 * ((n + BLOCK_8 - 1) / BLOCK_8);
-    for (int64_t i = 0; i < n; i += BLOCK_8, data += 4) {
-        int64_t count = at_most(BLOCK_8, n - i);
-        float scale = scale_of(largest_of(values + i, count), 127);
-        memcpy(data, &scale, sizeof scale);
-        levels_of(values + i, count, scale, 127, -128, (int8_t *)codes + i);
-    }
-}
-
-static void decode_8(const uint8_t *data, int64_t n, float *out)
-{
-    const uint8_t *codes = data + 4 * ((n + BLOCK_8 - 1) / BLOCK_8);
-    for (int64_t i = 0; i < n; i += BLOCK_8, data += 4) {
-        float scale;
-        memcpy(&scale, data, sizeof scale);
-        values_of((const int8_t *)codes + i, at_most(BLOCK_8, n - i), scale, -128, out + i);
-    }
-}
-
 CLONES static void join_pairs(const int8_t *codes, int64_t pairs, uint8_t *out)
 {
     for (int64_t i = 0; i < pairs; i++)
@@ -116,34 +95,6 @@ CLONES static void split_pairs(const uint8_t *data, int64_t pairs, int8_t *codes
     for (int64_t i = 0; i < pairs; i++) {
         codes[2 * i] = (int8_t)((data[i] & 15) - ((data[i] & 8) << 1));
         codes[2 * i + 1] = (int8_t)((data[i] >> 4) - ((data[i] & 128) >> 3));
-    }
-}
-
-static void encode_4(const float *values, int64_t n, uint8_t *data)
-{
-    int8_t codes[BLOCK_4];
-    uint8_t *out = data + 4 * ((n + BLOCK_4 - 1) / BLOCK_4);
-    for (int64_t i = 0; i < n; i += BLOCK_4, data += 4) {
-        int64_t count = at_most(BLOCK_4, n - i);
-        float scale = scale_of(largest_of(values + i, count), 7);
-        memcpy(data, &scale, sizeof scale);
-        levels_of(values + i, count, scale, 7, -8, codes);
-        if (count % 2)
-            codes[count] = 0;
-        join_pairs(codes, (count + 1) / 2, out + i / 2);
-    }
-}
-
-static void decode_4(const uint8_t *data, int64_t n, float *out)
-{
-    int8_t codes[BLOCK_4];
-    const uint8_t *pairs = data + 4 * ((n + BLOCK_4 - 1) / BLOCK_4);
-    for (int64_t i = 0; i < n; i += BLOCK_4, data += 4) {
-        int64_t count = at_most(BLOCK_4, n - i);
-        float scale;
-        memcpy(&scale, data, sizeof scale);
-        split_pairs(pairs + i / 2, (count + 1) / 2, codes);
-        values_of(codes, count, scale, -8, out + i);
     }
 }
 
@@ -162,31 +113,49 @@ CLONES static void split_fours(const uint8_t *data, int64_t fours, int8_t *codes
         }
 }
 
-static void encode_2(const float *values, int64_t n, uint8_t *data)
+static int64_t block_of(int bits) { return bits == 8 ? 256 : 128; }
+
+/* Whole numbers of 8, 4 or 2 bits: the scales of all blocks, then the numbers. */
+static void encode_blocks(const float *values, int64_t n, int bits, uint8_t *data)
 {
-    int8_t codes[BLOCK_2];
-    uint8_t *out = data + 4 * ((n + BLOCK_2 - 1) / BLOCK_2);
-    for (int64_t i = 0; i < n; i += BLOCK_2, data += 4) {
-        int64_t count = at_most(BLOCK_2, n - i);
-        float scale = scale_of(largest_of(values + i, count), 2);
+    int64_t block = block_of(bits), in_a_byte = 8 / bits;
+    int32_t levels = (1 << (bits - 1)) - 1;
+    int8_t codes[MOST_OF_A_BLOCK];
+    uint8_t *out = data + 4 * ((n + block - 1) / block);
+    for (int64_t i = 0; i < n; i += block, data += 4) {
+        int64_t count = at_most(block, n - i), bytes = (count + in_a_byte - 1) / in_a_byte;
+        float scale = scale_of(largest_of(values + i, count), levels > 2 ? levels : 2);
         memcpy(data, &scale, sizeof scale);
-        levels_of(values + i, count, scale, 1, -2, codes);
-        for (int64_t j = count; j % 4; j++)
-            codes[j] = 0;
-        join_fours(codes, (count + 3) / 4, out + i / 4);
+        levels_of(values + i, count, scale, levels, -levels - 1, codes);
+        memset(codes + count, 0, (size_t)(bytes * in_a_byte - count));
+        if (bits == 8)
+            memcpy(out, codes, (size_t)bytes);
+        else if (bits == 4)
+            join_pairs(codes, bytes, out);
+        else
+            join_fours(codes, bytes, out);
+        out += bytes;
     }
 }
 
-static void decode_2(const uint8_t *data, int64_t n, float *out)
+static void decode_blocks(const uint8_t *data, int64_t n, int bits, float *out)
 {
-    int8_t codes[BLOCK_2];
-    const uint8_t *fours = data + 4 * ((n + BLOCK_2 - 1) / BLOCK_2);
-    for (int64_t i = 0; i < n; i += BLOCK_2, data += 4) {
-        int64_t count = at_most(BLOCK_2, n - i);
+    int64_t block = block_of(bits), in_a_byte = 8 / bits;
+    int32_t not_finite = -(1 << (bits - 1));
+    int8_t codes[MOST_OF_A_BLOCK];
+    const uint8_t *numbers = data + 4 * ((n + block - 1) / block);
+    for (int64_t i = 0; i < n; i += block, data += 4) {
+        int64_t count = at_most(block, n - i), bytes = (count + in_a_byte - 1) / in_a_byte;
         float scale;
         memcpy(&scale, data, sizeof scale);
-        split_fours(fours + i / 4, (count + 3) / 4, codes);
-        values_of(codes, count, scale, -2, out + i);
+        if (bits == 8)
+            memcpy(codes, numbers, (size_t)bytes);
+        else if (bits == 4)
+            split_pairs(numbers, bytes, codes);
+        else
+            split_fours(numbers, bytes, codes);
+        values_of(codes, count, scale, not_finite, out + i);
+        numbers += bytes;
     }
 }
 
@@ -269,21 +238,11 @@ static PyObject *run(PyObject *args, int encodes)
     float *values = (float *)(uintptr_t)values_address;
     uint8_t *data = (uint8_t *)(uintptr_t)data_address;
     Py_BEGIN_ALLOW_THREADS
-    if (kind == 8) {
+    if (kind == 8 || kind == 4 || kind == 2) {
         if (encodes)
-            encode_8(values, n, data);
+            encode_blocks(values, n, (int)kind, data);
         else
-            decode_8(data, n, values);
-    } else if (kind == 4) {
-        if (encodes)
-            encode_4(values, n, data);
-        else
-            decode_4(data, n, values);
-    } else if (kind == 2) {
-        if (encodes)
-            encode_2(values, n, data);
-        else
-            decode_2(data, n, values);
+            decode_blocks(data, n, (int)kind, values);
     } else {
         for (int64_t i = 0; i < n; i += BLOCK_K) {
             int64_t count = at_most(BLOCK_K, n - i), kept = count == BLOCK_K ? whole : rest;

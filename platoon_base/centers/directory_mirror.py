@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,15 @@ class DirectoryMirror:
     layout : Layout
     """
 
+    has_hosts_rounds = False
+
     def __init__(self, directory: DeviceDirectory, layout: Layout) -> None:
         self._directory = directory
         self._layout = layout
 
-    def snapshot(self, may_wait: bool) -> tuple[list[Array], list[list[Array]]]:
+    def snapshot(
+        self, may_wait: bool, publish: Callable[[int, int], object] | None = None
+    ) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and states from a new mirror, or the last one if all owners have left; workers continue."""
         if not self._directory.has_mirror(FINAL):
             self._await_mirror(may_wait)

@@ -67,7 +67,7 @@ class GossipCenter:
         Whether the latest synchronization covered the whole slot.
     """
 
-    on_device = False
+    on_device = has_hosts_rounds = False
 
     def __init__(
         self,
@@ -245,7 +245,9 @@ class GossipCenter:
             copy_all(slot.values, values)
             slot.weights[...] = share
 
-    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
+    def snapshot(
+        self, may_wait: bool = True, publish: Callable[[int, int], object] | None = None
+    ) -> tuple[list[Array], list[list[Array]]]:
         """Return the consensus, and no states."""
         with self._one_thread:  # file locks do not exclude threads of the same process
             out = self._shape.layout.empty()

@@ -70,6 +70,8 @@ class HostCenter:
     ----------
     across_hosts : AcrossHosts or None
         The interface that makes the centers of all hosts equal; None in a job on one host.
+    has_hosts_rounds : bool
+        See `platoon_base.checkpoints.writer.Readable`.
     overwrites : Overwrites
         The overwrites that other hosts have to receive.
     values : list of ndarray
@@ -125,6 +127,7 @@ class HostCenter:
                 layout, self._stripes, self._rounds, self._holders, lambda work, wait_s: self._visit(work, True, wait_s)
             )
         self.whole = True
+        self.has_hosts_rounds = self._rounds is not None and shape.several_hosts
         self._one_thread = threading.Lock()
         self._left_out: dict[int, int] = {}  # stripes left out by the last `sync`, and their counts of visits then
 
@@ -373,10 +376,13 @@ class HostCenter:
             for stripe in self._visit(copy, True, PATIENCE_S):
                 copy(stripe)
 
-    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
+    def snapshot(
+        self, may_wait: bool = True, publish: Callable[[int, int], object] | None = None
+    ) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states, each stripe under its lock, so that they are consistent.
 
-        With rounds all stripes are locked at once and copied between two rounds, so no copy mixes rounds.
+        With rounds all stripes are locked at once and copied between two rounds, so no copy mixes rounds. Before it is
+        made, `Readable.snapshot`'s ``publish`` is called: no later round can be made until the locks are released.
         """
         with self._one_thread:  # file locks do not exclude threads of the same process
             values, *states = (self._layout.empty() for _ in range(1 + len(self.states)))
@@ -392,7 +398,9 @@ class HostCenter:
                 return values, states
             self._require_open()
 
-            def copy_every() -> None:
+            def copy_every(between: bool) -> None:
+                if publish is not None and between and self.overwrites.settled and self._stripes:
+                    publish(int(self._stripes[0].holder["round"]), self.overwrites.stamp)
                 for stripe in self._stripes:
                     copy(stripe)
 

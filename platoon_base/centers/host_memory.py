@@ -29,7 +29,7 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 _MAGIC = b"PLTNCNTR"
-_VERSION = 10
+_VERSION = 11
 FREE, CONTROLLER, COURIER = -1, -2, -3  # values in place of a rank
 HOLDER_NAMES = {CONTROLLER: "the controller", COURIER: "the courier"}
 
@@ -47,6 +47,7 @@ _HEADER = np.dtype(
         ("written", "u8"),
         ("spread", "u8"),
         ("stamp", "u8"),
+        ("incoming", "u8"),
         ("mean", "u8"),
     ]
 )

@@ -167,7 +167,7 @@ class Rounds:
 
     def visit_between(
         self,
-        visit: Callable[[], object],
+        visit: Callable[[bool], object],
         lock_all: Callable[[float], bool],
         free: Callable[[], None],
         patience_s: float,
@@ -177,6 +177,7 @@ class Rounds:
         Parameters
         ----------
         visit : callable
+            ``visit(between)``, with whether it is such a moment.
         lock_all : callable
             Locks all stripes, up to a deadline by `time.monotonic`; returns whether it did.
         free : callable
@@ -190,7 +191,7 @@ class Rounds:
                 if between or time.monotonic() > deadline:
                     if not between:
                         log.warning("no moment between two rounds within %g s: this copy mixes two rounds", patience_s)
-                    visit()
+                    visit(between)
                     return
             finally:
                 free()

@@ -23,7 +23,7 @@ class Overwrites:
     Parameters
     ----------
     header : structured scalar
-        With ``written``, ``spread`` and ``stamp``, in shared memory.
+        With ``written``, ``spread``, ``stamp`` and ``incoming``, in shared memory.
     """
 
     def __init__(self, header: Any) -> None:
@@ -56,6 +56,15 @@ class Overwrites:
     @stamp.setter
     def stamp(self, stamp: int) -> None:
         self._header["stamp"] = stamp
+
+    def expect(self, stamp: int) -> None:
+        """Record that another host's overwrite is about to be put into the center; then `stamp` is set."""
+        self._header["incoming"] = stamp
+
+    @property
+    def settled(self) -> bool:
+        """Whether no overwrite is in progress, so that the values are those of the stamp; the stripes are locked."""
+        return self.written == self.spread and int(self._header["incoming"]) <= self.stamp
 
     @staticmethod
     def later(stamp: int, host: int) -> int:

@@ -14,22 +14,22 @@ is a whole one. Its arrays carry the CRC-32 sums of the zip format, and are comp
 from __future__ import annotations
 
 import contextlib
-import io
 import logging
 import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import msgspec
 import numpy as np
 
+from platoon_base.checkpoints.array_files import write_arrays
+from platoon_base.checkpoints.residuals import SavedResiduals, prune
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.center import Rule, settings_of
 from platoon_base.sharding import START, Position
-from platoon_base.system.own_files import create_new
 from platoon_base.system.regular_files import open_regular
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "About",
     "Checkpoint",
     "CheckpointFolder",
+    "about_of",
     "check_checkpoint",
     "newest_in",
     "read_checkpoint",
@@ -52,7 +53,6 @@ FORMAT = 1
 KEPT_FILES = 2  # the newest, and the one before, should the newest be damaged
 _NAME = re.compile(r"checkpoint-(\d{8})\.npz")
 _UNFINISHED = "unfinished-checkpoint"
-_FORCE_EVERY_BYTES = 1 << 26
 _BLOCK = 1 << 18  # elements
 
 
@@ -91,6 +91,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
         The values that each rank has left with `Worker.keep`, in MessagePack (base64 in JSON).
     reported : dict
         The values that workers have reported.
+    residuals : SavedResiduals or None
+        Those of a job on several hosts with compressed rounds.
     """
 
     format: int = FORMAT
@@ -105,6 +107,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     bound: bool = False
     kept: dict[int, dict[str, bytes]] = {}
     reported: dict[str, Optional[Union[int, float, str]]] = {}
+    residuals: Optional[SavedResiduals] = None
 
     @property
     def layout(self) -> Layout:
@@ -170,44 +173,6 @@ def _arrays(checkpoint: Checkpoint) -> dict[str, Array]:
     return named
 
 
-class _SteadyFile(io.FileIO):
-    """A file that is flushed to the disk while it is written, so that counted bytes are safe and closing it is fast.
-
-    Parameters
-    ----------
-    path : Path
-    count : callable
-        Called with the number of bytes of each write.
-    """
-
-    def __init__(self, path: Path, count: Callable[[int], None]) -> None:
-        super().__init__(path, "wb", opener=lambda name, flags: create_new(name))
-        self._count = count
-        self._unforced = 0
-
-    def write(self, data: Any) -> int:
-        """Write, and flush to the disk at intervals."""
-        written = super().write(data)
-        self._count(written)
-        self._unforced += written
-        if self._unforced >= _FORCE_EVERY_BYTES:
-            os.fdatasync(self.fileno())
-            self._unforced = 0
-        return written
-
-
-def _write(file: IO[bytes], checkpoint: Checkpoint) -> None:
-    """Write as `numpy.savez` does, but without its complaints from a destructor when the disk is full."""
-    import zipfile
-
-    about = np.frombuffer(msgspec.json.encode(checkpoint.about), dtype=np.uint8)
-    write_array: Any = np.lib.format.write_array  # it has no types
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in {"about": about, **_arrays(checkpoint)}.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                write_array(member, array, allow_pickle=False)
-
-
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Read all of a checkpoint, so that any damage is found here.
 
@@ -226,6 +191,16 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 def check_checkpoint(path: str | os.PathLike[str]) -> About:
     """Read a checkpoint as `read_checkpoint` does, and keep no array of it."""
     return _read(path, lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape))[0]
+
+
+def about_of(path: str | os.PathLike[str]) -> About:
+    """Return what a checkpoint says besides its arrays, without reading these; raises `ConfigurationError`."""
+    try:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as found:
+            about: About = msgspec.json.decode(found["about"].tobytes(), type=About)
+            return about
+    except Exception as exc:  # damaged bytes make zipfile, zlib, NumPy and msgspec raise all sorts of errors
+        raise ConfigurationError(f"the checkpoint {path} cannot be read ({type(exc).__name__}: {exc})") from exc
 
 
 def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple[About, dict[str, Array]]:
@@ -393,24 +368,23 @@ class CheckpointFolder:
         numbers = self.numbers()
         path = self.file(numbers[-1] + 1 if numbers else 1)
         self._remove_unfinished()
-        unfinished = (
-            self.path / f"{_UNFINISHED}-{os.urandom(8).hex()}.npz"
-        )  # a name that no other process can guess and link elsewhere
-        try:
-            with io.BufferedWriter(_SteadyFile(unfinished, self._count)) as file:
-                _write(file, checkpoint)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
-            os.fsync(self._lock.fd)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                unfinished.unlink()
-            raise
+        write_arrays(path, _UNFINISHED, msgspec.json.encode(checkpoint.about), _arrays(checkpoint), self._count)
+        os.fsync(self._lock.fd)
         for number in numbers[: 1 - KEPT_FILES]:
             with contextlib.suppress(OSError):
                 self.file(number).unlink()
+        kept = self.residual_keys()
+        if kept is not None:
+            prune(self.path, kept)
         return path
+
+    def residual_keys(self) -> list[str] | None:
+        """Return the keys of the residuals that belong to the checkpoints there; None if one cannot be read."""
+        try:
+            found = [about_of(self.file(number)).residuals for number in self.numbers()]
+        except (OSError, ConfigurationError):
+            return None
+        return [each.key for each in found if each is not None and each.key]
 
     def _remove_unfinished(self) -> None:
         """Remove unfinished files of jobs that died while they wrote; this job holds the folder's lock."""

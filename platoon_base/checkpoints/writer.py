@@ -6,6 +6,8 @@ import contextlib
 import functools
 import logging
 import math
+import os
+import queue
 import shutil
 import threading
 import time
@@ -13,9 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 
 from platoon_base.checkpoints.files import KEPT_FILES, About, Checkpoint, CheckpointFolder
+from platoon_base.checkpoints.residuals import Moment
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 
@@ -46,15 +50,28 @@ class Saving(NamedTuple):
 
 
 class Readable(Protocol):
-    """A handle of a center for the controller, which saves it and takes no part in the training."""
+    """A handle of a center for the controller, which saves it and takes no part in the training.
 
-    def snapshot(self, may_wait: bool) -> tuple[list[Array], list[list[Array]]]:
+    Attributes
+    ----------
+    has_hosts_rounds : bool
+        Whether the workers of several hosts change it in rounds.
+    """
+
+    has_hosts_rounds: bool
+
+    def snapshot(
+        self, may_wait: bool, publish: Callable[[int, int], object] | None = None
+    ) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states.
 
         Parameters
         ----------
         may_wait : bool
             Whether to wait for workers that hold locks of the center.
+        publish : callable, optional
+            ``publish(number, stamp)`` is called with the latest round and the stamp of the copy, before any worker can
+            make another round; not at all if the copy is not of one moment between two rounds.
 
         Raises
         ------
@@ -125,9 +142,16 @@ class CheckpointWriter:
         Opens the center of a given layout. The handle is kept, so that the center can be read though its name is gone.
     resumed : bool
         Whether the newest checkpoint there has a center already.
+
+    Attributes
+    ----------
+    moments : queue of Moment
+        Those of the centers that are saved, with compressed rounds on several hosts. Each is there before a worker of
+        this host can make another round.
     """
 
     def __init__(self, saving: Saving, watch_center: Callable[[Layout], Readable], resumed: bool = False) -> None:
+        self.moments: queue.SimpleQueue[Moment] = queue.SimpleQueue()
         self._saving = saving
         self._watch_center = watch_center
         self._center: Readable | None = None
@@ -160,9 +184,9 @@ class CheckpointWriter:
 
     def next_poll_at(self, now: float) -> float:
         """Return the time of the next poll."""
-        if self._over and not self.writing:
-            return math.inf
-        return now + _POLL_INTERVAL_S if self.writing else self.next_due
+        if self.writing or not self.moments.empty():
+            return now + _POLL_INTERVAL_S
+        return math.inf if self._over else self.next_due
 
     @property
     def folder(self) -> Path:
@@ -221,8 +245,26 @@ class CheckpointWriter:
 
     def _checkpoint(self, about: About, layout: Layout | None, may_wait: bool) -> Checkpoint:
         if layout is None:
-            return Checkpoint(about, [], [])
-        return Checkpoint.of(about, layout, *self._watch(layout).snapshot(may_wait))
+            return Checkpoint(msgspec.structs.replace(about, residuals=None), [], [])
+        center, residuals = self._watch(layout), about.residuals
+        if residuals is None or not center.has_hosts_rounds:
+            about = msgspec.structs.replace(about, residuals=None)
+            return Checkpoint.of(about, layout, *center.snapshot(may_wait))
+        key, kept, moments = os.urandom(8).hex(), self._saving.folder.residual_keys(), list[Moment]()
+
+        def publish(number: int, stamp: int) -> None:
+            moments.append(Moment(number, stamp, key, None if kept is None else [*kept, key]))
+            self.moments.put(moments[0])
+
+        values, states = center.snapshot(may_wait, publish)
+        about = msgspec.structs.replace(about, residuals=msgspec.structs.replace(residuals, key=key if moments else ""))
+        return Checkpoint.of(about, layout, values, states)
+
+    def has_hosts_rounds(self, layout: Layout) -> bool:
+        """Return whether the workers of several hosts change the center in rounds; False if it cannot be opened."""
+        with contextlib.suppress(OSError, *_SKIPPED_ERRORS):
+            return not self._over and self._watch(layout).has_hosts_rounds
+        return False
 
     def is_stalled(self, now: float) -> bool:
         """Return whether the writing of a checkpoint has made no progress for `STALL_TIMEOUT_S`."""

@@ -7,13 +7,14 @@ import re
 __all__ = ["direction", "higher_is_better", "is_loss", "is_validation"]
 
 _HIGHER = re.compile(r"acc|auc|precision|recall|f1|score|bleu|r2|psnr", re.IGNORECASE)
-_VALIDATION = re.compile(r"val|test|dev", re.IGNORECASE)
+_VALIDATION = {"val", "valid", "validation", "validate", "test", "testing", "dev", "eval", "evaluation", "heldout"}
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")  # so valLoss is two
 _LOSS = re.compile(r"loss|cost|error|nll|perplexity|mse|mae", re.IGNORECASE)
 
 
 def is_validation(name: str) -> bool:
     """Return whether a value seems to be measured on data that is not trained on."""
-    return bool(_VALIDATION.search(name))
+    return any(word.lower() in _VALIDATION for word in _WORD.findall(name))
 
 
 def is_loss(name: str) -> bool:

@@ -11,7 +11,6 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +19,7 @@ import numpy as np
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import NO_KERNELS
 
-__all__ = ["CHUNK", "NONE", "Blocks2", "Blocks4", "Blocks8", "Codec", "Float16", "TopK", "Truncated", "codec_of"]
+__all__ = ["CHUNK", "NONE", "Blocks", "Codec", "Float16", "TopK", "Truncated", "codec_of"]
 
 Array = np.ndarray[Any, Any]
 
@@ -34,7 +33,7 @@ if not os.environ.get(NO_KERNELS) and sys.byteorder == "little":
 CHUNK = 1 << 16  # elements that are encoded at once: they stay within the caches
 NONE = "none"
 
-_NOT_FINITE_8, _NOT_FINITE_4, _NOT_FINITE_2 = -128, -8, -2
+_NOT_FINITE_8 = -128
 _TINY = np.float32(np.finfo("f4").tiny)
 _MOST = np.float32(np.finfo("f4").max)
 
@@ -149,104 +148,63 @@ def _scaled(codes: Array, scales: Array, not_finite: int, dtype: Any) -> Array:
 
 
 @dataclass(frozen=True)
-class Blocks8:
-    """8-bit integers, -127 to 127, in blocks of 256 with a float32 scale each."""
+class Blocks:
+    """Whole numbers of 8, 4 or 2 bits, in blocks with a float32 scale each: first all scales, then the numbers.
 
-    block = 256
+    A block has 256 numbers of 8 bits, or 128 of less. Several in a byte begin with the lowest bits. With 8 and 4 bits
+    they are -127 to 127 and -7 to 7, and the scale makes the largest magnitude the last of them. With 2 bits they are
+    -1, 0 and 1 and the scale is half of the largest magnitude: what exceeds a quarter of that is sent as half of it,
+    with its sign. With residuals these are the thresholded values of Strom 2015, with a threshold for each block.
 
-    def nbytes(self, n: int) -> int:
-        """Return the size of ``n`` encoded elements."""
-        return 4 * -(-n // self.block) + n
-
-    def encode(self, values: Array, data: Array) -> None:
-        """Encode into scales, then integers."""
-        if _run("encode", 8, values, data):
-            return
-        rows = _rows(values, self.block)
-        scales = _scales(_largest(rows), 127)
-        data[: 4 * len(rows)].view("<f4")[:] = scales
-        data[4 * len(rows) :].view("i1")[:] = _levels(rows, scales, 127, _NOT_FINITE_8).reshape(-1)[: len(values)]
-
-    def decode(self, data: Array, out: Array) -> None:
-        """Decode scales and integers."""
-        if _run("decode", 8, out, data):
-            return
-        count = -(-len(out) // self.block)
-        codes = _rows(data[4 * count :].view("i1"), self.block)
-        out[:] = _scaled(codes, data[: 4 * count].view("<f4"), _NOT_FINITE_8, out.dtype).reshape(-1)[: len(out)]
-
-
-@dataclass(frozen=True)
-class Blocks4:
-    """4-bit integers, -7 to 7, in blocks of 128 with a float32 scale each; two in a byte, the lower half first."""
-
-    block = 128
-
-    def nbytes(self, n: int) -> int:
-        """Return the size of ``n`` encoded elements."""
-        return 4 * -(-n // self.block) + -(-n // 2)
-
-    def encode(self, values: Array, data: Array) -> None:
-        """Encode into scales, then pairs of integers."""
-        if _run("encode", 4, values, data):
-            return
-        rows = _rows(values, self.block)
-        scales = _scales(_largest(rows), 7)
-        data[: 4 * len(rows)].view("<f4")[:] = scales
-        codes = (_levels(rows, scales, 7, _NOT_FINITE_4).reshape(-1) & 15).astype("u1")
-        pairs = codes[0::2] | codes[1::2] << 4
-        data[4 * len(rows) :] = pairs[: -(-len(values) // 2)]
-
-    def decode(self, data: Array, out: Array) -> None:
-        """Decode scales and pairs of integers."""
-        if _run("decode", 4, out, data):
-            return
-        count = -(-len(out) // self.block)
-        pairs = data[4 * count :]
-        codes = np.empty(2 * len(pairs), "i1")
-        codes[0::2], codes[1::2] = pairs << 4, pairs & 0xF0
-        codes >>= 4
-        rows = _rows(codes, self.block)
-        out[:] = _scaled(rows, data[: 4 * count].view("<f4"), _NOT_FINITE_4, out.dtype).reshape(-1)[: len(out)]
-
-
-@dataclass(frozen=True)
-class Blocks2:
-    """-1, 0 or 1 in 2 bits, in blocks of 128 with a float32 scale each; four in a byte, the lowest bits first.
-
-    The scale is half of the largest magnitude: what exceeds a quarter of that is sent as half of it, with its sign.
-    With residuals these are the thresholded values of Strom 2015, with a threshold for each block.
+    Parameters
+    ----------
+    bits : {8, 4, 2}
     """
 
-    block = 128
+    bits: int
+
+    @property
+    def block(self) -> int:
+        """The elements of a block."""
+        return 256 if self.bits == 8 else 128
+
+    @property
+    def _levels(self) -> int:
+        return (1 << self.bits - 1) - 1
+
+    @property
+    def _not_finite(self) -> int:
+        return -1 << self.bits - 1  # the code that no level has
 
     def nbytes(self, n: int) -> int:
         """Return the size of ``n`` encoded elements."""
-        return 4 * -(-n // self.block) + -(-n // 4)
+        return 4 * -(-n // self.block) + -(-n * self.bits // 8)
 
     def encode(self, values: Array, data: Array) -> None:
-        """Encode into scales, then fours of signs."""
-        if _run("encode", 2, values, data):
+        """Encode into scales, then whole numbers."""
+        if _run("encode", self.bits, values, data):
             return
         rows = _rows(values, self.block)
-        scales = _scales(_largest(rows), 2)
+        scales = _scales(_largest(rows), max(2, self._levels))
         data[: 4 * len(rows)].view("<f4")[:] = scales
-        codes = (_levels(rows, scales, 1, _NOT_FINITE_2).reshape(-1) & 3).astype("u1")
-        fours = codes[0::4] | codes[1::4] << 2 | codes[2::4] << 4 | codes[3::4] << 6
-        data[4 * len(rows) :] = fours[: -(-len(values) // 4)]
+        numbers = data[4 * len(rows) :]
+        codes = _levels(rows, scales, self._levels, self._not_finite).view("u1").reshape(-1, 8 // self.bits)
+        codes &= (1 << self.bits) - 1
+        numbers[:] = np.bitwise_or.reduce(codes << self._places(), axis=1)[: len(numbers)]
 
     def decode(self, data: Array, out: Array) -> None:
-        """Decode scales and fours of signs."""
-        if _run("decode", 2, out, data):
+        """Decode scales and whole numbers."""
+        if _run("decode", self.bits, out, data):
             return
         count = -(-len(out) // self.block)
-        fours = data[4 * count :]
-        codes = np.empty((len(fours), 4), "i1")
-        for place in range(4):
-            codes[:, place] = fours << (6 - 2 * place)
-        codes >>= 6
-        rows = _rows(codes.reshape(-1), self.block)
-        out[:] = _scaled(rows, data[: 4 * count].view("<f4"), _NOT_FINITE_2, out.dtype).reshape(-1)[: len(out)]
+        numbers = data[4 * count :]
+        codes = (numbers[:, None] << (8 - self.bits - self._places())).view("i1") >> 8 - self.bits  # with their signs
+        rows = _rows(codes.reshape(-1)[: len(out)], self.block)
+        out[:] = _scaled(rows, data[: 4 * count].view("<f4"), self._not_finite, out.dtype).reshape(-1)[: len(out)]
+
+    def _places(self) -> Array:
+        """Return the lowest bit of each number in a byte."""
+        return np.arange(0, 8, self.bits, dtype="u1")
 
 
 @dataclass(frozen=True)
@@ -327,12 +285,12 @@ class TopK:
         np.put_along_axis(rows, places, _scaled(codes, scales, _NOT_FINITE_8, rows.dtype), axis=1)
 
 
-_PLAIN: dict[str, Callable[[], Codec]] = {
-    "float16": Float16,
-    "bfloat16": Truncated,
-    "int8": Blocks8,
-    "int4": Blocks4,
-    "int2": Blocks2,
+_PLAIN: dict[str, Codec] = {
+    "float16": Float16(),
+    "bfloat16": Truncated(),
+    "int8": Blocks(8),
+    "int4": Blocks(4),
+    "int2": Blocks(2),
 }
 _TOP_K = re.compile(r"topk\(([^()]*)\)")
 
@@ -349,7 +307,7 @@ def codec_of(text: str) -> Codec | None:
     if name == NONE:
         return None
     if name in _PLAIN:
-        return _PLAIN[name]()
+        return _PLAIN[name]
     found = _TOP_K.fullmatch(name)
     if found is None:
         raise ConfigurationError(

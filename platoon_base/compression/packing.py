@@ -15,6 +15,8 @@ __all__ = ["Packing", "Residuals", "decode_and_keep", "residual_layout"]
 
 Array = np.ndarray[Any, Any]
 
+_LATEST, _STAMP, _PACKED, _RESTORED = range(4)  # the words of `Residuals`
+
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
     return dtype.kind == "f" and dtype.itemsize <= 8
@@ -193,8 +195,9 @@ class Residuals:
     def __init__(self, layout: Layout, buffer: Any) -> None:
         own = residual_layout(layout)
         # Twice the round that the latest residuals come from, and which of the two they are: one word, so that the end
-        # of the process leaves no half of it. Behind it the stamp of the center.
-        self._words = array_on(buffer, (2,), "i8")
+        # of the process leaves no half of it. Behind it the stamp of the center, the round that was packed last or is
+        # being packed, and whether saved residuals were put in.
+        self._words = array_on(buffer, (4,), "i8")
         self._both = [own.views(buffer, ALIGNMENT + i * own.nbytes) for i in range(2)]
 
     @staticmethod
@@ -205,7 +208,7 @@ class Residuals:
     @property
     def latest(self) -> list[Array]:
         """The residuals that the next contribution takes along."""
-        return self._both[int(self._words[0]) & 1]
+        return self._both[int(self._words[_LATEST]) & 1]
 
     def begin(self, number: int, stamp: int) -> tuple[list[Array], list[Array]]:
         """Return the residuals before round ``number``, and the memory for those after it; `end` follows.
@@ -217,18 +220,51 @@ class Residuals:
             Of the center, see `platoon_base.centers.overwrites`: with an overwrite the residuals start again at zero.
         """
         self.undo(number)
-        if self._words[1] != stamp:
+        self._words[_PACKED] = number
+        if self._words[_STAMP] != stamp:
             for array in self.latest:
                 array[...] = 0
-            self._words[1] = stamp
-        latest = int(self._words[0]) & 1
+            self._words[_STAMP] = stamp
+        latest = int(self._words[_LATEST]) & 1
         return self._both[latest], self._both[1 - latest]
 
     def end(self, number: int) -> None:
         """Make the residuals after round ``number`` the latest ones."""
-        self._words[0] = 2 * number + 1 - (int(self._words[0]) & 1)
+        self._words[_LATEST] = 2 * number + 1 - (int(self._words[_LATEST]) & 1)
 
     def undo(self, number: int) -> None:
         """Return to the residuals before round ``number``, if they were packed into a contribution to it."""
-        if int(self._words[0]) >> 1 == number:
-            self._words[0] = 1 - (int(self._words[0]) & 1)
+        if int(self._words[_LATEST]) >> 1 == number:
+            self._words[_LATEST] = 1 - (int(self._words[_LATEST]) & 1)
+
+    def after(self, number: int, stamp: int) -> list[Array] | None:
+        """Return the residuals that belong to a center at round ``number``; None if they are there no more.
+
+        They stay until a contribution to round ``number + 2`` is packed. If the contribution to round ``number`` itself
+        did not count, `undo` it before.
+
+        Parameters
+        ----------
+        number : int
+        stamp : int
+            Of that center. Residuals from before its latest overwrite are zero by now; one after it has ended them.
+        """
+        known = int(self._words[_STAMP])
+        if int(self._words[_PACKED]) > number + 1 or known > stamp:
+            return None
+        if known < stamp:  # no contribution was packed since the overwrite
+            return [np.zeros_like(array) for array in self.latest]
+        latest, which = divmod(int(self._words[_LATEST]), 2)
+        return self._both[1 - which if latest == number + 1 else which]
+
+    @property
+    def restored(self) -> bool:
+        """Whether saved residuals were put in, or found to be unusable, by this courier or an earlier one."""
+        return bool(self._words[_RESTORED])
+
+    def restore(self, saved: Sequence[Array] | None) -> None:
+        """Begin with saved residuals, or with zeros if there are none, before the first round of a new center."""
+        if saved is not None:
+            for array, values in zip(self._both[0], saved):
+                np.copyto(array, values)
+        self._words[_RESTORED] = 1

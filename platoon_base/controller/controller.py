@@ -194,16 +194,18 @@ class Controller:
             self._children.adopt(late.rank, pid, holds_lock, lambda late=late: late.phase.gone)  # type: ignore[misc]
 
     def _save_last(self, shared: Shared) -> None:
-        """Save a center that the workers are about to release."""
-        if self._hosts is not None:
-            self._hosts.couriers.center_dropped()
+        """Save a center that the workers are about to release, and end the exchanges between hosts."""
         if self._saving is not None:
             self._saving.save_dropped(shared)
+        elif self._hosts is not None:
+            self._hosts.couriers.center_dropped()
 
     def _notify_hosts(self, event: CenterMade | CenterSource | RoundReached) -> None:
         if self._hosts is None:
             return
         if isinstance(event, RoundReached):
+            if self._saving is not None:
+                self._saving.announce_moments()
             self._hosts.couriers.round_met(event)
         elif isinstance(event, CenterSource):
             self._hosts.couriers.center_source(event)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from platoon_base.channels.base import ServerChannel
 from platoon_base.checkpoints.files import About
+from platoon_base.checkpoints.residuals import Moment
 from platoon_base.controller.processes import WorkerProcesses
 from platoon_base.coordination.actions import CenterMade, CenterSource, RoundReached
 from platoon_base.coordination.roster import Participant, Roster
@@ -30,6 +31,15 @@ class HostsCouriers(Protocol):
 
     def round_met(self, met: RoundReached) -> None:
         """Start the exchange of the hosts' contributions to a round."""
+        ...
+
+    def keep_residuals(self, moment: Moment, folder: Path) -> None:
+        """Let each host save the residual that belongs to the center of a checkpoint in this folder."""
+        ...
+
+    @property
+    def saving(self) -> bool:
+        """Whether this host saves a residual."""
         ...
 
     def center_dropped(self) -> None:

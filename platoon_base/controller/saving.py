@@ -10,11 +10,14 @@ from typing import NamedTuple
 import msgspec
 
 from platoon_base.checkpoints.files import About
+from platoon_base.checkpoints.residuals import SavedResiduals
 from platoon_base.checkpoints.writer import STALL_TIMEOUT_S, CheckpointWriter, Tally
+from platoon_base.compression.codecs import NONE
 from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.coordination.actions import Shared
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import ConfigurationError
+from platoon_base.hosts.world import ONE_HOST
 from platoon_base.shm.job_state import JobState
 
 __all__ = ["JobSaving", "TurnLock"]
@@ -93,6 +96,7 @@ class JobSaving:
             If the first one could not be written.
         """
         self._record_missed()
+        self.announce_moments()
         problem = self._checkpointer.take_problem()
         if problem:
             raise ConfigurationError(problem)
@@ -151,8 +155,24 @@ class JobSaving:
             log.warning("%s", _NO_PARAMETERS)
 
     def save_dropped(self, shared: Shared) -> None:
-        """Save a center that the workers are about to release."""
+        """Save a center that the workers are about to release, and end the exchanges between hosts."""
+        # In rounds no courier moves it any more, and each has a residual to save. Others move it until they end.
+        in_rounds = self._checkpointer.has_hosts_rounds(shared.layout)
+        if self._hosts is not None and not in_rounds:
+            self._hosts.couriers.center_dropped()
         self._checkpointer.end(self._about(shared), shared.layout)
+        self.announce_moments()
+        if self._hosts is not None and in_rounds:
+            self._hosts.couriers.center_dropped()
+
+    def announce_moments(self) -> None:
+        """Let the hosts save the residuals that belong to the latest center; call it before each round is begun.
+
+        The residual of round r is there until a contribution to round r + 2 is packed. Round r + 1 can be made only
+        after the moment of round r is known, so the hosts get to know it before the order to begin round r + 2.
+        """
+        while self._hosts is not None and not self._checkpointer.moments.empty():
+            self._hosts.couriers.keep_residuals(self._checkpointer.moments.get(), self._checkpointer.folder)
 
     def save_the_end(self, may_wait: Callable[[], bool], serve: Callable[[], object]) -> None:
         """Write the last checkpoint.
@@ -170,6 +190,9 @@ class JobSaving:
         elif may_wait() and not self._checkpointer.writing:
             self._save()
             self._await(may_wait, serve)
+        self.announce_moments()
+        while self._hosts is not None and self._hosts.couriers.saving and may_wait():
+            serve()
         self._checkpointer.give_up(
             f"it was not written to {self._checkpointer.folder}: no progress for {STALL_TIMEOUT_S:g} s, or a second "
             "signal came. Check that disk; the previous checkpoint is still there"
@@ -179,12 +202,13 @@ class JobSaving:
     def _await(self, may_wait: Callable[[], bool], serve: Callable[[], object]) -> None:
         while self._checkpointer.writing and may_wait():
             serve()
+            self.announce_moments()
             if self._checkpointer.is_stalled(time.monotonic()):
                 return
 
     def _about(self, shared: Shared | None) -> About:
-        coordinator = self._coordinator
-        roster = coordinator.roster
+        coordinator, world = self._coordinator, ONE_HOST if self._hosts is None else self._hosts.world
+        roster, compressed = coordinator.roster, world.several and world.compression != NONE
         return About(
             seed=roster.seed,
             size=roster.size,
@@ -196,4 +220,5 @@ class JobSaving:
             bound=coordinator.bound and (self._turns is None or not coordinator.latest_round[0]),
             kept={rank: participant.kept for rank, participant in roster.items() if participant.kept},
             reported=dict(coordinator.reported),
+            residuals=SavedResiduals(hosts=world.hosts, compression=world.compression) if compressed else None,
         )

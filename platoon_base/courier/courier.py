@@ -22,6 +22,7 @@ from platoon_base.courier import messages as between
 from platoon_base.courier.background import BackgroundExchanges, MovingCenter
 from platoon_base.courier.carriage import CompressedCarriage
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
+from platoon_base.courier.keeping import ResidualKeeper
 from platoon_base.courier.overwriting import Overwriting
 from platoon_base.courier.rounds import HostsRound
 from platoon_base.errors import PlatoonError
@@ -99,7 +100,12 @@ class Courier:
         self._open_center = open_center
         self._center: OpenCenter | None = None
         self._codec: Codec | None = codec_of(world.compression)
-        self._memory = memory
+        self._residuals: Residuals | None = None
+        self._keeper: ResidualKeeper | None = None
+        if self._codec is not None:
+            room = bytearray(Residuals.size_bytes(layout)) if memory is None else memory
+            self._residuals = Residuals(layout, room)
+            self._keeper = ResidualKeeper(world, layout, self._residuals, report)
         self._packing = None if self._codec is None else Packing(layout.trained, self._codec)
         self._background = BackgroundExchanges(world, layout.trained, rule, every_s, report, self._packing)
         self._rounds: HostsRound | None = None
@@ -145,6 +151,8 @@ class Courier:
             self._has_orders = True
             if self._rounds is not None:
                 self._rounds.handle_order(order)
+        elif isinstance(order, between.Keep):
+            self._keep(order)
         elif isinstance(order, between.Lost):
             self._lost.add(order.host)
             self._known.discard(order.host)
@@ -152,12 +160,23 @@ class Courier:
             self._tokens.pop(order.host, None)
             self._disconnect(order.host, "its host is lost")
 
+    def _keep(self, order: between.Keep) -> None:
+        """Save the residual of a round that was decided."""
+        if self._rounds is not None:
+            self._rounds.settle(order.number)
+        if self._keeper is not None:
+            self._keeper.keep(order)
+
+    def finish(self) -> None:
+        """Wait until what is being saved is written."""
+        if self._keeper is not None:
+            self._keeper.close()
+
     def _new_rounds(self, center: OpenCenter, rounds: AcrossHosts) -> HostsRound:
         carriage = None
-        if self._codec is not None and rounds.workers_wait:  # the mean of centers must be exact
-            memory = bytearray(Residuals.size_bytes(self._layout)) if self._memory is None else self._memory
-            residuals = Residuals(self._layout, memory)
-            carriage = CompressedCarriage(self._layout, rounds, self._codec, residuals, center.overwrites)
+        codec, residuals = self._codec, self._residuals
+        if codec is not None and residuals is not None and rounds.workers_wait:  # the mean of centers must be exact
+            carriage = CompressedCarriage(self._layout, rounds, codec, residuals, center.overwrites)
         return HostsRound(self._world.host, rounds, self, self._report, carriage)
 
     def step(self, fds: list[int]) -> set[int]:
@@ -306,6 +325,7 @@ class Courier:
         if self._filled and stamp <= center.overwrites.stamp and number <= self._made(center):
             return True
         values, *states = (self._layout.views(whole, i * size) for i in range(1 + len(center.states)))
+        center.overwrites.expect(stamp)
         if not center.replace(values, states, number):
             return False
         center.overwrites.stamp = max(stamp, center.overwrites.stamp)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Union
+from typing import Optional, Union
 
 import msgspec
 
@@ -15,11 +15,14 @@ __all__ = [
     "Filled",
     "Gather",
     "Gathered",
+    "Keep",
+    "Kept",
     "LeftOut",
     "Listening",
     "Lost",
     "Made",
     "News",
+    "NotRestored",
     "Order",
     "Peers",
     "decode_news",
@@ -47,6 +50,8 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
         Whether this host's center, once there is one, holds the values that all hosts start from.
     memory : int
         A file descriptor of memory that outlives the courier, which it inherits; negative if it needs none.
+    resumed : (str, str) or None
+        The folder and the key of the checkpoint whose residuals this host goes on with.
     """
 
     world: World
@@ -57,6 +62,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
     every_s: float
     filled: bool
     memory: int = -1
+    resumed: Optional[tuple[str, str]] = None
 
 
 class Peers(msgspec.Struct, frozen=True, tag="peers"):
@@ -119,6 +125,26 @@ class Combine(msgspec.Struct, frozen=True, tag="combine"):
     idle: list[int]
 
 
+class Keep(msgspec.Struct, frozen=True, tag="keep"):
+    """Save the residual that belongs to a center of which a checkpoint is written.
+
+    It comes after the order to combine round ``number``, and before that to gather round ``number + 2``.
+
+    Attributes
+    ----------
+    folder : str
+        Of the checkpoints, the same path on each host.
+    number, stamp, key, kept
+        See `platoon_base.checkpoints.residuals.Moment`.
+    """
+
+    folder: str
+    number: int
+    stamp: int
+    key: str
+    kept: Optional[list[str]]
+
+
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
     """Where this courier listens."""
 
@@ -160,8 +186,21 @@ class LeftOut(msgspec.Struct, frozen=True, tag="left-out"):
     exchanges: int
 
 
-Order = Union[Begin, Peers, Made, Lost, Gather, Combine]
-News = Union[Listening, Filled, Exchanged, Gathered, LeftOut]
+class Kept(msgspec.Struct, frozen=True, tag="kept"):
+    """The residual of a checkpoint is written, or is not, for this reason; empty also if it was said before."""
+
+    key: str
+    problem: str = ""
+
+
+class NotRestored(msgspec.Struct, frozen=True, tag="not-restored"):
+    """The residual of the checkpoint that the job goes on from cannot be used."""
+
+    problem: str
+
+
+Order = Union[Begin, Peers, Made, Lost, Gather, Combine, Keep]
+News = Union[Listening, Filled, Exchanged, Gathered, LeftOut, Kept, NotRestored]
 _order_decoder: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 _new_decoder: msgspec.json.Decoder[News] = msgspec.json.Decoder(News)
 

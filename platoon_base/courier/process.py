@@ -14,6 +14,7 @@ from platoon_base.centers.host import COURIER, HostCenters
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
 from platoon_base.courier.courier import Courier, OpenCenter, be_nice
+from platoon_base.courier.keeping import ResidualKeeper
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.hosts import hosts_rule
 from platoon_base.shm.hidden_names import HiddenName
@@ -50,6 +51,8 @@ def _serve(orders: int, news: int) -> None:
             except BlockingIOError:
                 continue
             if not block:
+                if courier is not None:
+                    courier.finish()
                 return
             os.set_blocking(orders, False)
             *lines, rest = (rest + block).split(b"\n")
@@ -79,4 +82,6 @@ def _begin(order: between.Begin, news: int) -> Courier:
         size = Residuals.size_bytes(layout)
         os.ftruncate(order.memory, size)  # the same size for each courier of this host: what it holds stays
         memory = mmap.mmap(order.memory, size)
+        if order.resumed is not None:
+            ResidualKeeper(order.world, layout, Residuals(layout, memory), report).restore(*order.resumed)
     return Courier(order.world, open_center, layout, rule, order.every_s, order.filled, report, memory)

@@ -89,6 +89,12 @@ class HostsRound:
         if self._combine is None or self._host not in self._combine.hosts:
             self._carriage.has_not_counted(self._gather.number)
 
+    def settle(self, number: int) -> None:
+        """Restore what was before round ``number`` if it was decided without this host's contributions."""
+        combine = self._combine
+        if combine is not None and combine.number == number and self._host not in combine.hosts:
+            self._carriage.has_not_counted(number)
+
     def step(self, conversations: Mapping[int, Conversation], lost: set[int]) -> None:
         """Advance the round without blocking; after its end, send the center to hosts that need it."""
         gather, combine = self._gather, self._combine

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from platoon_base.checkpoints.files import about_of
+from platoon_base.checkpoints.residuals import Moment, usable_key
 from platoon_base.coordination.actions import CenterMade, CenterSource, RoundReached
 from platoon_base.coordination.roster import Roster
-from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, LeftOut, Listening, News
+from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Keep, LeftOut, Listening, News
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
@@ -58,6 +61,10 @@ class CourierTable:
         self._workers: dict[int, int] = {}  # that live, by host, as the couriers know them
         self._changes = -1  # of the roster, when they were counted
         self._source = 0
+        self._resumed: tuple[str, str] | None = None
+        if files.checkpoint:
+            key, _ = usable_key(about_of(files.checkpoint).residuals, world)
+            self._resumed = (str(Path(files.checkpoint).parent), key) if key else None
 
     @property
     def fds(self) -> list[int]:
@@ -88,11 +95,12 @@ class CourierTable:
         layout = made.shared.layout
         specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in layout.specs]
         rule, every_s = courier_settings(os.environ)
-        self._here.start(specs, layout.moments, rule, every_s)
+        resumed, self._resumed = self._resumed, None  # a host that returns later starts from zero
+        self._here.start(specs, layout.moments, rule, every_s, resumed)
         for member in self._members.values():
             if not member.lost and not member.has_courier:
                 member.has_courier = self._changed = True
-                self._send(member, between.StartCourier(specs, layout.moments, rule, every_s))
+                self._send(member, between.StartCourier(specs, layout.moments, rule, every_s, resumed))
         if made.host:
             self._send(self._members[made.host], between.CenterMade())
         else:
@@ -125,6 +133,18 @@ class CourierTable:
             else:
                 self._here.round(order)
 
+    def keep_residuals(self, moment: Moment, folder: Path) -> None:
+        """Let each host save the residual that belongs to the center of a checkpoint."""
+        order = Keep(str(folder.absolute()), *moment)
+        self._here.keep(order)
+        for member in self._members.values():
+            self._send(member, order)
+
+    @property
+    def saving(self) -> bool:
+        """Whether this host saves a residual."""
+        return self._here.saving
+
     def center_dropped(self) -> None:
         """End the exchanges between centers: the workers have released their parameters."""
         self._at, self._changed, self._source = {}, False, 0
@@ -156,5 +176,5 @@ class CourierTable:
             self._send(member, between.Couriers(self._at, self._workers, self._source))
 
     def end(self) -> None:
-        """End the courier of this host."""
-        self._here.dropped()
+        """End the couriers of this host."""
+        self._here.close()

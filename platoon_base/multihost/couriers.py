@@ -16,6 +16,7 @@ from platoon_base.compression.codecs import codec_of
 from platoon_base.courier import messages as between
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import JobFiles
+from platoon_base.multihost.courier_process import CourierProcess
 from platoon_base.rules.hosts import hosts_rule
 from platoon_base.system.environment import HOSTS_EVERY_S, HOSTS_RULE
 from platoon_base.worker_process.program import python_main
@@ -26,8 +27,6 @@ log = logging.getLogger(__name__)
 
 _EVERY_S = 0.2
 _RESTART_DELAY_S = 1.0  # between the end of a courier that failed and the start of the next
-_EXIT_TIMEOUT_S = 2.0
-_BLOCK = 1 << 16
 
 
 def courier_settings(environment: Mapping[str, str]) -> tuple[str, float]:
@@ -68,33 +67,41 @@ class CourierKeeper:
         self._peers: between.Peers | None = None
         self._lost: dict[int, between.Lost] = {}
         self._round: list[between.Gather | between.Combine] = []  # what was said of the latest one
-        self._process: subprocess.Popen[bytes] | None = None
-        self._rest = b""
+        self._process: CourierProcess | None = None
+        self._leaving: list[CourierProcess] = []  # those that still save a residual
         self._start_at = 0.0
         self._memory = -1  # for what a courier that is started again must find
 
-    def start(self, specs: list[tuple[str, tuple[int, ...], str]], moments: int, rule: str, every_s: float) -> None:
-        """Start the courier, unless it runs."""
+    def start(
+        self,
+        specs: list[tuple[str, tuple[int, ...], str]],
+        moments: int,
+        rule: str,
+        every_s: float,
+        resumed: tuple[str, str] | None = None,
+    ) -> None:
+        """Start the courier, unless it runs; ``resumed`` are the folder and the key of a checkpoint's residuals."""
         if self._begin is None:
             path, prefix = self._files.center_place
             world = self._files.world
             if codec_of(world.compression) is not None:
                 self._memory = os.memfd_create("platoon-residuals")
-            self._begin = between.Begin(world, (path, prefix), specs, moments, rule, every_s, False, self._memory)
+            place = (path, prefix)
+            self._begin = between.Begin(world, place, specs, moments, rule, every_s, False, self._memory, resumed)
             self._launch()
 
     def _launch(self) -> None:
         if self._begin is None:
             return
-        log_folder = self._files.origin.log_folder
+        host, log_folder = self._files.world.host, self._files.origin.log_folder
         with contextlib.ExitStack() as stack:
             output = None
             if log_folder:
-                path = Path(log_folder, f"courier{self._files.world.host}.log")
+                path = Path(log_folder, f"courier{host}.log")
                 with contextlib.suppress(OSError):
                     output = stack.enter_context(open(path, "ab", 0))
             try:
-                self._process = subprocess.Popen(
+                process = subprocess.Popen(
                     python_main("platoon_base.courier.process"),
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
@@ -106,9 +113,7 @@ class CourierKeeper:
                 log.warning("the courier cannot be started, and is tried again in %g s: %s", _RESTART_DELAY_S, exc)
                 self._start_at = time.monotonic() + _RESTART_DELAY_S
                 return
-        if self._process.stdout is not None:
-            os.set_blocking(self._process.stdout.fileno(), False)
-        self._rest = b""
+        self._process = CourierProcess(process, host)
         self._send(self._begin)
         made = between.Made() if self._made else None
         for order in (self._peers, *self._lost.values(), made, *self._round):
@@ -125,6 +130,26 @@ class CourierKeeper:
         self._round = [order] if isinstance(order, between.Gather) else [*self._round, order]
         self._send(order)
 
+    def keep(self, order: between.Keep) -> None:
+        """Let the courier save the residual that belongs to a checkpoint; a courier that is started again does not."""
+        if self._process is not None:
+            self._process.keep(order)
+        elif self._memory >= 0:
+            log.warning(
+                "the residual of host %d is missing in a checkpoint, since its courier is being started again",
+                self._files.world.host,
+            )
+
+    @property
+    def saving(self) -> bool:
+        """Whether a residual is being saved."""
+        now = time.monotonic()
+        return any(each.is_saving(now) for each in self._running)
+
+    @property
+    def _running(self) -> list[CourierProcess]:
+        return [*self._leaving, *([] if self._process is None else [self._process])]
+
     def peers(self, peers: dict[int, tuple[str, int, str]], workers: dict[int, int], source: int) -> None:
         """Send the courier the others' addresses, the numbers of live workers, and the host with the initial values."""
         self._peers = between.Peers(dict(peers), dict(workers), source)
@@ -137,68 +162,55 @@ class CourierKeeper:
         self._send(self._lost[host])
 
     def _send(self, order: between.Order) -> None:
-        process = self._process
-        if process is not None and process.stdin is not None:
-            with contextlib.suppress(OSError):  # it has ended: `step` will notice
-                process.stdin.write(between.encode(order))
-                process.stdin.flush()
+        if self._process is not None:
+            self._process.send(order)
 
     @property
     def fds(self) -> list[int]:
-        """The file descriptor to poll, if there is one; call `step` when it is readable."""
-        process = self._process
-        return [process.stdout.fileno()] if process is not None and process.stdout is not None else []
+        """The file descriptors to poll; call `step` when one is readable."""
+        return [fd for each in self._running for fd in each.fds]
 
     def step(self) -> None:
-        """Handle the courier's messages; restart it if it has ended."""
-        process = self._process
-        if process is None or process.stdout is None:
+        """Handle the couriers' messages; restart this host's if it has ended."""
+        for leaving in list(self._leaving):
+            if leaving.read() is None or not leaving.is_saving(time.monotonic()):
+                self._leaving.remove(leaving)
+                leaving.close()
+        if self._process is None:
             if self._begin is not None and time.monotonic() >= self._start_at:
                 self._launch()
             return
-        try:
-            block = os.read(process.stdout.fileno(), _BLOCK)
-        except BlockingIOError:
+        found = self._process.read()
+        if found is None:
+            self._has_ended(self._process)
             return
-        if not block:
-            self._has_ended(process)
-            return
-        *lines, self._rest = (self._rest + block).split(b"\n")
-        for line in lines:
-            try:
-                news = between.decode_news(line)
-            except msgspec.MsgspecError as exc:
-                log.warning("the courier says %r: %s", line[:100], exc)
-                continue
+        for news in found:
             if isinstance(news, between.Filled) and self._begin is not None:
                 self._begin = msgspec.structs.replace(self._begin, filled=True)
             self._on_news(news)
 
-    def _has_ended(self, process: subprocess.Popen[bytes]) -> None:
+    def _has_ended(self, process: CourierProcess) -> None:
         self._process = None
-        _close(process)
+        process.close()
         self._start_at = time.monotonic() + _RESTART_DELAY_S
-        log.warning("the courier of this host ended (status %s), and is started again", process.returncode)
+        log.warning("the courier of this host ended (status %s), and is started again", process.status)
 
     def dropped(self) -> None:
-        """End the courier: the workers have released the center."""
+        """End the courier: the workers have released the center. If it saves a residual, it ends after that."""
         self._begin, self._made, self._peers, self._round = None, False, None, []
         process, self._process = self._process, None
-        if process is not None:
-            _close(process)
+        if process is not None and process.is_saving(time.monotonic()):
+            process.release()
+            self._leaving.append(process)
+        elif process is not None:
+            process.close()
         memory, self._memory = self._memory, -1
         if memory >= 0:
             os.close(memory)
 
-
-def _close(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(OSError):
-        if process.stdin is not None:
-            process.stdin.close()
-    try:
-        process.wait(_EXIT_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+    def close(self) -> None:
+        """End all couriers of this host."""
+        self.dropped()
+        leaving, self._leaving = self._leaving, []
+        for process in leaving:
+            process.close()

@@ -16,7 +16,7 @@ from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import encode
-from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, LeftOut, Listening, News
+from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Keep, LeftOut, Listening, News
 from platoon_base.errors import PlatoonError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
@@ -111,7 +111,7 @@ class Deputy:
 
     def serve(self, signals: StopSignals) -> between.JobOver:
         """Serve until the job is over; return how it ended."""
-        while self._over is None or self.children.running:
+        while self._over is None or self.children.running or (self._courier.saving and self._signals < 2):
             fds = [signals.fd, *self.children.fds]
             requests, ready = self._server.wait(self._sleep_s(), [*fds, *self._link.sockets, *self._courier.fds])
             if requests:
@@ -173,7 +173,7 @@ class Deputy:
         elif isinstance(message, between.AdoptWorker):
             self._adopt(message)
         elif isinstance(message, between.StartCourier):
-            self._courier.start(message.specs, message.moments, message.rule, message.every_s)
+            self._courier.start(message.specs, message.moments, message.rule, message.every_s, message.resumed)
         elif isinstance(message, between.Couriers):
             self._courier.peers(message.at, message.workers, message.source)
         elif isinstance(message, between.CenterMade):
@@ -184,6 +184,8 @@ class Deputy:
             self._courier.lost(message.host)
         elif isinstance(message, (Gather, Combine)):
             self._courier.round(message)
+        elif isinstance(message, Keep):
+            self._courier.keep(message)
         elif isinstance(message, between.JobOver):
             self._end(message)
         elif isinstance(message, between.Refused):
@@ -302,7 +304,7 @@ class Deputy:
     def close(self) -> None:
         """Kill what still runs, and free all locks."""
         self.children.kill()
-        self._courier.dropped()
+        self._courier.close()
         self._last_checkpoint.close()
         self._mirror.close()
 

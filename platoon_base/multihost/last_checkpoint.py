@@ -55,7 +55,8 @@ class LastCheckpoint:
             log.warning("no checkpoint of this host's center is written: it has none. Resume from %s", latest.folder)
             return
         positions = {rank: self._job_state.position(rank) for rank in latest.about.positions}
-        about = msgspec.structs.replace(latest.about, positions=positions)
+        residuals = latest.about.residuals if self._center.has_hosts_rounds else None  # known to be lost
+        about = msgspec.structs.replace(latest.about, positions=positions, residuals=residuals)
         folder = Path(latest.folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)

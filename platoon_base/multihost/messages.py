@@ -8,7 +8,7 @@ from typing import Optional, Union
 import msgspec
 
 from platoon_base.checkpoints.files import About
-from platoon_base.courier.messages import Combine, Gather, Gathered, LeftOut
+from platoon_base.courier.messages import Combine, Gather, Gathered, Keep, LeftOut
 from platoon_base.errors import ProtocolError
 from platoon_base.hosts.world import World
 from platoon_base.worker_process.failure import Failure
@@ -47,7 +47,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 # The annotations below are read at run time, on Python 3.9 too, hence Optional and Union.
 
@@ -252,6 +252,7 @@ class StartCourier(msgspec.Struct, frozen=True, tag="start-courier"):
     moments: int
     rule: str
     every_s: float
+    resumed: Optional[tuple[str, str]] = None
 
 
 class Couriers(msgspec.Struct, frozen=True, tag="couriers"):
@@ -329,6 +330,7 @@ Down = Union[
     HostLost,
     Gather,
     Combine,
+    Keep,
     SignalWorker,
     StartAgain,
     AdoptWorker,

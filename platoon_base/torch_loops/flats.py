@@ -37,12 +37,18 @@ class Bucket(NamedTuple):
     members: list[int]
     views: list[Tensor]
 
-    def fill(self, gradients: Any) -> None:
-        """Copy gradients, found by their indices, into the bucket; zeros for None."""
+    def fill(self, gradients: Any, header: tuple[Tensor, Tensor] | None = None) -> None:
+        """Copy gradients, found by their indices, into the bucket; zeros for None.
+
+        With ``header``, its memory and what it shall be, that is copied too: in the same call, which on a device takes
+        the host longer than the copies.
+        """
         there = [(view, gradients[i]) for i, view in zip(self.members, self.views) if gradients[i] is not None]
+        if header is not None:
+            there.append(header)
         if there:
             torch._foreach_copy_([view for view, _ in there], [gradient.detach() for _, gradient in there])
-        if len(there) < len(self.members):
+        if len(there) < len(self.members) + (header is not None):
             for i, view in zip(self.members, self.views):
                 if gradients[i] is None:
                     view.zero_()
@@ -73,6 +79,8 @@ class Flats:
         See the parameter.
     buckets : list of Bucket
         The parts of the buffers, in the order of their calls.
+    wholes : list of Bucket
+        Each buffer as one bucket.
     views : list of tensor
         The memory of each gradient in the buffers, with its shape.
     header : tensor, shape (header,), float32
@@ -85,7 +93,7 @@ class Flats:
         self.like = like
         self.views: list[Tensor] = [None] * len(like)
         self.buckets: list[Bucket] = []
-        self._buffers = []  # of each dtype, without the header
+        self.wholes: list[Bucket] = []
         names = [str(array.dtype).removeprefix("torch.") for array in like]
         sizes = [math.prod(array.shape) for array in like]
         others = dict.fromkeys(name for name in names if name != "float32")
@@ -98,7 +106,7 @@ class Flats:
             flat = torch.zeros(end + header * (name == "float32"), dtype=dtype, device=device)
             for i, start in zip(indices, starts):
                 self.views[i] = flat[start : start + sizes[i]].view(tuple(like[i].shape))
-            self._buffers.append(flat[:end])
+            self.wholes.append(Bucket(flat, flat[:end], indices, [self.views[i] for i in indices]))
             self._cut(flat, indices, starts, None if bucket_bytes is None else bucket_bytes // flat.element_size())
         self.header = self.template = flat[end:]
         self._timing: list[Any] = []  # events before and after the latest calls
@@ -137,8 +145,17 @@ class Flats:
 
     def scale(self, factor: Any) -> None:
         """Multiply all gradients, but not the header, by a number or a tensor of one element."""
-        for buffer in self._buffers:
-            _multiply(buffer, factor)
+        for whole in self.wholes:
+            whole.scale(factor)
+
+    def divide(self, divisor: Tensor) -> None:
+        """Divide all gradients, but not the header, by a float32 tensor of one element; by 0 zeros remain zeros."""
+        divisor = divisor.clamp(min=torch.finfo(torch.float32).tiny)
+        for whole in self.wholes:
+            if whole.gradients.dtype in (torch.float32, torch.float64):
+                whole.gradients.div_(divisor)
+            else:  # where the divisor could be too small for the dtype
+                whole.scale(divisor.reciprocal())
 
 
 def _multiply(part: Tensor, factor: Any) -> None:

@@ -122,7 +122,7 @@ class GradientAverage:
         """
         if self.worker.global_size > 1:
             self._begin(weight)
-            self._average(0)
+            self._average()
         self.worker.advanced.count_step()
 
     @contextlib.contextmanager
@@ -242,35 +242,42 @@ class GradientAverage:
             self._feedback = [ErrorFeedback() for _ in self._flats.buckets]
         return self._flats
 
-    def _average(self, begun: int) -> None:
-        """Average the buckets that have not begun in the backward pass, and write all averages."""
+    def _average(self, begun: int | None = None) -> None:
+        """Average the buckets that have not begun in the backward pass, and write all averages.
+
+        Without ``begun`` a device averages each buffer in one call: one more takes longer there than what it averages.
+        """
         flats = self._placed()
+        whole = begun is None and not self._compresses and flats.header.device.type != "cpu"
+        buckets = flats.wholes if whole else flats.buckets[begun or 0 :]
         gradients = [parameter.grad if self._weight else None for parameter in self._parameters]
         _require_dense(gradients)
         with torch.no_grad():
-            self._put_header(flats, gradients)
+            header = self._header_of(flats, gradients)
             self._drift.put()
-            for bucket in flats.buckets[begun:]:
-                self._scaled(bucket, gradients)
+            for bucket in buckets:
+                self._scaled(bucket, gradients, header if bucket is buckets[-1] else None)
             if begun and self._early is not None:
                 self._early.wait()
             if self._compresses:
                 self._all_reduce(flats.header)
                 self._drift.require_none()
-            for number in range(begun, len(flats.buckets)):
-                self._average_bucket(number)
-            if not self._compresses:
+                for number in range(begun or 0, len(flats.buckets)):
+                    self._average_bucket(number)
+            else:
+                for bucket in buckets:
+                    self._all_reduce(bucket.flat)
                 self._drift.require_none()
                 _divide(flats)
             self._write(flats, gradients)
 
-    def _put_header(self, flats: Flats, gradients: Sequence[Tensor | None]) -> None:
-        """Write this worker's weight, and which gradients it has, behind the gradients."""
+    def _header_of(self, flats: Flats, gradients: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
+        """Return the memory behind the gradients, and what it shall be: this worker's weight and which ones it has."""
         numbers = [self._weight / self._usual_weight, *(float(gradient is not None) for gradient in gradients)]
         if numbers != self._sent:  # a copy to a device takes longer than one on it
             self._sent = numbers
             flats.template = torch.tensor(numbers, dtype=torch.float32, device=flats.header.device)
-        flats.header[: len(numbers)].copy_(flats.template)
+        return flats.header[: len(numbers)], flats.template
 
     def _fill(self, number: int, gradients: Mapping[int, Tensor]) -> None:
         """Copy gradients into a bucket during the backward pass."""
@@ -278,8 +285,8 @@ class GradientAverage:
         with torch.no_grad():
             self._scaled(self._placed().buckets[number], gradients if self._weight else dict.fromkeys(gradients))
 
-    def _scaled(self, bucket: Bucket, gradients: Any) -> None:
-        bucket.fill(gradients)
+    def _scaled(self, bucket: Bucket, gradients: Any, header: tuple[Tensor, Tensor] | None = None) -> None:
+        bucket.fill(gradients, header)
         factor = self._weight / self._usual_weight if self._weight else 1.0
         bucket.scale(factor / self._mean_weight if self._mean_weight else factor)
 
@@ -314,7 +321,7 @@ def _divide(flats: Flats) -> None:
     if mean.device.type == "cpu":
         flats.scale(1 / float(mean) if mean else 1.0)
     else:  # without a wait for the device
-        flats.scale(torch.where(mean > 0, 1 / mean, 1.0))
+        flats.divide(mean)
 
 
 def _tensors_of(model: Any) -> tuple[list[tuple[str, Tensor]], list[tuple[str, Tensor]]]:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from platoon_base.centers.round_totals import RoundTotals
-from platoon_base.compression.codecs import Blocks8
+from platoon_base.compression.codecs import Blocks
 from platoon_base.compression.packing import Packing
 from platoon_base.courier import courier
 from platoon_base.courier.conversation import COPY, MOVE, TOTALS, Conversation
@@ -196,7 +196,7 @@ def test_a_broken_record_ends_the_link_and_nothing_else(tag, payload):
         there = socket.create_connection(server.getsockname())
         here = server.accept()[0]
     with here, there:
-        conversation = Conversation(Stream(here, None, None), layout, Packing(layout, Blocks8()))
+        conversation = Conversation(Stream(here, None, None), layout, Packing(layout, Blocks(8)))
         conversation.totals_buffer = RoundTotals(layout, [()])
         there.sendall(struct.pack("<IIQ", len(payload), tag, 0) + payload)
         with pytest.raises(BrokenStreamError, match="got"):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from platoon_base.compression import codecs
-from platoon_base.compression.codecs import CHUNK, Blocks2, Blocks4, Blocks8, Float16, TopK, Truncated, codec_of
+from platoon_base.compression.codecs import CHUNK, Blocks, Float16, TopK, Truncated, codec_of
 from platoon_base.compression.packing import Packing, Residuals, residual_layout
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
@@ -75,7 +75,7 @@ def blocks_by_hand(values, block, levels, parts):
 
 @pytest.mark.parametrize("n", [size for size in SIZES if size < CHUNK])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-@pytest.mark.parametrize(("codec", "levels", "parts"), [(Blocks8(), 127, 127), (Blocks4(), 7, 7), (Blocks2(), 1, 2)])
+@pytest.mark.parametrize(("codec", "levels", "parts"), [(Blocks(8), 127, 127), (Blocks(4), 7, 7), (Blocks(2), 1, 2)])
 def test_blocks_are_those_computed_by_hand(codec, levels, parts, dtype, n):
     values = numbers(n, dtype)
     out, _ = through(codec, values)
@@ -88,9 +88,9 @@ def test_blocks_are_those_computed_by_hand(codec, levels, parts, dtype, n):
 
 
 def test_blocks_are_as_small_as_they_say():
-    assert Blocks8().nbytes(1 << 16) == (1 << 16) + 4 * 256
-    assert Blocks4().nbytes(1 << 16) == (1 << 15) + 4 * 512
-    assert Blocks2().nbytes(1 << 16) == (1 << 14) + 4 * 512
+    assert Blocks(8).nbytes(1 << 16) == (1 << 16) + 4 * 256
+    assert Blocks(4).nbytes(1 << 16) == (1 << 15) + 4 * 512
+    assert Blocks(2).nbytes(1 << 16) == (1 << 14) + 4 * 512
     assert TopK(0.01).nbytes(4096) == 128  # 41 places of 2 bytes, 41 values, a scale, and a byte that is 0
 
 
@@ -170,11 +170,11 @@ def test_both_forms_give_the_same_bytes_and_bits(name, n, monkeypatch):
 
 
 def test_bytes_are_little_endian():
-    _, data = through(Blocks8(), np.array([127.0, -1.0], "f4"))
+    _, data = through(Blocks(8), np.array([127.0, -1.0], "f4"))
     assert data.tobytes() == b"\0\0\x80\x3f\x7f\xff"
-    _, data = through(Blocks4(), np.array([7.0, -1.0, 2.0], "f4"))
+    _, data = through(Blocks(4), np.array([7.0, -1.0, 2.0], "f4"))
     assert data.tobytes() == b"\0\0\x80\x3f\xf7\x02"
-    _, data = through(Blocks2(), np.array([2.0, -1.0, 0.4, 0.6, -2.0], "f4"))
+    _, data = through(Blocks(2), np.array([2.0, -1.0, 0.4, 0.6, -2.0], "f4"))
     assert data.tobytes() == b"\0\0\x80\x3f\x4d\x03"
     _, data = through(TopK(0.5), np.array([1.0, 127.0, 0.0], "f4"))
     assert data.tobytes() == b"\0\0\x80\x3f\x00\x00\x01\x00\x01\x7f\0\0"
@@ -203,7 +203,7 @@ def test_a_codec_that_does_not_exist_is_refused(text, says):
 
 def test_a_codec_is_found_by_its_name():
     assert codec_of("none") is None
-    assert codec_of(" INT8 ") == Blocks8()
+    assert codec_of(" INT8 ") == Blocks(8)
     assert codec_of("topk(0.02)") == TopK(0.02)
 
 
@@ -247,7 +247,7 @@ def test_what_was_unpacked_lags_by_one_error_behind_what_was_packed(name):
 
 def test_a_residual_does_not_keep_what_is_not_finite():
     layout = Layout.of([np.zeros(3, "f4")])
-    packing = Packing(layout, Blocks8())
+    packing = Packing(layout, Blocks(8))
     zeros, after = [np.zeros(3, "f4")], [np.full(3, 9, "f4")]
     arrays = [np.array([np.nan, 1.0, np.inf], "f4")]
     packing.pack(arrays, zeros, after, np.zeros(packing.nbytes, "u1"))
@@ -258,7 +258,7 @@ def test_a_residual_does_not_keep_what_is_not_finite():
 
 def test_a_contribution_that_is_packed_again_gives_the_same_bytes():
     layout = Layout.of([np.zeros(1000, "f4")])
-    packing, memory = Packing(layout, Blocks4()), bytearray(Residuals.size_bytes(layout))
+    packing, memory = Packing(layout, Blocks(4)), bytearray(Residuals.size_bytes(layout))
     packed = []
     for number in (1, 2, 2, 2, 3):  # as by couriers that are started again in the middle of round 2
         residuals, data = Residuals(layout, memory), np.zeros(packing.nbytes, "u1")

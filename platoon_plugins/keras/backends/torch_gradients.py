@@ -170,7 +170,10 @@ class TorchAverage(GradientAverage):
                 self._early.wait()
             arriving = self._exchange(flats, begun)
             size = self.worker.global_size
-            flats.scale(size if is_sum else usual / flats.header[size : 2 * size].sum())
+            if is_sum:
+                flats.scale(size)
+            else:
+                flats.divide(flats.header[size : 2 * size].sum() / usual)
         if all(batch.used):
             return list(flats.views)
         used = arriving.header().used
