@@ -100,7 +100,12 @@ class FlatBuffers:
         self._kernels: dict[Any, Any] = {}
 
     def combine(
-        self, call: Callable[[Any, str, Any], Any], op: str, arrays: Sequence[Any], outs: Sequence[Any]
+        self,
+        call: Callable[[Any, str, Any], Any],
+        op: str,
+        arrays: Sequence[Any],
+        outs: Sequence[Any],
+        names: Sequence[Any] = (),
     ) -> None:
         """Combine arrays with those of the other ranks, in one call for each dtype.
 
@@ -117,7 +122,10 @@ class FlatBuffers:
             The same number, shapes and dtypes on every rank; either on the host or on devices on all of them.
         outs : sequence of array
             C-contiguous. Each may be the array with the same index in ``arrays``, but must not overlap with others.
+        names : sequence, optional
+            What each array's residual is found by in a later call; the default is its index.
         """
+        names = names or range(len(arrays))
         for indices in by_dtype(arrays):
             # Choose the calls by dtypes and sizes only, which are the same on all ranks; memory layouts may differ.
             packed = [i for i in indices if not _is_sent_unpacked(arrays[i])]
@@ -125,9 +133,9 @@ class FlatBuffers:
             for i in alone:
                 flat = _flat(arrays[i])
                 # A back end works in place if both arguments are the same object.
-                self._with_feedback(call, i)(flat, op, flat if outs[i] is arrays[i] else _flat(outs[i]))
+                self._with_feedback(call, names[i])(flat, op, flat if outs[i] is arrays[i] else _flat(outs[i]))
             if len(packed) > 1:
-                call_packed = self._with_feedback(call, tuple(packed))
+                call_packed = self._with_feedback(call, tuple(names[i] for i in packed))
                 self._combine_packed(call_packed, op, [arrays[i] for i in packed], [outs[i] for i in packed])
 
     def _with_feedback(self, call: Callable[..., Any], arrays: Any) -> Callable[..., Any]:
@@ -153,8 +161,8 @@ class FlatBuffers:
         key = _key(ins[0])
         if key not in self._kernels:
             self._kernels[key] = device.Packer(ins[0])
-        # Each rank appends a 1, so the last element of the sum is the number of ranks.
-        counted = op == "mean" and device.averages(ins[0].dtype)
+        # Each rank appends a 1, so the last element of the sum is the number of ranks; it must not be compressed.
+        counted = op == "mean" and self._feedback is None and device.averages(ins[0].dtype)
         buffer = self._buffer(ins[0], sum(array.size for array in ins) + counted)
         self._kernels[key].pack(ins, buffer, counted)
         call(buffer, "sum" if counted else op, buffer)

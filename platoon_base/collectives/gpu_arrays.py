@@ -39,6 +39,8 @@ class NcclArrays:
         Of the arrays.
     """
 
+    compresses = False  # also with a ``feedback``
+
     def __init__(self, group: NcclGroup, runtime: PygpuRuntime, context: Any) -> None:
         self.rank, self.size = group.rank, group.size
         self._group, self._runtime, self._context = group, runtime, context

@@ -138,7 +138,7 @@ class HostsCollective(HostCollective):
         exchange = self._failure.exchange
         if feedback is None or self._codec is None or exchange is None or not isinstance(array, np.ndarray):
             return super().all_reduce(array, op, out, timeout_s=timeout_s)
-        if not is_compressible(array.dtype, canonical_op(op)):
+        if not is_compressible(array.dtype, op):
             return super().all_reduce(array, op, out, timeout_s=timeout_s)
         key = self._token, canonical_op(op), array.dtype.name, array.shape
         exchange.reduction = functools.partial(CompressedReduction, Compression(self._codec, feedback, key))

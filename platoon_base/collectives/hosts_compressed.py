@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from platoon_base.collectives.base import canonical_op
 from platoon_base.collectives.hosts_links import RESULT, SHARE, Links, as_bytes
 from platoon_base.collectives.hosts_parts import Chunks, Reduction, combined, silent
 from platoon_base.compression.codecs import Codec, TopK, codec_of
 from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.compression.packing import decode_and_keep
+from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.world import LINKS, World
 
 __all__ = ["CompressedReduction", "Compression", "gradient_codec", "is_compressible"]
@@ -45,8 +47,11 @@ def gradient_codec(world: World) -> Codec | None:
 
 
 def is_compressible(dtype: Any, op: str) -> bool:
-    """Return whether all-reduces of this kind can be compressed."""
-    return bool(np.dtype(dtype).kind == "f" and op in ("sum", "mean"))
+    """Return whether all-reduces of this kind can be compressed; False if there is no such operation."""
+    try:
+        return bool(np.dtype(dtype).kind == "f" and canonical_op(op) in ("sum", "mean"))
+    except ConfigurationError:
+        return False
 
 
 class Compression(NamedTuple):

@@ -47,6 +47,8 @@ class NcclTensors:
     device : torch.device
     """
 
+    compresses = False  # also with a ``feedback``
+
     def __init__(self, group: NcclGroup, device: torch.device) -> None:
         self.rank, self.size = group.rank, group.size
         self._group, self._device = group, device

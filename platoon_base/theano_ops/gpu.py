@@ -50,7 +50,7 @@ class GpuAllReduce(AllReduce):
         super().__init__(worker, inplace, turn, ordered, compress)
         self.reduction = reduction
         self.context_name = context_name
-        self._buffers = FlatBuffers(theano.config.gpuarray.single_stream, compress)
+        self._buffers = FlatBuffers(theano.config.gpuarray.single_stream, self._compresses)
 
     def fusion_key(self) -> Any:
         """Return a key of the call; each device has calls of its own."""

@@ -63,7 +63,7 @@ class AllReduce(JobOp):
         self.turn = turn
         self.ordered = ordered
         self._set_inplace(inplace)
-        self._buffers = FlatBuffers(compress=compress)
+        self._buffers = FlatBuffers(compress=self._compresses)
 
     def __reduce__(self) -> Any:
         """An Op that is loaded belongs to the job of the process that loads it."""
@@ -79,7 +79,12 @@ class AllReduce(JobOp):
 
     def fusion_key(self) -> Any:
         """Return a key of the call; None keeps a call that a user made in place alone."""
-        return None if self.inplace else (type(self), self.reduction, self.compress)
+        return None if self.inplace else (type(self), self.reduction, self._compresses)
+
+    @property
+    def _compresses(self) -> bool:
+        """Whether this job compresses these values: if not, they are combined in one call with others."""
+        return self.compress and self.worker.advanced.compresses_gradients
 
     def make_node(self, *values: Any) -> Apply:
         """Take one or more tensors."""
@@ -105,8 +110,8 @@ class AllReduce(JobOp):
         """Allocate memory for a result."""
         return np.empty(value.shape, value.dtype)
 
-    def _call(self, array: Any, op: str, dest: Any, feedback: ErrorFeedback | None = None) -> None:
-        self.worker.all_reduce(array, op, dest=dest, feedback=feedback)
+    def _call(self, array: Any, op: str, dest: Any, **feedback: ErrorFeedback) -> None:
+        self.worker.all_reduce(array, op, dest=dest, **feedback)
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         """Each output depends on the input in its place."""

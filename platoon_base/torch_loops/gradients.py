@@ -88,8 +88,8 @@ class GradientAverage:
         self._early: EarlyAverages | None = None
         self._weight, self._usual_weight = 1.0, 0.0
         self._sent: list[float] = []
-        # With compression numbers travel exactly, before gradients, which are scaled so that their mean is the result.
-        self._compresses = worker.advanced.compresses_gradients
+        # With compression numbers travel exactly, apart from gradients, which are scaled so that their sum is the result.
+        self._compresses = False
         self._mean_weight = 0.0
         self._feedback: list[ErrorFeedback] = []
         if worker.global_size > 1:
@@ -215,9 +215,6 @@ class GradientAverage:
         if not self._usual_weight:
             weights = self.worker.gather(self._weight, name="weights of batches", timeout_s=self._timeout_s)
             self._usual_weight = max(weights) or 1.0
-        if self._compresses:
-            mean = np.array([self._weight / self._usual_weight], np.float32)
-            self._mean_weight = float(self.worker.all_reduce(mean, "mean", timeout_s=self._timeout_s)[0])
 
     def _watched(self) -> EarlyAverages:
         if self._early is None:
@@ -240,6 +237,9 @@ class GradientAverage:
             self._drift = DriftCheck(self._named, self._flats.header[numbers:], every)
             self._sent = []
             self._feedback = [ErrorFeedback() for _ in self._flats.buckets]
+            header = self._flats.header
+            like = header.numpy() if device.type == "cpu" else header
+            self._compresses = self.worker.advanced.compresses(like, self._timeout_s)
         return self._flats
 
     def _average(self, begun: int | None = None) -> None:
@@ -260,10 +260,10 @@ class GradientAverage:
             if begun and self._early is not None:
                 self._early.wait()
             if self._compresses:
-                self._all_reduce(flats.header)
-                self._drift.require_none()
                 for number in range(begun or 0, len(flats.buckets)):
                     self._average_bucket(number)
+                self._all_reduce(flats.header)  # in the same place on all workers, whatever number has begun on each
+                self._drift.require_none()
             else:
                 for bucket in buckets:
                     self._all_reduce(bucket.flat)
@@ -287,20 +287,29 @@ class GradientAverage:
 
     def _scaled(self, bucket: Bucket, gradients: Any, header: tuple[Tensor, Tensor] | None = None) -> None:
         bucket.fill(gradients, header)
-        factor = self._weight / self._usual_weight if self._weight else 1.0
-        bucket.scale(factor / self._mean_weight if self._mean_weight else factor)
+        if not self._compresses:
+            bucket.scale(self._weight / self._usual_weight if self._weight else 1.0)
 
     def _average_bucket(self, number: int) -> None:
         bucket = self._placed().buckets[number]
-        if self._compresses:
-            self._all_reduce(bucket.gradients, self._feedback[number])
-        else:
+        if not self._compresses:
             self._all_reduce(bucket.flat)
+            return
+        weight = self._weight / self._usual_weight
+        if number == 0:
+            mean = np.array([weight], np.float32)
+            self._mean_weight = float(self.worker.all_reduce(mean, "mean", timeout_s=self._timeout_s)[0])
+        with torch.no_grad():
+            if not self._mean_weight:  # no worker has a batch: what is kept would be lost in a result that nobody uses
+                bucket.gradients.zero_()
+                return
+            bucket.scale(weight / self._mean_weight / self.worker.global_size)
+        self._all_reduce(bucket.gradients, "sum", feedback=self._feedback[number])
 
-    def _all_reduce(self, flat: Tensor, feedback: ErrorFeedback | None = None) -> None:
+    def _all_reduce(self, flat: Tensor, op: str = "mean", **feedback: ErrorFeedback) -> None:
         array = flat.numpy() if flat.device.type == "cpu" else flat
         with torch.no_grad():
-            self.worker.all_reduce(array, "mean", dest=array, feedback=feedback, timeout_s=self._timeout_s)
+            self.worker.all_reduce(array, op, dest=array, timeout_s=self._timeout_s, **feedback)
 
     def _write(self, flats: Flats, gradients: Sequence[Tensor | None]) -> None:
         """Copy the averages to the gradients; a worker without a gradient that others have gets a new one."""

@@ -39,7 +39,7 @@ class FlatAllReduce:
     def __init__(self, worker: Worker, timeout_s: float = DEFAULT_TIMEOUT_S, compress: bool = False) -> None:
         self._worker = worker
         self._timeout_s = timeout_s
-        self._buffers = FlatBuffers(compress=compress)
+        self._buffers = FlatBuffers(compress=compress and worker.advanced.compresses_gradients)
 
     def __call__(self, arrays: Sequence[Any], op: str = "sum") -> None:
         """Combine the arrays with those of the other workers.
@@ -65,5 +65,5 @@ class FlatAllReduce:
                 )
         self._buffers.combine(self._call, op, arrays, arrays)
 
-    def _call(self, array: Any, op: str, dest: Any, feedback: ErrorFeedback | None = None) -> None:
-        self._worker.all_reduce(array, op, dest=dest, feedback=feedback, timeout_s=self._timeout_s)
+    def _call(self, array: Any, op: str, dest: Any, **feedback: ErrorFeedback) -> None:
+        self._worker.all_reduce(array, op, dest=dest, timeout_s=self._timeout_s, **feedback)

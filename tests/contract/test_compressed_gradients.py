@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hosts_here import HostsGroup
 
-from platoon_base.collectives.hosts_exchange import SMALL_BYTES
+from platoon_base.collectives.hosts_exchange import DEPTH, SMALL_BYTES
+from platoon_base.collectives.hosts_parts import chunk_bounds
 from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.errors import PlatoonError
 
@@ -158,6 +159,34 @@ def test_top_k_leaves_gradients_exact(codec):
     with group_of((1, 1), codec) as group:
         results = Averages(group)(lambda rank: values_of(rank, 0))
         np.testing.assert_array_equal(results[0], (values_of(0, 0) + values_of(1, 0)) / np.float32(2))
+
+
+@pytest.mark.parametrize("workers", [(1, 1), (1, 1, 1)], ids=str)
+def test_many_chunks_follow_one_another(workers):
+    """More than are in flight at a time, with a last one of another size."""
+    n = 3 * DEPTH * (1 << 18) + 12_345
+    assert len(chunk_bounds(n, 4, 64)) > DEPTH + 1
+    with group_of(workers) as group:
+        averages = Averages(group)
+        for step in range(2):
+            results = averages(lambda rank: values_of(rank, step, n))  # noqa: B023
+            assert len(bytes_of(results)) == 1
+            exact = np.mean([values_of(rank, step, n) for rank in range(len(workers))], axis=0)
+            assert 0 < np.abs(results[0] - exact).max() < 2e-2 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("op", ["median", None])
+def test_a_wrong_operation_ends_the_call_of_all_ranks(op):
+    with group_of((1, 1)) as group:
+
+        def call(member):
+            wrong = member.rank == 1
+            with pytest.raises(PlatoonError, match="got op=" if wrong else "rank 1.*got op="):
+                member.all_reduce(
+                    values_of(0, 0), op if wrong else "mean", timeout_s=TIMEOUT_S, feedback=ErrorFeedback()
+                )
+
+        group.run(call)
 
 
 def test_another_shape_begins_from_zero():

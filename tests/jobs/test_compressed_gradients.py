@@ -46,8 +46,9 @@ def require_same_training(trained, script, workers=(1, 1), args=()):
 
 
 @needs_torch
-@pytest.mark.parametrize("way", ["behind", "overlapping"])
-@pytest.mark.parametrize("workers", [(1, 1), (2, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("way", "workers"), [("behind", (2, 1)), ("overlapping", (1, 1)), ("overlapping", (2, 1)), ("shorter", (1, 1))]
+)
 def test_a_torch_loop_learns_as_much_with_a_quarter_of_the_bytes(trained, way, workers):
     require_same_training(trained, "compressed_gradients_torch", workers, [way])
 
