@@ -180,8 +180,8 @@ class JobCollectives(CollectiveFactory):
         if not self._has_noted:
             self._has_noted = True
             log.warning(
-                "--hosts-compression %s compresses what the centers of hosts exchange; averaged gradients travel "
-                "between hosts as they are: %s",
+                "--hosts-compression %s compresses what the centers of hosts exchange; averaged gradients, if there "
+                "are any, travel between hosts as they are: %s",
                 self._world.compression,
                 why,
             )

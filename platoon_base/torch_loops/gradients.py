@@ -88,7 +88,7 @@ class GradientAverage:
         self._early: EarlyAverages | None = None
         self._weight, self._usual_weight = 1.0, 0.0
         self._sent: list[float] = []
-        # With compression numbers travel exactly, apart from gradients, which are scaled so that their sum is the result.
+        # With compression numbers travel exactly, and gradients are scaled so that their sum is the result.
         self._compresses = False
         self._mean_weight = 0.0
         self._feedback: list[ErrorFeedback] = []

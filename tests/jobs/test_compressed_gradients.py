@@ -17,13 +17,15 @@ def trained(tmp_path):
     """Make a function that trains on hosts; returns what each worker said: loss, bits, bytes."""
     opened = []
 
-    def train(script, codec, workers=(1, 1), args=()):
+    def train(script, codec, workers=(1, 1), args=(), says=True):
         folder = tmp_path / codec
         folder.mkdir()
         hosts = Hosts(folder, {**clean_environment(), "COLUMNS": "200"})
         opened.append(hosts)
         done = hosts.run(script_path(script), "--hosts-compression", codec, workers=workers, args=args)
         assert done == [0] * len(workers), "".join(map(hosts.output, range(len(workers))))
+        if not says:
+            return None
         hosts_of_ranks = [host for host, count in enumerate(workers) for _ in range(count)]
         return [
             json.loads(next(line for line in hosts.log(rank, host).splitlines() if line.startswith("[")))
@@ -51,6 +53,16 @@ def require_same_training(trained, script, workers=(1, 1), args=()):
 )
 def test_a_torch_loop_learns_as_much_with_a_quarter_of_the_bytes(trained, way, workers):
     require_same_training(trained, "compressed_gradients_torch", workers, [way])
+
+
+@needs_keras
+def test_what_is_kept_stays_when_an_epoch_ends(trained):
+    trained("compressed_gradients_owed", "int2", says=False)
+
+
+@needs_torch
+def test_weights_that_are_trained_in_turns_do_not_share_what_is_kept(trained):
+    trained("compressed_gradients_turns", "int2", says=False)
 
 
 @needs_theano

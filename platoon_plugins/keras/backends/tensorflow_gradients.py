@@ -108,7 +108,7 @@ class TensorFlowAverage(CompiledAverage):
 
     def _combine(self, ins: Sequence[Array], outs: Sequence[Array], is_sum: bool) -> None:
         self._count_rows()
-        pairs = [(array, out) for array, out in zip(ins, outs) if array.size]
+        pairs = [(array, out) for array, out in zip(ins, outs) if array.size or self._compresses]
         super()._combine([array for array, _ in pairs], [out for _, out in pairs], is_sum)
         if self._slices:
             self._gather(np.rint(self._all.counts).astype(np.int64), is_sum)
