@@ -12,7 +12,6 @@ from theano.gradient import DisconnectedType
 
 from platoon_base.collectives.base import DTYPES, canonical_op
 from platoon_base.collectives.flat import FlatBuffers
-from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.joining import connect
 from platoon_base.theano_ops.base import JobOp, next_turn, skip_turns
@@ -110,7 +109,7 @@ class AllReduce(JobOp):
         """Allocate memory for a result."""
         return np.empty(value.shape, value.dtype)
 
-    def _call(self, array: Any, op: str, dest: Any, **feedback: ErrorFeedback) -> None:
+    def _call(self, array: Any, op: str, dest: Any, **feedback: Any) -> None:
         self.worker.all_reduce(array, op, dest=dest, **feedback)
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
