@@ -223,7 +223,8 @@ _OPTIONS = (
         envvar=HOSTS_COMPRESSION,
         callback=_compression,
         help="How hosts on slow links compress what their centers exchange, and averaged gradients: float16, "
-        "bfloat16, int8, int4, int2 or topk(PART), such as topk(0.01), which is for rules that wait. That of host 0 counts.",
+        "bfloat16, int8, int4, int2 or topk(PART), such as topk(0.01), which is for rules that wait. "
+        "That of host 0 counts.",
     ),
 )
 
