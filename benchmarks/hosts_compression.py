@@ -9,8 +9,9 @@ a token bucket, and a program between the hosts and the switch delays them.
   processor time of a courier, which does not depend on that; and the share of the time in training if a step takes
   0.1 s and a round follows each 100, 200 or 500 of them. The bytes are those that the counter of the host's interface
   shows, with all headers.
+* Averages of 100 MB of gradients, with the processor time of a worker.
 * A perceptron on handwritten digits, with Adam and a round each 20 mini-batches, on two hosts and, with as many
-  workers, on one.
+  workers, on one; and with averaged gradients in each step.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SCRIPT = Path(__file__).parent / "scripts" / "hosts_compression_worker.py"
 ROOT = Path(__file__).parents[1]
 CODECS = ("none", "float16", "bfloat16", "int8", "int4", "int2", "topk(0.1)", "topk(0.01)")
 LINKS = {"100 Mbit/s, 20 ms": ("100mbit", 20.0), "1 Gbit/s": ("1gbit", 0.0)}  # there and back
-BYTES, STEP_S, ROUNDS, CALLS = 100_000_000, 0.1, 4, 2
+BYTES, STEP_S, ROUNDS, CALLS, AVERAGES = 100_000_000, 0.1, 4, 2, 2
 STEPS = (100, 200, 500)  # from one round to the next; the goals are for the second
 LEARN_STEPS, LEARN_EVERY = 600, 20
 LIMIT_S = 300
@@ -82,10 +83,23 @@ def rounds(codec: str, link: str, hosts: list[namespaces.Host]) -> dict:
     return row
 
 
-def losses(codec: str, seed: int, hosts: list[namespaces.Host] | None, loses: bool = False) -> dict:
+def averages(codec: str, link: str, hosts: list[namespaces.Host]) -> dict:
+    """Measure averages of gradients; the first one does not count."""
+    found = run(codec, ["reduce", BYTES, AVERAGES + 1], hosts)
+    all_s = [max(each) for each in zip(*(one["calls_s"] for one in found))][1:]
+    cpu_s = min([max(each) for each in zip(*(one["cpu_s"] for one in found))][1:])
+    sent = report.median([sum(each) / len(found) for each in zip(*(one["sent_bytes"] for one in found))][1:])
+    row = {"link": link, "codec": codec, "call_s": min(all_s), "all_s": all_s, "cpu_s": cpu_s, "sent_bytes": sent}
+    print(row, flush=True)
+    return row
+
+
+def losses(
+    codec: str, seed: int, hosts: list[namespaces.Host] | None, loses: bool = False, rule: str = "LocalSGD()"
+) -> dict:
     """Train once; returns the losses of the center at the end."""
     name = f"{codec}, residuals lost" if loses else codec if hosts else "one host"
-    found = run(codec, ["learn", "LocalSGD()", LEARN_STEPS, LEARN_EVERY, seed, int(loses)], hosts, 1 if hosts else 2)[0]
+    found = run(codec, ["learn", rule, LEARN_STEPS, LEARN_EVERY, seed, int(loses)], hosts, 1 if hosts else 2)[0]
     print(name, seed, found, flush=True)
     return {"codec": name, "seed": seed, **found}
 
@@ -96,12 +110,26 @@ def learning(options: argparse.Namespace) -> list[dict]:
         runs = [losses("none", seed, None) for seed in options.seeds]
         runs += [losses(codec, seed, hosts.all) for codec in options.codecs for seed in options.seeds]
         runs += [losses(codec, seed, hosts.all, True) for codec in options.lost for seed in options.seeds]
+    return over_one_host(runs, options.seeds)
+
+
+def learning_by_gradients(options: argparse.Namespace) -> list[dict]:
+    """Train with averaged gradients in each step, on one host and with each codec on two."""
+    codecs = [codec for codec in options.codecs if not codec.startswith("topk")]
+    with namespaces.Hosts(2) as hosts:
+        runs = [losses("none", seed, None, rule="gradients") for seed in options.seeds]
+        runs += [losses(codec, seed, hosts.all, rule="gradients") for codec in codecs for seed in options.seeds]
+    return over_one_host(runs, options.seeds)
+
+
+def over_one_host(runs: list[dict], seeds: list[int]) -> list[dict]:
+    """Return a row for each codec, with its mean losses and those over the ones of one host."""
     rows = []
     for name in dict.fromkeys(each["codec"] for each in runs):
         row = {"codec": name}
         for kind in ("train", "validation"):
             mean, base = (
-                sum(each[kind] for each in runs if each["codec"] == wanted) / len(options.seeds)
+                sum(each[kind] for each in runs if each["codec"] == wanted) / len(seeds)
                 for wanted in (name, "one host")
             )
             row[kind], row[f"{kind}_over"] = mean, mean / base - 1
@@ -117,7 +145,9 @@ def main() -> None:
     parser.add_argument(
         "--lost", nargs="+", default=["int4", "int2", "topk(0.1)"], help="codecs to lose residuals with"
     )
-    parser.add_argument("--only", choices=["learning", "rounds"], help="measure that, and keep the rest of the results")
+    parser.add_argument(
+        "--only", choices=["learning", "rounds", "gradients"], help="measure that, and keep the rest of the results"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--out", type=Path, default=report.FOLDER, help="folder for the results  [docs/benchmarks]")
     options = parser.parse_args()
@@ -128,14 +158,16 @@ def main() -> None:
     path = options.out / "hosts_compression.json"
     results = json.loads(path.read_text()) if options.only and path.exists() else {}
     results.update({"bytes": BYTES, "step_s": STEP_S, "seeds": options.seeds})
-    if options.only != "rounds":
+    if options.only in (None, "gradients"):
+        results["gradients"], results["learning_by_gradients"] = measured_averages(options)
+    if options.only in (None, "learning"):
         results["learning"] = learning(options)
         report.table(
             "Final loss on the digits, over that of one host", ["", "training", "", "validation", ""],
             [[r["codec"], r["train"], f"{r['train_over']:+.2%}", r["validation"], f"{r['validation_over']:+.2%}"]
              for r in results["learning"]],
         )  # fmt: skip
-    if options.only != "learning":
+    if options.only in (None, "rounds"):
         results["rounds"], results["all_reduce"] = measured_rounds(options)
     results["goals"] = goals_of(results)
     report.save("hosts_compression", results, options.out)
@@ -162,6 +194,27 @@ def measured_rounds(options: argparse.Namespace) -> tuple[list[dict], dict]:
           *(f"{share:.0%}" for share in r["training"].values()), r["fewer_bytes"]] for r in rows],
     )  # fmt: skip
     return rows, reduced
+
+
+def measured_averages(options: argparse.Namespace) -> tuple[list[dict], list[dict]]:
+    """Measure averages of gradients on each link, and what training with them learns."""
+    rows = []
+    for link in options.links:
+        rate, delay_ms = LINKS[link]
+        with namespaces.Hosts(2, delay_ms / 4) as hosts:
+            hosts.limit(rate)
+            rows += [averages(codec, link, hosts.all) for codec in options.codecs if not codec.startswith("topk")]
+    report.table(
+        "Averages of 100 MB of gradients", ["link", "codec", "s", "worker, CPU s", "MB sent"],
+        [[r["link"], r["codec"], r["call_s"], r["cpu_s"], r["sent_bytes"] / 1e6] for r in rows],
+    )  # fmt: skip
+    learned = learning_by_gradients(options)
+    report.table(
+        "Final loss on the digits by averaged gradients, over that of one host", ["", "training", "", "validation", ""],
+        [[r["codec"], r["train"], f"{r['train_over']:+.2%}", r["validation"], f"{r['validation_over']:+.2%}"]
+         for r in learned],
+    )  # fmt: skip
+    return rows, learned
 
 
 def goals_of(results: dict) -> list[dict]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from platoon_base import connect, rules
 from platoon_base.rules import LocalSGD
+from platoon_base.worker import ErrorFeedback, FlatAllReduce
 
 WAIT_S = 400
 ROWS, BATCH, HIDDEN = 1437, 16, 256  # rows of the digits that are trained on; the others validate
@@ -66,17 +67,20 @@ def make_rounds(worker, size_bytes: int, steps: int, step_s: float, rounds: int)
 
 
 def make_averages(worker, size_bytes: int, calls: int) -> dict:
-    x = np.ones(size_bytes // 4, np.float32)
+    random = np.random.default_rng(worker.global_rank)
+    x = random.standard_normal(size_bytes // 4).astype(np.float32)
+    out, feedback = np.empty_like(x), ErrorFeedback()
     worker.all_reduce(np.ones(1 << 10, np.float32), timeout_s=WAIT_S)
-    taken, sent = [], []
+    taken, sent, cpu = [], [], []
     for _ in range(calls):
         worker.barrier("begin", timeout_s=WAIT_S)
-        before, began = sent_bytes(), time.perf_counter()
-        worker.all_reduce(x, "sum", x, timeout_s=WAIT_S)
+        before, began, cpu_before = sent_bytes(), time.perf_counter(), time.process_time()
+        worker.all_reduce(x, "mean", out, feedback=feedback, timeout_s=WAIT_S)
         taken.append(time.perf_counter() - began)
+        cpu.append(time.process_time() - cpu_before)
         worker.barrier("end", timeout_s=WAIT_S)
         sent.append(sent_bytes() - before)
-    return {"calls_s": taken, "sent_bytes": sent}
+    return {"calls_s": taken, "sent_bytes": sent, "cpu_s": cpu}
 
 
 def forward(params: list, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -117,18 +121,24 @@ def learn(worker, rule: str, steps: int, every: int, seed: int, loses: bool) -> 
     params = []
     for a, b in zip(sizes, sizes[1:]):
         params += [(random.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32), np.zeros(b, np.float32)]
-    worker.init_shared_params(params, eval(rule, vars(rules)), timeout_s=WAIT_S)
+    averages = rule == "gradients"
+    combine = FlatAllReduce(worker, WAIT_S, compress=True)
+    if not averages:
+        worker.init_shared_params(params, eval(rule, vars(rules)), timeout_s=WAIT_S)
     worker.barrier("begin", timeout_s=WAIT_S)
     moments = [(np.zeros_like(p), np.zeros_like(p)) for p in params]
     own = np.random.default_rng([seed, worker.global_rank])
     for step in range(1, steps + 1):
         chosen = own.integers(0, ROWS, BATCH)
-        for p, g, (m, v) in zip(params, gradients(params, rows[chosen], labels[chosen]), moments):
+        grads = [np.ascontiguousarray(each) for each in gradients(params, rows[chosen], labels[chosen])]
+        if averages:
+            combine(grads, "mean")
+        for p, g, (m, v) in zip(params, grads, moments):
             m += 0.1 * (g - m)
             v += 0.001 * (g * g - v)
             p -= np.float32(1e-3) * (m / (1 - 0.9**step)) / (np.sqrt(v / (1 - 0.999**step)) + np.float32(1e-8))
         worker.progress(steps=1)
-        if step % every == 0:
+        if step % every == 0 and not averages:
             worker.sync_params(timeout_s=WAIT_S)
         if loses and step == steps // 2:
             if worker.global_rank == 0:

@@ -222,8 +222,9 @@ _OPTIONS = (
         metavar="CODEC",
         envvar=HOSTS_COMPRESSION,
         callback=_compression,
-        help="How hosts on slow links compress what their centers exchange: float16, bfloat16, int8, int4, int2 "
-        "or topk(PART), such as topk(0.01), which is for rules that wait. That of host 0 counts.",
+        help="How hosts on slow links compress what their centers exchange, and averaged gradients: float16, "
+        "bfloat16, int8, int4, int2 or topk(PART), such as topk(0.01), which is for rules that wait. "
+        "That of host 0 counts.",
     ),
 )
 

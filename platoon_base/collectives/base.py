@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.errors import ConfigurationError
 
 __all__ = [
@@ -45,7 +46,15 @@ class Collective(Protocol):
     rank: int
     size: int
 
-    def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
+    def all_reduce(
+        self,
+        array: Any,
+        op: str = "sum",
+        out: Any = None,
+        *,
+        timeout_s: float,
+        feedback: ErrorFeedback | None = None,
+    ) -> Any:
         """Combine the arrays of all ranks element by element; the result is bitwise equal on every rank.
 
         Parameters
@@ -56,6 +65,9 @@ class Collective(Protocol):
         out : array like ``array``, optional
             Receives the result; may be ``array`` itself. The default is a new array.
         timeout_s : float
+        feedback : ErrorFeedback, optional
+            With it, a sum or a mean of floats may be compressed between hosts, if the job does so; the result is still
+            the same on every rank. Other back ends ignore it.
 
         Returns
         -------

@@ -6,11 +6,13 @@ waits for a device.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.errors import ConfigurationError
 
 __all__ = ["ALONE_BYTES", "FlatBuffers", "by_dtype", "pack", "unpack"]
@@ -87,15 +89,23 @@ class FlatBuffers:
     one_stream : bool
         Whether all work on a device is queued in one stream, as in Theano's contexts. On CUDA, one kernel then packs
         any number of arrays, by their addresses.
+    compress : bool
+        Whether each call gets an `ErrorFeedback` of its own, kept from one `combine` to the next.
     """
 
-    def __init__(self, one_stream: bool = False) -> None:
+    def __init__(self, one_stream: bool = False, compress: bool = False) -> None:
         self._one_stream = one_stream
+        self._feedback: dict[Any, ErrorFeedback] | None = {} if compress else None
         self._buffers: dict[Any, Any] = {}
         self._kernels: dict[Any, Any] = {}
 
     def combine(
-        self, call: Callable[[Any, str, Any], Any], op: str, arrays: Sequence[Any], outs: Sequence[Any]
+        self,
+        call: Callable[[Any, str, Any], Any],
+        op: str,
+        arrays: Sequence[Any],
+        outs: Sequence[Any],
+        names: Sequence[Any] = (),
     ) -> None:
         """Combine arrays with those of the other ranks, in one call for each dtype.
 
@@ -105,14 +115,17 @@ class FlatBuffers:
         ----------
         call : callable(array, op, dest)
             Combines ``array`` with those of the other ranks into ``dest``, such as a `Collective`'s ``all_reduce``.
-            Both are flat, and may be the same.
+            Both are flat, and may be the same. With ``compress`` also ``feedback=``.
         op : str
             One of `platoon_base.collectives.base.OPS`.
         arrays : sequence of array
             The same number, shapes and dtypes on every rank; either on the host or on devices on all of them.
         outs : sequence of array
             C-contiguous. Each may be the array with the same index in ``arrays``, but must not overlap with others.
+        names : sequence, optional
+            What each array's residual is found by in a later call; the default is its index.
         """
+        names = names or range(len(arrays))
         for indices in by_dtype(arrays):
             # Choose the calls by dtypes and sizes only, which are the same on all ranks; memory layouts may differ.
             packed = [i for i in indices if not _is_sent_unpacked(arrays[i])]
@@ -120,9 +133,15 @@ class FlatBuffers:
             for i in alone:
                 flat = _flat(arrays[i])
                 # A back end works in place if both arguments are the same object.
-                call(flat, op, flat if outs[i] is arrays[i] else _flat(outs[i]))
+                self._with_feedback(call, names[i])(flat, op, flat if outs[i] is arrays[i] else _flat(outs[i]))
             if len(packed) > 1:
-                self._combine_packed(call, op, [arrays[i] for i in packed], [outs[i] for i in packed])
+                call_packed = self._with_feedback(call, tuple(names[i] for i in packed))
+                self._combine_packed(call_packed, op, [arrays[i] for i in packed], [outs[i] for i in packed])
+
+    def _with_feedback(self, call: Callable[..., Any], arrays: Any) -> Callable[..., Any]:
+        if self._feedback is None:
+            return call
+        return functools.partial(call, feedback=self._feedback.setdefault(arrays, ErrorFeedback()))
 
     def _combine_packed(
         self, call: Callable[[Any, str, Any], Any], op: str, ins: Sequence[Any], outs: Sequence[Any]
@@ -142,8 +161,8 @@ class FlatBuffers:
         key = _key(ins[0])
         if key not in self._kernels:
             self._kernels[key] = device.Packer(ins[0])
-        # Each rank appends a 1, so the last element of the sum is the number of ranks.
-        counted = op == "mean" and device.averages(ins[0].dtype)
+        # Each rank appends a 1, so the last element of the sum is the number of ranks; it must not be compressed.
+        counted = op == "mean" and self._feedback is None and device.averages(ins[0].dtype)
         buffer = self._buffer(ins[0], sum(array.size for array in ins) + counted)
         self._kernels[key].pack(ins, buffer, counted)
         call(buffer, "sum" if counted else op, buffer)

@@ -39,12 +39,16 @@ class NcclArrays:
         Of the arrays.
     """
 
+    compresses = False  # also with a ``feedback``
+
     def __init__(self, group: NcclGroup, runtime: PygpuRuntime, context: Any) -> None:
         self.rank, self.size = group.rank, group.size
         self._group, self._runtime, self._context = group, runtime, context
         self._flag: Any = None
 
-    def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
+    def all_reduce(
+        self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float, feedback: Any = None
+    ) -> Any:
         """Combine the arrays of all ranks element by element; every rank gets the same bits."""
         name = canonical_op(op)
         # Fast path for calls in place, as in every training step: it skips most checks, which cost microseconds.

@@ -21,7 +21,15 @@ __all__ = ["CollectiveFactory", "Collectives", "Membership"]
 
 
 class CollectiveFactory(Protocol):
-    """Forms the groups of a job; every method is a collective call."""
+    """Forms the groups of a job; every method is a collective call.
+
+    Attributes
+    ----------
+    compresses : bool
+        Whether groups for ndarrays compress all-reduces with an `ErrorFeedback` between hosts.
+    """
+
+    compresses: bool
 
     def host(self, timeout_s: float) -> Collective:
         """Form a group for ndarrays."""
@@ -52,6 +60,7 @@ class Collectives:
 
     def __init__(self, factory: CollectiveFactory, late: bool) -> None:
         self._factory = factory
+        self.compresses = factory.compresses
         self._late = late
         self._host: Collective | None = None
         self._devices: dict[Any, Any] = {}  # Collective by device; NcclGroup or None by ordinal

@@ -36,6 +36,7 @@ from platoon_base.collectives.host_exchange import (
     headline,
     refuse_closed,
 )
+from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.errors import (
     BackendUnavailableError,
     CollectiveTimeoutError,
@@ -155,7 +156,15 @@ class HostCollective:
             shared.unlink()
             raise
 
-    def all_reduce(self, array: Array, op: str = "sum", out: Array | None = None, *, timeout_s: float) -> Array:
+    def all_reduce(
+        self,
+        array: Array,
+        op: str = "sum",
+        out: Array | None = None,
+        *,
+        timeout_s: float,
+        feedback: ErrorFeedback | None = None,
+    ) -> Array:
         """Combine the arrays element by element: floats in the order of the ranks, float16 in float32."""
         return self._combine("all_reduce", op, array, out, timeout_s)
 
@@ -258,10 +267,10 @@ class HostCollective:
                 self._headlines[key] = header
         return header
 
-    def _combine(self, kind: str, op: str, array: Array, out: Array | None, timeout_s: float) -> Array:
+    def _combine(self, kind: str, op: str, array: Array, out: Array | None, timeout_s: float, root: int = 0) -> Array:
         """Make a call with its result in ``out``, by way of a copy if ``out`` is not plain memory."""
         try:
-            header = self._headline(kind, op, 0, array, timeout_s)
+            header = self._headline(kind, op, root, array, timeout_s)
             shape = array.shape
             if kind != "all_reduce":
                 shape = (self.size, *shape) if kind == "all_gather" else shape[1:]

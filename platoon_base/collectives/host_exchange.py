@@ -33,7 +33,7 @@ if not os.environ.get(NO_KERNELS):
         pass  # not built, for want of a compiler; NumPy is many times slower
 
 __all__ = [
-    "AGAIN", "ARRIVED", "BROKEN", "BUFFERS", "CHUNK_BYTES", "DIRECT_BYTES", "ENDED", "EXCHANGE_BYTES",
+    "AGAIN", "ARRIVED", "BROKEN", "BUFFERS", "CHUNK_BYTES", "COMPRESSED", "DIRECT_BYTES", "ENDED", "EXCHANGE_BYTES",
     "HAVE_FUSED", "HAVE_NUMPY", "KINDS", "LEFT", "MISMATCH", "PAGE", "REDUCERS", "Exchange", "FusedExchange",
     "GroupSegment", "Memory", "NumpyExchange", "describe", "headline", "part_of", "refuse_closed",
     "toward_zero",
@@ -48,6 +48,7 @@ KINDS = (
     "reduce_scatter",
     "barrier",
 )  # in the order of _collectives.c and hosts_exchange.py
+COMPRESSED = 1  # the root of an all-reduce whose data are compressed between hosts
 ENDED, AGAIN, BROKEN, MISMATCH = range(4)
 # The counters of a rank: calls begun; steps put, combined and finished. LEFT is 1 after `close`.
 ARRIVED, PUT, COMBINED, DONE, LEFT = range(5)
@@ -272,6 +273,7 @@ def headline(kind: str, op: str, root: int, array: Array, elements: int) -> Arra
     kind : one of `KINDS`
     op : one of `OPS`
     root : int
+        Of a broadcast; of an all-reduce `COMPRESSED`, if data between hosts are.
     array : ndarray
     elements : int
         Of the array, or of one rank's part if the call has a part for each rank.
@@ -318,7 +320,8 @@ def describe(header: Array) -> str:
         return "barrier()"
     shape = tuple(int(n) for n in dims[: min(ndim, _DIMENSIONS)])
     detail = {"broadcast": f", root={root}", "all_gather": ""}.get(kind, f", {op!r}")
-    return f"{kind}({dtype} of shape {shape}{detail})"
+    compressed = ", compressed between hosts" * (kind == "all_reduce" and root == COMPRESSED)
+    return f"{kind}({dtype} of shape {shape}{detail}{compressed})"
 
 
 class _InMemory:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
@@ -9,12 +10,16 @@ from typing import Any, ClassVar, cast
 import msgspec
 import numpy as np
 
+from platoon_base.collectives.base import canonical_op
 from platoon_base.collectives.groups import Membership
 from platoon_base.collectives.host import GroupFailure, HostCollective
-from platoon_base.collectives.host_exchange import CHUNK_BYTES, GroupSegment
+from platoon_base.collectives.host_exchange import CHUNK_BYTES, COMPRESSED, GroupSegment
+from platoon_base.collectives.hosts_compressed import CompressedReduction, Compression, gradient_codec, is_compressible
 from platoon_base.collectives.hosts_exchange import HostsExchange
 from platoon_base.collectives.hosts_libraries import LIBRARIES, HostsLibrary
 from platoon_base.collectives.hosts_links import Counterpart, Links
+from platoon_base.collectives.hosts_parts import Reduction
+from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.errors import PlatoonError, WorkerLostError
 from platoon_base.hosts.world import LINKS, World
 from platoon_base.links.cipher import require_cipher
@@ -104,6 +109,8 @@ class HostsCollective(HostCollective):
             other = world.ranks_on(host)[index]
             return Counterpart(host, other, ranks[other], f"rank {ranks[other]} on {_named(world, host)}")
 
+        self._codec = gradient_codec(world)
+        self._token = object()  # of this group: residuals of another one do not count
         ordered = sorted(streams, key=lambda pair: pair[0])
         self._failure: _HostsFailure = _HostsFailure(shared, index, self._ranks)
         links = Links([(counterpart(host), stream) for host, stream in ordered], self._failure.write)
@@ -117,6 +124,28 @@ class HostsCollective(HostCollective):
             world.backend != LINKS,
             library,
         )
+
+    def all_reduce(
+        self,
+        array: Array,
+        op: str = "sum",
+        out: Array | None = None,
+        *,
+        timeout_s: float,
+        feedback: ErrorFeedback | None = None,
+    ) -> Array:
+        """Combine the arrays element by element; compressed between hosts if that is configured, with ``feedback``."""
+        exchange = self._failure.exchange
+        if feedback is None or self._codec is None or exchange is None or not isinstance(array, np.ndarray):
+            return super().all_reduce(array, op, out, timeout_s=timeout_s)
+        if not is_compressible(array.dtype, op):
+            return super().all_reduce(array, op, out, timeout_s=timeout_s)
+        key = self._token, canonical_op(op), array.dtype.name, array.shape
+        exchange.reduction = functools.partial(CompressedReduction, Compression(self._codec, feedback, key))
+        try:
+            return self._combine("all_reduce", op, array, out, timeout_s, COMPRESSED)
+        finally:
+            exchange.reduction = Reduction
 
     def _check_progress(self, header: Array, deadline: float, timeout_s: float) -> float:
         until = self._failure.exchange.stall_allowed_until if self._failure.exchange is not None else 0.0

@@ -113,6 +113,7 @@ class HostsExchange:
         self._headers: dict[tuple[Any, ...], Array] = {}
         self._plans: dict[int, _Plan] = {}
         self._scratch = ReductionScratch(self._hosts)
+        self.reduction: Callable[..., Reduction] = Reduction  # of the next call; may be a compressed one
         self.calls = 0
         self.busy = False
 
@@ -354,8 +355,8 @@ class HostsExchange:
         if self._has_rail:
             widths = [(stop - start) // rails // hosts for start, stop in bounds]
             links, size = self._links, self._size
-            reduction = Reduction(links, self._host, hosts, size, op, array.dtype, Chunks(widths, depth), True)
-            self._links.work = reduction
+            reduction = self.reduction(links, self._host, hosts, size, op, array.dtype, Chunks(widths, depth))
+            links.work = reduction
         parts = [np.empty(width // rails, array.dtype) for _ in range(depth)] if self._even and rails > 1 else []
         for turn in range(count + depth - 1):
             if turn < count:
@@ -581,8 +582,7 @@ class HostsExchange:
         self._within, self._owes = False, lambda link: not link.left
         since = looked = time.monotonic()
         while not pending.done():
-            now = time.monotonic()
-            if now >= looked + _LINK_POLL_INTERVAL_S:
+            if (now := time.monotonic()) >= looked + _LINK_POLL_INTERVAL_S:
                 looked = now
                 self._links.pump()
                 if self._memory.broken:

@@ -212,7 +212,7 @@ class Reduction:
         op: str,
         dtype: Any,
         chunks: Chunks,
-        results: bool,
+        results: bool = True,
     ) -> None:
         self._links, self._host, self._hosts, self._size, self._op = links, host, hosts, size, op
         self._dtype, self._item = dtype, dtype.itemsize

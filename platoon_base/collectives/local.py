@@ -29,7 +29,9 @@ class LocalCollective:
 
     rank, size = 0, 1
 
-    def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float = 0.0) -> Any:
+    def all_reduce(
+        self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float = 0.0, feedback: Any = None
+    ) -> Any:
         """Return the values of the only rank, which are their own sum, mean, product and so on."""
         _check(array, timeout_s, op)
         return _copied(array, array.shape, out, in_place=True)
@@ -63,6 +65,8 @@ class LocalCollective:
 
 class LocalFactory:
     """Forms the groups of a single worker."""
+
+    compresses = False
 
     def host(self, timeout_s: float) -> Collective:
         """Return a group of one that takes ndarrays."""

@@ -38,14 +38,16 @@ class StagedCollective:
         self._host = host
         self._empty = _empty if empty is None else empty
 
-    def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
+    def all_reduce(
+        self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float, feedback: Any = None
+    ) -> Any:
         """Combine the arrays of all ranks element by element; every rank gets the same bits."""
         if isinstance(array, np.ndarray):
-            return self._host.all_reduce(array, op, out, timeout_s=timeout_s)
+            return self._host.all_reduce(array, op, out, timeout_s=timeout_s, feedback=feedback)
         with self._refusing():
             out = self._target(array, 0, out)
             staged = _fetch(array)
-        return _store(out, self._host.all_reduce(staged, op, staged, timeout_s=timeout_s))
+        return _store(out, self._host.all_reduce(staged, op, staged, timeout_s=timeout_s, feedback=feedback))
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
         """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``."""

@@ -47,12 +47,16 @@ class NcclTensors:
     device : torch.device
     """
 
+    compresses = False  # also with a ``feedback``
+
     def __init__(self, group: NcclGroup, device: torch.device) -> None:
         self.rank, self.size = group.rank, group.size
         self._group, self._device = group, device
         self._flag = torch.zeros(1, device=device)
 
-    def all_reduce(self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float) -> Tensor:
+    def all_reduce(
+        self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float, feedback: Any = None
+    ) -> Tensor:
         """Combine the arrays of all ranks element by element; every rank gets the same bits."""
         name = canonical_op(op)
         array, out, dtype = self._prepared(array, out, tuple(array.shape))
@@ -138,10 +142,13 @@ class HostTensors:
         self._host = host
         self._staged: dict[tuple[Any, ...], _Staged] = {}
 
-    def all_reduce(self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float) -> Tensor:
+    def all_reduce(
+        self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float, feedback: Any = None
+    ) -> Tensor:
         """Combine the arrays of all ranks element by element; every rank gets the same bits."""
         if out is not array or not array.is_cuda:
-            return _stored(out, self._host.all_reduce(_fetched(array), op, timeout_s=timeout_s), array)
+            result = self._host.all_reduce(_fetched(array), op, timeout_s=timeout_s, feedback=feedback)
+            return _stored(out, result, array)
         _require_on_host(array)
         key = array.device, array.shape, array.dtype
         staged = self._staged.pop(key, None) or _Staged(array)
@@ -149,7 +156,7 @@ class HostTensors:
         if len(self._staged) > _STAGED:
             del self._staged[next(iter(self._staged))]
         values = staged.fetch(array)
-        self._host.all_reduce(values, op, values, timeout_s=timeout_s)
+        self._host.all_reduce(values, op, values, timeout_s=timeout_s, feedback=feedback)
         staged.store(array)
         return array
 

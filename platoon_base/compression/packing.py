@@ -11,7 +11,7 @@ from platoon_base.compression.codecs import CHUNK, Codec
 from platoon_base.layout import ALIGNMENT, Layout
 from platoon_base.views import array_on
 
-__all__ = ["Packing", "Residuals", "residual_layout"]
+__all__ = ["Packing", "Residuals", "decode_and_keep", "residual_layout"]
 
 Array = np.ndarray[Any, Any]
 
@@ -99,16 +99,7 @@ class Packing:
                 own = slice(part.start, part.stop)
                 values = x + before[parameter].reshape(-1)[own]  # of the residual's dtype, which is no narrower
                 self._codec.encode(values, bytes_)
-                decoded = x if x.dtype == values.dtype else np.empty_like(values)
-                self._codec.decode(bytes_, decoded)
-                if decoded is not x:
-                    x[:] = _narrow(decoded, x.dtype)
-                rest = after[parameter].reshape(-1)[own]
-                with np.errstate(over="ignore", invalid="ignore"):
-                    np.subtract(values, x, out=rest)
-                    finite = np.isfinite(rest.sum())  # faster than many tests
-                if not finite:
-                    rest[~np.isfinite(rest)] = 0
+                decode_and_keep(self._codec, bytes_, values, x, after[parameter].reshape(-1)[own])
 
     def advance(self, reference: Sequence[Array], target: Sequence[Array], data: Array) -> None:
         """Pack the difference from a reference to a target, and move the reference as `follow` moves copies of it."""
@@ -149,6 +140,34 @@ class Packing:
         flat = array.reshape(-1)
         for part in self._parts[parameter]:
             yield part, flat[part.start : part.stop], data[part.at : part.at + part.nbytes]
+
+
+def decode_and_keep(codec: Codec, data: Array, values: Array, out: Array, rest: Array) -> None:
+    """Decode what values have become, and keep what was lost.
+
+    ::
+
+        out := decode(data)
+        rest := values - out        0 where that is not finite
+
+    Parameters
+    ----------
+    codec : Codec
+    data : ndarray of uint8
+        The encoded values.
+    values, rest : ndarray, shape (n,), float32 or float64
+    out : ndarray, shape (n,)
+        Of their dtype or a narrower one.
+    """
+    decoded = out if out.dtype == values.dtype else np.empty_like(values)
+    codec.decode(data, decoded)
+    if decoded is not out:
+        out[:] = _narrow(decoded, out.dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        np.subtract(values, out, out=rest)
+        finite = np.isfinite(rest.sum())  # faster than many tests
+    if not finite:
+        rest[~np.isfinite(rest)] = 0
 
 
 def _narrow(values: Array, dtype: np.dtype[Any]) -> Array:

@@ -15,7 +15,7 @@ from platoon_base.collectives.groups import CollectiveFactory, Membership
 from platoon_base.compression.codecs import NONE
 from platoon_base.device_arrays import CudaContext
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
-from platoon_base.hosts.world import ONE_HOST, World
+from platoon_base.hosts.world import LINKS, ONE_HOST, World
 from platoon_base.rules.center import gossips
 
 if TYPE_CHECKING:
@@ -169,18 +169,29 @@ class JobCollectives(CollectiveFactory):
         self._counter = counter
         self._has_noted = world.compression == NONE or not world.several
 
-    def _note_uncompressed(self) -> None:
+    @property
+    def compresses(self) -> bool:  # type: ignore[override]
+        """Whether averaged gradients are compressed between hosts."""
+        from platoon_base.collectives.hosts_compressed import gradient_codec
+
+        return gradient_codec(self._world) is not None
+
+    def _note_uncompressed(self, why: str) -> None:
         if not self._has_noted:
             self._has_noted = True
             log.warning(
-                "--hosts-compression %s compresses what the centers of hosts exchange; arrays of collective calls, as "
-                "of averaged gradients, travel between hosts as they are",
+                "--hosts-compression %s compresses what the centers of hosts exchange; averaged gradients, if there "
+                "are any, travel between hosts as they are: %s",
                 self._world.compression,
+                why,
             )
 
     def host(self, timeout_s: float) -> Collective:
         """Form a group that takes ndarrays: through shared memory, and by links between hosts."""
-        self._note_uncompressed()
+        if not self.compresses:
+            topk = "topk is not for them, use int8, int4 or int2"
+            backend = self._world.backend
+            self._note_uncompressed(topk if backend == LINKS else f"--hosts-backend {backend} adds them")
         if self._world.several:
             from platoon_base.collectives.hosts import HostsCollective
 
@@ -226,7 +237,6 @@ class JobCollectives(CollectiveFactory):
 
     def nccl(self, ordinal: int | None, timeout_s: float) -> NcclGroup | None:
         """Form a group of CUDA devices, or return None on all ranks; ``ordinal`` is None where there is no NCCL."""
-        self._note_uncompressed()
         from platoon_base.collectives.nccl_group import NcclGroup
         from platoon_base.devices.cuda import device_identity
         from platoon_base.devices.nccl import new_unique_id
@@ -240,6 +250,7 @@ class JobCollectives(CollectiveFactory):
         ranks, unique_id = self._meet_by_nccl("group of devices", identity, unique_id, why, timeout_s)
         if not ranks:
             return None
+        self._note_uncompressed("NCCL adds them on the devices")
         index = ranks.index(self._membership.rank)
         return NcclGroup(ordinal or 0, unique_id, ranks, index, self._liveness, self._counter(), timeout_s)
 

@@ -71,7 +71,7 @@ def averaged_grads(loss: Any, params: Any, weight: Any, average: bool, worker: W
         return grads
     # A worker without rows computes with a row of another one, which must not count twice.
     factor = weight if average else theano.tensor.gt(weight, 0)
-    return all_reduce(*_weighted(grads, factor), op="mean" if average else "sum", worker=worker)
+    return all_reduce(*_weighted(grads, factor), op="mean" if average else "sum", worker=worker, compress=True)
 
 
 def average_updates(

@@ -31,9 +31,11 @@ class GpuAllReduce(AllReduce):
         Theano's name of the device.
     inplace, turn, ordered
         See `JobOp`.
+    compress : bool
+        See `AllReduce`; has no effect with NCCL.
     """
 
-    __props__: tuple[str, ...] = ("worker", "reduction", "context_name", "inplace", "turn", "ordered")
+    __props__: tuple[str, ...] = ("worker", "reduction", "context_name", "inplace", "turn", "ordered", "compress")
 
     def __init__(
         self,
@@ -43,11 +45,12 @@ class GpuAllReduce(AllReduce):
         inplace: tuple[int, ...] = (),
         turn: int | None = None,
         ordered: bool = False,
+        compress: bool = False,
     ) -> None:
-        super().__init__(worker, inplace, turn, ordered)
+        super().__init__(worker, inplace, turn, ordered, compress)
         self.reduction = reduction
         self.context_name = context_name
-        self._buffers = FlatBuffers(one_stream=theano.config.gpuarray.single_stream)
+        self._buffers = FlatBuffers(theano.config.gpuarray.single_stream, self._compresses)
 
     def fusion_key(self) -> Any:
         """Return a key of the call; each device has calls of its own."""
@@ -99,7 +102,7 @@ class GpuSync(Sync):
 
 def lift_all_reduce(op: Any, context_name: Any, inputs: list[Any], outputs: list[Any]) -> GpuAllReduce:
     """Return the device's form of an `AllReduce`."""
-    return GpuAllReduce(op.worker, op.reduction, context_name, op.inplace, op.turn)
+    return GpuAllReduce(op.worker, op.reduction, context_name, op.inplace, op.turn, compress=op.compress)
 
 
 def lift_sync(op: Any, context_name: Any, inputs: list[Any], outputs: list[Any]) -> GpuSync:

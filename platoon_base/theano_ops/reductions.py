@@ -31,6 +31,8 @@ class AllReduce(JobOp):
     Parameters
     ----------
     worker : Worker
+    compress : bool
+        Whether ``--hosts-compression`` may compress sums and means of floats between hosts; for gradients.
     inplace, turn, ordered
         See `JobOp`. An Op without a turn gets one where it is applied, so each application is a call of its own.
 
@@ -44,17 +46,23 @@ class AllReduce(JobOp):
         prod:  y = prod_r x_r         dC/dx_r = (prod_{q != r} x_q) * sum_q g_q
     """
 
-    __props__: tuple[str, ...] = ("worker", "inplace", "turn", "ordered")
+    __props__: tuple[str, ...] = ("worker", "inplace", "turn", "ordered", "compress")
     reduction: str
 
     def __init__(
-        self, worker: Worker, inplace: tuple[int, ...] = (), turn: int | None = None, ordered: bool = False
+        self,
+        worker: Worker,
+        inplace: tuple[int, ...] = (),
+        turn: int | None = None,
+        ordered: bool = False,
+        compress: bool = False,
     ) -> None:
         self.worker = worker
+        self.compress = compress
         self.turn = turn
         self.ordered = ordered
         self._set_inplace(inplace)
-        self._buffers = FlatBuffers()
+        self._buffers = FlatBuffers(compress=self._compresses)
 
     def __reduce__(self) -> Any:
         """An Op that is loaded belongs to the job of the process that loads it."""
@@ -70,7 +78,12 @@ class AllReduce(JobOp):
 
     def fusion_key(self) -> Any:
         """Return a key of the call; None keeps a call that a user made in place alone."""
-        return None if self.inplace else (type(self), self.reduction)
+        return None if self.inplace else (type(self), self.reduction, self._compresses)
+
+    @property
+    def _compresses(self) -> bool:
+        """Whether this job compresses these values: if not, they are combined in one call with others."""
+        return self.compress and self.worker.advanced.compresses_gradients
 
     def make_node(self, *values: Any) -> Apply:
         """Take one or more tensors."""
@@ -96,8 +109,8 @@ class AllReduce(JobOp):
         """Allocate memory for a result."""
         return np.empty(value.shape, value.dtype)
 
-    def _call(self, array: Any, op: str, dest: Any) -> None:
-        self.worker.all_reduce(array, op, dest=dest)
+    def _call(self, array: Any, op: str, dest: Any, **feedback: Any) -> None:
+        self.worker.all_reduce(array, op, dest=dest, **feedback)
 
     def connection_pattern(self, node: Apply) -> list[list[bool]]:
         """Each output depends on the input in its place."""
@@ -199,7 +212,9 @@ class AllReduceProd(AllReduce):
 OPS = {op.reduction: op for op in (AllReduceSum, AllReduceProd, AllReduceMax, AllReduceMin, AllReduceMean)}
 
 
-def all_reduce(*variables: Any, op: str = "sum", worker: Worker | None = None, inplace: bool = False) -> list[Any]:
+def all_reduce(
+    *variables: Any, op: str = "sum", worker: Worker | None = None, inplace: bool = False, compress: bool = False
+) -> list[Any]:
     """Combine variables element by element with those of all other workers, in as few calls as possible.
 
     Independent calls of this function on the way to one compiled function become one, and all workers make the calls
@@ -215,6 +230,9 @@ def all_reduce(*variables: Any, op: str = "sum", worker: Worker | None = None, i
     inplace : bool
         Destroy the variables' values. Seldom needed: Theano's optimizations do so by themselves where nobody else
         needs them. It takes ``theano.function(..., accept_inplace=True)``.
+    compress : bool
+        Whether ``--hosts-compression`` may compress them between hosts, if they are floats that are summed or averaged;
+        for gradients. Each compiled function has residuals of its own.
 
     Returns
     -------
@@ -239,5 +257,5 @@ def all_reduce(*variables: Any, op: str = "sum", worker: Worker | None = None, i
     if worker.global_size == 1:
         return list(variables)
     places = tuple(range(len(variables))) if inplace else ()
-    found: list[Any] = OPS[reduction](worker, places)(*variables, return_list=True)
+    found: list[Any] = OPS[reduction](worker, places, compress=compress)(*variables, return_list=True)
     return found

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from platoon_base.devices import warn_if_not_on_device
@@ -14,7 +15,7 @@ from platoon_base.torch_loops.backward import EarlyAverages
 from platoon_base.torch_loops.drift import NUM_SLOTS, STEPS_ON_DEVICES, DriftCheck
 from platoon_base.torch_loops.flats import Bucket, Flats
 from platoon_base.torch_loops.state import named_tensors, require_weight, values_of
-from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, start_training
+from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback, Worker, start_training
 
 __all__ = ["BUCKET_BYTES", "GradientAverage"]
 
@@ -87,6 +88,10 @@ class GradientAverage:
         self._early: EarlyAverages | None = None
         self._weight, self._usual_weight = 1.0, 0.0
         self._sent: list[float] = []
+        # With compression numbers travel exactly, and gradients are scaled so that their sum is the result.
+        self._compresses = False
+        self._mean_weight = 0.0
+        self._feedback: list[ErrorFeedback] = []
         if worker.global_size > 1:
             start_training(
                 worker,
@@ -231,6 +236,10 @@ class GradientAverage:
             every = 1 if device.type == "cpu" else STEPS_ON_DEVICES
             self._drift = DriftCheck(self._named, self._flats.header[numbers:], every)
             self._sent = []
+            self._feedback = [ErrorFeedback() for _ in self._flats.buckets]
+            header = self._flats.header
+            like = header.numpy() if device.type == "cpu" else header
+            self._compresses = self.worker.advanced.compresses(like, self._timeout_s)
         return self._flats
 
     def _average(self, begun: int | None = None) -> None:
@@ -239,7 +248,7 @@ class GradientAverage:
         Without ``begun`` a device averages each buffer in one call: one more takes longer there than what it averages.
         """
         flats = self._placed()
-        whole = begun is None and flats.header.device.type != "cpu"
+        whole = begun is None and not self._compresses and flats.header.device.type != "cpu"
         buckets = flats.wholes if whole else flats.buckets[begun or 0 :]
         gradients = [parameter.grad if self._weight else None for parameter in self._parameters]
         _require_dense(gradients)
@@ -250,10 +259,16 @@ class GradientAverage:
                 self._scaled(bucket, gradients, header if bucket is buckets[-1] else None)
             if begun and self._early is not None:
                 self._early.wait()
-            for bucket in buckets:
-                self._average_flat(bucket.flat)
-            self._drift.require_none()
-            _divide(flats)
+            if self._compresses:
+                for number in range(begun or 0, len(flats.buckets)):
+                    self._average_bucket(number)
+                self._all_reduce(flats.header)  # in the same place on all workers, whatever number has begun on each
+                self._drift.require_none()
+            else:
+                for bucket in buckets:
+                    self._all_reduce(bucket.flat)
+                self._drift.require_none()
+                _divide(flats)
             self._write(flats, gradients)
 
     def _header_of(self, flats: Flats, gradients: Sequence[Tensor | None]) -> tuple[Tensor, Tensor]:
@@ -272,15 +287,29 @@ class GradientAverage:
 
     def _scaled(self, bucket: Bucket, gradients: Any, header: tuple[Tensor, Tensor] | None = None) -> None:
         bucket.fill(gradients, header)
-        bucket.scale(self._weight / self._usual_weight if self._weight else 1.0)
+        if not self._compresses:
+            bucket.scale(self._weight / self._usual_weight if self._weight else 1.0)
 
     def _average_bucket(self, number: int) -> None:
-        self._average_flat(self._placed().buckets[number].flat)
+        bucket = self._placed().buckets[number]
+        if not self._compresses:
+            self._all_reduce(bucket.flat)
+            return
+        weight = self._weight / self._usual_weight
+        if number == 0:
+            mean = np.array([weight], np.float32)
+            self._mean_weight = float(self.worker.all_reduce(mean, "mean", timeout_s=self._timeout_s)[0])
+        with torch.no_grad():
+            if not self._mean_weight:  # no worker has a batch: what is kept would be lost in a result that nobody uses
+                bucket.gradients.zero_()
+                return
+            bucket.scale(weight / self._mean_weight / self.worker.global_size)
+        self._all_reduce(bucket.gradients, "sum", feedback=self._feedback[number])
 
-    def _average_flat(self, flat: Tensor) -> None:
+    def _all_reduce(self, flat: Tensor, op: str = "mean", **feedback: ErrorFeedback) -> None:
         array = flat.numpy() if flat.device.type == "cpu" else flat
         with torch.no_grad():
-            self.worker.all_reduce(array, "mean", dest=array, timeout_s=self._timeout_s)
+            self.worker.all_reduce(array, op, dest=array, timeout_s=self._timeout_s, **feedback)
 
     def _write(self, flats: Flats, gradients: Sequence[Tensor | None]) -> None:
         """Copy the averages to the gradients; a worker without a gradient that others have gets a new one."""

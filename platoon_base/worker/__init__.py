@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.shm.phases import COMPUTE, LOADING, VALIDATION
 from platoon_base.system.lazy import lazy_names
 from platoon_base.system.warn import warn_once
@@ -30,6 +31,7 @@ __all__ = [
     "AdvisoryLock",
     "BackEnds",
     "Connection",
+    "ErrorFeedback",
     "FlatAllReduce",
     "FlatBuffers",
     "Identity",

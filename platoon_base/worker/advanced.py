@@ -193,6 +193,20 @@ class Advanced:
         """
         return sum_arrays(self._connection.client, name, arrays, pairs, timeout_s, skips_late=skips_late)
 
+    @property
+    def compresses_gradients(self) -> bool:
+        """Whether all-reduces of ndarrays with a ``feedback`` are compressed between hosts; the same on all workers."""
+        return self._connection.compresses_gradients
+
+    def compresses(self, array: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
+        """Return whether all-reduces of arrays like this one are compressed with a ``feedback``.
+
+        Where gradients are compressed it is a collective call, which forms the group of this kind of array.
+        """
+        if not self.compresses_gradients:
+            return False
+        return bool(getattr(self._connection.group(array, timeout_s), "compresses", True))
+
     def reduce_scatter(
         self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Any:

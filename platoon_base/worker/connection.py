@@ -130,6 +130,11 @@ class Connection:
         self.turns.meet()
         return self._arrays.of(array, timeout_s)
 
+    @property
+    def compresses_gradients(self) -> bool:
+        """Whether all-reduces of ndarrays with a ``feedback`` are compressed between hosts."""
+        return self._arrays.compresses
+
     def nccl_group(self, ordinal: int, timeout_s: float) -> Any:
         """Return the NCCL group for memory given by address, or None; see `Collectives.nccl`."""
         self.require_open()

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.collectives.flat import FlatBuffers
+from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
@@ -26,6 +27,8 @@ class FlatAllReduce:
     worker : Worker
     timeout_s : float
         Bound on each wait for the other workers.
+    compress : bool
+        Whether ``--hosts-compression`` may compress sums and means of floats between hosts; for gradients.
 
     Examples
     --------
@@ -33,10 +36,10 @@ class FlatAllReduce:
     >>> average_sgd(gradients, reduce)                                              # doctest: +SKIP
     """
 
-    def __init__(self, worker: Worker, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(self, worker: Worker, timeout_s: float = DEFAULT_TIMEOUT_S, compress: bool = False) -> None:
         self._worker = worker
         self._timeout_s = timeout_s
-        self._buffers = FlatBuffers()
+        self._buffers = FlatBuffers(compress=compress and worker.advanced.compresses_gradients)
 
     def __call__(self, arrays: Sequence[Any], op: str = "sum") -> None:
         """Combine the arrays with those of the other workers.
@@ -62,5 +65,5 @@ class FlatAllReduce:
                 )
         self._buffers.combine(self._call, op, arrays, arrays)
 
-    def _call(self, array: Any, op: str, dest: Any) -> None:
-        self._worker.all_reduce(array, op, dest=dest, timeout_s=self._timeout_s)
+    def _call(self, array: Any, op: str, dest: Any, **feedback: ErrorFeedback) -> None:
+        self._worker.all_reduce(array, op, dest=dest, timeout_s=self._timeout_s, **feedback)

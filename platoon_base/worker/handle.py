@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_value, encode_value
 from platoon_base.errors import ConfigurationError
@@ -314,7 +315,15 @@ class Worker:
 
     # Collective calls on arrays.
 
-    def all_reduce(self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+    def all_reduce(
+        self,
+        array: Any,
+        op: str = "sum",
+        dest: Any = None,
+        *,
+        feedback: ErrorFeedback | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Any:
         """Combine the arrays of all workers element by element.
 
         Parameters
@@ -326,6 +335,9 @@ class Worker:
             Or one of the original Platoon's names, such as ``"+"`` and ``"maximum"``.
         dest : array like ``array``, optional
             Receives the result; pass ``array`` to change it in place. The default is a new array.
+        feedback : ErrorFeedback, optional
+            Kept for this array from call to call, by all workers or none: ``--hosts-compression`` then compresses its
+            sums and means between hosts. Without it they are exact.
 
         Returns
         -------
@@ -341,7 +353,9 @@ class Worker:
             If some worker did not make it in time.
         """
         with self._connection.progress.clock.phase(COLLECTIVE):
-            return self._connection.group(array, timeout_s).all_reduce(array, op, dest, timeout_s=timeout_s)
+            return self._connection.group(array, timeout_s).all_reduce(
+                array, op, dest, timeout_s=timeout_s, feedback=feedback
+            )
 
     def broadcast(self, arrays: Sequence[Any], root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Copy the arrays of one worker into those of all others.

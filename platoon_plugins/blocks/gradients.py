@@ -80,7 +80,7 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
 
     def _reduced(self, steps: Mapping[Any, Any], worker: Worker) -> Mapping[Any, Any]:
         start_together(list(steps), worker, f"AllReduceGradients(average={bool(self.average)})")
-        reduced = all_reduce(*steps.values(), op="mean" if self.average else "sum", worker=worker)
+        reduced = all_reduce(*steps.values(), op="mean" if self.average else "sum", worker=worker, compress=True)
         return OrderedDict(zip(steps, reduced))
 
 

@@ -61,8 +61,8 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
     returns one number for a batch is taken to be one; both give a warning. In a ``train_step`` that does not call
     ``compute_loss`` all w_i are 1.
 
-    Each step is one collective call, so the workers wait for each other. If one has fewer batches in an epoch, the
-    others continue without it, and it gets their weights at the end of the epoch.
+    Each step is one collective call, two with ``--hosts-compression``, so the workers wait for each other. If one has
+    fewer batches in an epoch, the others continue without it, and it gets their weights at the end of the epoch.
 
     Pass ``callbacks=distribute([...])`` to ``fit``: it gives all workers the same initial weights. For your own loop
     over ``train_on_batch``, call `broadcast_variables` before the loop and after each ``fit``, and make the same number
@@ -143,7 +143,7 @@ class Batch(NamedTuple):
 
 
 class GradientAverage:
-    """Averages the gradients of a batch over the workers that have one, in one collective call.
+    """Averages the gradients of a batch over the workers that have one.
 
     ::
 
@@ -183,7 +183,11 @@ class GradientAverage:
         self.variables: Sequence[Any] = []
         self._policy = "any"
         self._calls: list[GradientAverage] | None = None
-        self._buffers = FlatBuffers()
+        # With compression the header travels exactly, before the gradients, whose sum is then their result.
+        self._compresses = worker.advanced.compresses_gradients
+        self._buffers = FlatBuffers(compress=self._compresses)
+        self._names: Sequence[Any] = []  # of the gradients' residuals
+        self._owners: dict[int, Any] = {}  # variables by their ids, which belong to others once a variable is gone
         self._mine = GradientHeader(worker.global_size, 0)
         self._all = GradientHeader(worker.global_size, 0)
         self._usual_weight = 1.0
@@ -234,6 +238,9 @@ class GradientAverage:
         if [(zeros.shape, zeros.dtype) for zeros in like] != [(zeros.shape, zeros.dtype) for zeros in self.like]:
             self._expect(like)
         self.variables = list(variables)
+        if self._compresses:
+            self._owners.update((id(variable), variable) for variable in variables)
+            self._names = [id(variable) for variable in variables]
 
     def average(self, batch: Batch) -> list[Any]:
         """Replace a batch's gradients, C-contiguous arrays, by their averages, and return them.
@@ -290,10 +297,15 @@ class GradientAverage:
         weight = 1.0 if batch.weight is None else max(float(batch.weight), MIN_WEIGHT)
         self._mine.used[:] = batch.used
         self._mine.weights[self.worker.global_rank] = weight
-        usual = self._usual_weight
-        self._combine(_scaled(ins, outs, weight / usual), outs, is_sum=batch.weight is None)
+        is_sum, usual = batch.weight is None, self._usual_weight
+        if self._compresses:
+            self._exchange_header()
+            total = float(self._all.weights.sum(dtype=np.float64))
+            self._combine(_scaled(ins, outs, 1.0 if is_sum else weight / total), outs, is_sum)
+            return
+        self._combine(_scaled(ins, outs, weight / usual), outs, is_sum)
         total = float((self._all.weights / usual).sum(dtype=np.float64))
-        _scaled(outs, outs, size if batch.weight is None else size / total)
+        _scaled(outs, outs, size if is_sum else size / total)
 
     def _begin_step(self) -> None:
         self.require_attached()
@@ -302,14 +314,31 @@ class GradientAverage:
             self._calls.append(self)
 
     def _combine(self, ins: Sequence[Array], outs: Sequence[Array], is_sum: bool) -> None:
+        """Average gradients and the header; with compression add the gradients that some worker has."""
+        if self._compresses:
+            # For others, what is kept would be lost in a result that nobody uses.
+            here = [i for i, array in enumerate(ins) if array.size and self._all.used[i]]
+            names = self._names or range(len(ins))
+            self._buffers.combine(
+                self.worker.all_reduce, "sum", [ins[i] for i in here], [outs[i] for i in here], [names[i] for i in here]
+            )
+            return
         self._buffers.combine(self.worker.all_reduce, "mean", [*ins, self._mine.array], [*outs, self._all.array])
+        self._read_header()
+
+    def _exchange_header(self) -> None:
+        """Average the header alone."""
+        self.worker.all_reduce(self._mine.array, "mean", self._all.array)
+        self._read_header()
+
+    def _read_header(self) -> None:
         self._all.round(self.worker.global_size)
         self._usual_weight = self._all.usual_weight(self._usual_weight)
 
     def _expect(self, like: Sequence[Array]) -> None:
         """Record zeros like the next gradients, and make headers for as many."""
         flag = self._mine.flags[self.worker.global_rank]
-        self.like, self.variables = like, []
+        self.like, self.variables, self._names = like, [], []
         self._mine, self._all = (GradientHeader(self.worker.global_size, len(like), self._lists) for _ in range(2))
         self._mine.flags[self.worker.global_rank] = flag
 
@@ -318,6 +347,8 @@ class GradientAverage:
 
     def _call_without_gradients(self) -> None:
         self._mine.weights[:] = self._mine.used[:] = 0
+        if self._compresses:
+            self._exchange_header()
         self._combine(self.like, [array.copy() for array in self.like], is_sum=False)
 
 

@@ -109,7 +109,7 @@ def all_reduce_grads(
     training.compare_later(params)
     vary_noise_once(used, worker.global_rank)
     if wire_dtype is None:
-        return all_reduce(*grads, op="mean" if average else "sum", worker=worker)
+        return all_reduce(*grads, op="mean" if average else "sum", worker=worker, compress=True)
     return all_reduce_float16(grads, [spec.shape for spec in layout.specs[: len(params)]], average, worker)
 
 

@@ -69,7 +69,9 @@ def libraries(workers, backend):
 class HostsGroup:
     """The ranks of a group over several hosts as threads, each with its own handle."""
 
-    def __init__(self, workers, form, liveness=None, chunk_bytes=4096, ranks=None, key=KEY, backend="links"):
+    def __init__(
+        self, workers, form, liveness=None, chunk_bytes=4096, ranks=None, key=KEY, backend="links", compression="none"
+    ):
         size = sum(workers)
         self.workers = list(workers)
         self.liveness = liveness
@@ -78,7 +80,7 @@ class HostsGroup:
         self.members = []
         streams, self.libraries = linked(workers, key), libraries(workers, backend)
         for host in range(len(workers)):
-            world = msgspec.structs.replace(world_of(workers, host, key), backend=backend)
+            world = msgspec.structs.replace(world_of(workers, host, key), backend=backend, compression=compression)
             local = tuple(self.ranks[i] for i in world.ranks_here)
             for index, rank in enumerate(world.ranks_here):
                 if index == 0:

@@ -64,9 +64,10 @@ def test_a_file_of_the_run_may_name_it(hosts):
 
 def test_what_is_not_compressed_is_said_once(hosts):
     reduces = script_path("compressed_hosts_reduces")
-    assert hosts.run(reduces, "--hosts-compression", "int8", workers=(1, 1)) == [0, 0], hosts.output(0)
+    assert hosts.run(reduces, "--hosts-compression", "topk(0.1)", workers=(1, 1)) == [0, 0], hosts.output(0)
     assert said(hosts, 0, 0) == said(hosts, 1, 1) == [[3.0]]
-    assert hosts.log(0, 0).count("of averaged gradients, travel between hosts as they are") == 1
+    text = "averaged gradients travel between hosts as they are: topk is not for them, use int8, int4 or int2"
+    assert hosts.log(0, 0).count(text) == 1
 
 
 def test_top_k_is_refused_for_a_rule_whose_workers_do_not_wait(hosts):

@@ -113,6 +113,12 @@ def test_calls_that_can_be_one_become_one(worker):
     assert not node.op.ordered
 
 
+def test_gradients_join_other_calls_where_hosts_compress_nothing(worker):
+    x, y = T.fvectors("xy")
+    averages = AllReduceMean(worker, compress=True)(x), AllReduceMean(worker)(y)
+    assert len(nodes(theano.function([x, y], averages))) == 1
+
+
 def test_calls_that_need_one_another_stay_apart_and_the_others_join_them(worker):
     x = T.fvector("x")
     first = AllReduceSum(worker)(x)

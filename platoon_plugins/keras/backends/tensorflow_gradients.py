@@ -95,12 +95,20 @@ class TensorFlowAverage(CompiledAverage):
         super()._step(batch, outs)
         self._all.require_used_alike(self.like)
 
-    def _combine(self, ins: Sequence[Array], outs: Sequence[Array], is_sum: bool) -> None:
+    def _exchange_header(self) -> None:
+        self._count_rows()
+        super()._exchange_header()
+
+    def _count_rows(self) -> None:
+        """Write the lengths of this worker's lists of rows to its header."""
         counts = self._mine.counts[self.worker.global_rank]
         counts[:] = 0
         for i, (_, numbers) in self._mine_of.items():
             counts[i] = len(numbers)
-        pairs = [(array, out) for array, out in zip(ins, outs) if array.size]
+
+    def _combine(self, ins: Sequence[Array], outs: Sequence[Array], is_sum: bool) -> None:
+        self._count_rows()
+        pairs = [(array, out) for array, out in zip(ins, outs) if array.size or self._compresses]
         super()._combine([array for array, _ in pairs], [out for _, out in pairs], is_sum)
         if self._slices:
             self._gather(np.rint(self._all.counts).astype(np.int64), is_sum)

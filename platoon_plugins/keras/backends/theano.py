@@ -146,6 +146,7 @@ class _InGraph(GradientAverage):
         self._ready = theano.shared(np.int8(0), "whether a fit has prepared the model")
         self._reduced: Any = None
         self._idle: Any = None
+        self._idle_gradients: Any = None
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
         super().attach(policy, like, calls)
@@ -171,12 +172,20 @@ class _InGraph(GradientAverage):
         checked = theano.tensor.opt.Assert(NOT_ATTACHED)(self._header_in, theano.tensor.eq(self._ready, 1))
         size = self.worker.global_size
         header = theano.tensor.set_subtensor(checked[size + self.worker.global_rank], weight)
-        *means, header = all_reduce(*gradients, header, op="mean", worker=self.worker)
+        means: list[Any] = []
+        if self._compresses:
+            (header,) = all_reduce(header, op="mean", worker=self.worker)
+        else:
+            *means, header = all_reduce(*gradients, header, op="mean", worker=self.worker)
         self._reduced = header * np.float32(size)
         total = self._reduced[size:].sum()
         # In a switch, the divisor is hidden from Theano, which would otherwise divide each weight's update by it.
-        scale = theano.tensor.switch(theano.tensor.eq(self._sums, 1), np.float32(size), np.float32(size) / total)
-        return [mean * theano.tensor.cast(scale, mean.dtype) for mean in means]
+        factor = np.float32(1 if self._compresses else size)
+        scale = theano.tensor.switch(theano.tensor.eq(self._sums, 1), factor, factor / total)
+        scaled = [value * theano.tensor.cast(scale, value.dtype) for value in means or gradients]
+        if not self._compresses or not scaled:
+            return scaled
+        return all_reduce(*scaled, op="sum", worker=self.worker, compress=True)
 
     def update(self) -> tuple[Any, Any]:
         """Return the update that stores the header of all ranks in a shared variable."""
@@ -201,10 +210,18 @@ class _InGraph(GradientAverage):
     def _call_without_gradients(self) -> None:
         if self._idle is None:
             zeros = [theano.shared(array) for array in self.like]
-            *_, header = outputs = all_reduce(*zeros, self._header_in, op="mean", worker=self.worker)
+            alone = [] if self._compresses else zeros
+            *others, header = all_reduce(*alone, self._header_in, op="mean", worker=self.worker)
             update = (self._header_out, header * np.float32(self.worker.global_size))
-            self._idle = theano.function([], [output.sum() for output in outputs], updates=[update])
+            self._idle = theano.function([], [output.sum() for output in (*others, header)], updates=[update])
+            if self._compresses and zeros:
+                outputs = all_reduce(*zeros, op="sum", worker=self.worker, compress=True)
+                self._idle_gradients = theano.function([], [output.sum() for output in outputs])
         self._idle()
+        # When no worker has a batch, what is kept would be lost in a result that nobody uses.
+        weights = self._header_out.get_value(borrow=True)[self.worker.global_size :]
+        if self._idle_gradients is not None and weights.any():
+            self._idle_gradients()
 
 
 # The attribute of a model with its `BatchLosses`.

@@ -1,0 +1,76 @@
+"""Averaged gradients with `platoon launch --hosts-compression`; hosts are folders of this machine."""
+
+import json
+
+import pytest
+from needing import needs, needs_theano
+from scripts_here import script_path
+
+from tests.helpers.launching_hosts import Hosts, clean_environment
+
+needs_torch = needs("keras", "torch", "needs torch: `make test` runs this file in .nox/keras3")
+needs_keras = needs("keras", "keras", "needs Keras")
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Make a function that trains on hosts; returns what each worker said: loss, bits, bytes."""
+    opened = []
+
+    def train(script, codec, workers=(1, 1), args=(), says=True):
+        folder = tmp_path / codec
+        folder.mkdir()
+        hosts = Hosts(folder, {**clean_environment(), "COLUMNS": "200"})
+        opened.append(hosts)
+        done = hosts.run(script_path(script), "--hosts-compression", codec, workers=workers, args=args)
+        assert done == [0] * len(workers), "".join(map(hosts.output, range(len(workers))))
+        if not says:
+            return None
+        hosts_of_ranks = [host for host, count in enumerate(workers) for _ in range(count)]
+        return [
+            json.loads(next(line for line in hosts.log(rank, host).splitlines() if line.startswith("[")))
+            for rank, host in enumerate(hosts_of_ranks)
+        ]
+
+    yield train
+    for hosts in opened:
+        hosts.close()
+
+
+def require_same_training(trained, script, workers=(1, 1), args=()):
+    exact, compressed = (trained(script, codec, workers, args) for codec in ("none", "int8"))
+    for found in (exact, compressed):
+        assert len({bits for _, bits, _ in found}) == 1
+    assert exact[0][1] != compressed[0][1]
+    assert compressed[0][0] == pytest.approx(exact[0][0], rel=0.05)
+    assert exact[0][0] < 1.5
+    assert sum(sent for *_, sent in compressed) < 0.3 * sum(sent for *_, sent in exact)
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("way", "workers"), [("behind", (2, 1)), ("overlapping", (1, 1)), ("overlapping", (2, 1)), ("shorter", (1, 1))]
+)
+def test_a_torch_loop_learns_as_much_with_a_quarter_of_the_bytes(trained, way, workers):
+    require_same_training(trained, "compressed_gradients_torch", workers, [way])
+
+
+@needs_keras
+def test_what_is_kept_stays_when_an_epoch_ends(trained):
+    trained("compressed_gradients_owed", "int2", says=False)
+
+
+@needs_torch
+def test_weights_that_are_trained_in_turns_do_not_share_what_is_kept(trained):
+    trained("compressed_gradients_turns", "int2", says=False)
+
+
+@needs_theano
+def test_lasagne_learns_as_much_with_a_quarter_of_the_bytes(trained):
+    require_same_training(trained, "compressed_gradients_lasagne")
+
+
+@needs_keras
+@pytest.mark.parametrize("workers", [(1, 1), (2, 1)], ids=str)
+def test_keras_learns_as_much_with_a_quarter_of_the_bytes(trained, workers):
+    require_same_training(trained, "compressed_gradients_keras", workers)

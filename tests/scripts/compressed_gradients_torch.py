@@ -1,0 +1,35 @@
+import sys
+
+import torch
+from gradients_here import labels, mine, rank, rows, say_results, sent_bytes, worker
+
+from platoon_base.torch_loops import GradientAverage
+
+torch.manual_seed(rank)
+model = torch.nn.Sequential(
+    torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)
+)
+average = GradientAverage(worker, model, bucket_bytes=1 << 18)
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+x, y = torch.from_numpy(rows), torch.from_numpy(labels).long()
+before = sent_bytes()
+for epoch in range(4):
+    own = list(zip(x[mine].split(50), y[mine].split(50)))  # the last batch has another size
+    if sys.argv[1] == "shorter" and rank == 1:
+        own.pop()
+    for batch in average.batches(own):
+        optimizer.zero_grad()
+        a, b = batch or (x[:0], y[:0])
+        loss = torch.nn.functional.cross_entropy(model(a), b)
+        if sys.argv[1] == "behind":
+            loss.backward()
+            average(len(a))
+        else:
+            with average.overlapping(len(a)):
+                if batch is not None:
+                    loss.backward()
+        optimizer.step()
+sent = sent_bytes() - before
+with torch.no_grad():
+    say_results(torch.nn.functional.cross_entropy(model(x), y), [p.numpy() for p in model.parameters()], sent)
+worker.barrier("end")
