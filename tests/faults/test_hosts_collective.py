@@ -37,6 +37,11 @@ def test_a_killed_rank_ends_the_calls_of_all_hosts_and_is_named(run_over, worker
 
 
 @pytest.mark.parametrize(("workers", "victim"), [("2+2", 3), ("1+2", 0)])
+def test_a_killed_rank_ends_compressed_calls_of_all_hosts_and_is_named(run_over, workers, victim):
+    require_lost(ends(run_over, workers, "killed", victim, 2_000_000, codec="int8"), victim)
+
+
+@pytest.mark.parametrize(("workers", "victim"), [("2+2", 3), ("1+2", 0)])
 def test_a_refused_call_ends_those_of_all_hosts(run_over, workers, victim):
     outcome = ends(run_over, workers, "refused", victim, n=5)
     for rank, log in enumerate(outcome.logs):

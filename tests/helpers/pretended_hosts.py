@@ -2,7 +2,7 @@
 
 The host's own launcher, controller and liveness are real, so are the links; hosts have shared memory of their own.
 PRETENDED holds the number of workers on each host; PRETENDED_KEYS a data key for each host, instead of one for all;
-PRETENDED_BACKEND what adds large arrays over the hosts.
+PRETENDED_BACKEND what adds large arrays over the hosts; PRETENDED_COMPRESSION the codec between them.
 """
 
 import os
@@ -21,7 +21,11 @@ hosts = len(workers)
 first = World(workers, 0, [f"h{i}" for i in range(hosts)], ["127.0.0.1"] * hosts)
 here = first.host_of(int(os.environ["PLATOON_RANK"]))
 world = msgspec.structs.replace(
-    first, host=here, data_key=keys[here], backend=os.environ.get("PRETENDED_BACKEND", "links")
+    first,
+    host=here,
+    data_key=keys[here],
+    backend=os.environ.get("PRETENDED_BACKEND", "links"),
+    compression=os.environ.get("PRETENDED_COMPRESSION", "none"),
 )
 read = JobFiles.read
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from needing import needs, needs_theano
+from needing import needs, needs_blocks, needs_theano
 from scripts_here import script_path
 
 from tests.helpers.launching_hosts import Hosts, clean_environment
@@ -68,6 +68,16 @@ def test_weights_that_are_trained_in_turns_do_not_share_what_is_kept(trained):
 @needs_theano
 def test_lasagne_learns_as_much_with_a_quarter_of_the_bytes(trained):
     require_same_training(trained, "compressed_gradients_lasagne")
+
+
+@needs_theano
+def test_one_training_call_learns_as_much_with_a_quarter_of_the_bytes(trained):
+    require_same_training(trained, "compressed_gradients_function")
+
+
+@needs_blocks
+def test_a_main_loop_of_blocks_learns_as_much_with_a_quarter_of_the_bytes(trained, tmp_path):
+    require_same_training(trained, "compressed_gradients_blocks", args=[tmp_path])
 
 
 @needs_keras

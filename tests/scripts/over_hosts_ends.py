@@ -9,6 +9,8 @@ import numpy as np
 from pretended_hosts import rank, size, worker
 from watching import until
 
+from platoon_base.worker import ErrorFeedback
+
 folder, fault, victim, n, first = Path(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:])
 STOP_FOR_A_SECOND = "kill -STOP $0; sleep 1; kill -CONT $0"
 FAULTS = {
@@ -19,13 +21,14 @@ FAULTS = {
     "stopped": lambda: subprocess.Popen(["sh", "-c", STOP_FOR_A_SECOND, str(os.getpid())]),
 }
 
+kept = {"feedback": ErrorFeedback()} if os.environ["PRETENDED_COMPRESSION"] != "none" else {}
 worker.all_reduce(np.ones(first, np.float32))
 began = time.monotonic()
 if rank == victim:
     FAULTS[fault]()
 try:
     for _ in range(3):
-        worker.all_reduce(np.ones(n, np.float32))
+        worker.all_reduce(np.ones(n, np.float32), **kept)
 except Exception as exc:
     print("ENDED", type(exc).__name__, exc, round(time.monotonic() - began, 1), flush=True)
     # Who leaves earlier would be named too, by ranks that have not noticed the fault yet.
