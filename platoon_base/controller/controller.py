@@ -78,7 +78,7 @@ class Controller:
             self._save_last,
             self._reporting.take_report,
             self._answer_observer,
-            self._notify_hosts,
+            self.notify_hosts,
         )
         self._server = server
         self._progress_watch = ProgressWatch(job_state)
@@ -200,7 +200,8 @@ class Controller:
         elif self._hosts is not None:
             self._hosts.couriers.center_dropped()
 
-    def _notify_hosts(self, event: CenterMade | CenterSource | RoundReached) -> None:
+    def notify_hosts(self, event: CenterMade | CenterSource | RoundReached) -> None:
+        """Tell the couriers of all hosts of a center or a round; before a round, which residuals to save."""
         if self._hosts is None:
             return
         if isinstance(event, RoundReached):

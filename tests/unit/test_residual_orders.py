@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from watching import until
 
-from platoon_base.checkpoints.files import CheckpointFolder, about_of
+from platoon_base.checkpoints.files import About, CheckpointFolder, SavedResiduals, about_of
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
 from platoon_base.controller.controller import Controller
 from platoon_base.controller.options import ControllerOptions
@@ -28,6 +28,7 @@ pytestmark = pytest.mark.base
 WORLD = World([1, 1], 0, ["a", "b"], ["127.0.0.1"] * 2, compression="int4")
 VALUES = [np.ones(3, "f4")]
 SHARED = Shared(Layout.of(VALUES), "LocalSGD", "")
+ABOUT = About(seed=0, size=2, seconds=0.0, residuals=SavedResiduals(hosts=2, compression="int4"))
 
 
 class Center:
@@ -95,9 +96,9 @@ def folder(tmp_path):
 
 def test_hosts_save_their_residuals_before_they_begin_the_next_round(files, folder):
     job = Job(files, folder)
-    job.writer.begin(job.saving._about(SHARED), SHARED.layout)
+    job.writer.begin(ABOUT, SHARED.layout)
     key = job.key()
-    job.controller._notify_hosts(RoundReached(6, {0: 1, 1: 1}))
+    job.controller.notify_hosts(RoundReached(6, {0: 1, 1: 1}))
     keep, gather = job.sent
     assert isinstance(keep, Keep)
     assert (keep.number, keep.key) == (4, key)
