@@ -1,6 +1,7 @@
 """Averaged gradients with `platoon launch --hosts-compression`; hosts are folders of this machine."""
 
 import json
+import os
 
 import pytest
 from needing import needs, needs_blocks, needs_theano
@@ -10,6 +11,9 @@ from tests.helpers.launching_hosts import Hosts, clean_environment
 
 needs_torch = needs("keras", "torch", "needs torch: `make test` runs this file in .nox/keras3")
 needs_keras = needs("keras", "keras", "needs Keras")
+needs_keras_on_torch = pytest.mark.skipif(
+    os.environ.get("KERAS_BACKEND") != "torch", reason="needs Keras on torch: KERAS_BACKEND=torch in .nox/keras3"
+)
 
 
 @pytest.fixture
@@ -48,6 +52,7 @@ def require_same_training(trained, script, workers=(1, 1), args=()):
 
 
 @needs_torch
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "workers"), [("behind", (2, 1)), ("overlapping", (1, 1)), ("overlapping", (2, 1)), ("shorter", (1, 1))]
 )
@@ -61,6 +66,7 @@ def test_what_is_kept_stays_when_an_epoch_ends(trained):
 
 
 @needs_torch
+@needs_keras_on_torch
 def test_weights_that_are_trained_in_turns_do_not_share_what_is_kept(trained):
     trained("compressed_gradients_turns", "int2", says=False)
 
