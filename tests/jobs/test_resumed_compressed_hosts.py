@@ -10,7 +10,7 @@ from scripts_here import script_path
 
 from tests.helpers.launching_hosts import Hosts, clean_environment
 
-pytestmark = pytest.mark.base
+pytestmark = [pytest.mark.base, pytest.mark.slow]
 
 
 @pytest.fixture
