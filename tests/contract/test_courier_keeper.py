@@ -19,6 +19,12 @@ WORLD = World([1, 1], 1, ["a", "b"], ["127.0.0.1"] * 2, "17" * 32, compression="
 SPECS = [("w", (1000, 1000), "float32")]
 
 
+def courier():
+    """Return the courier; a process of the tests may have other children."""
+    (found,) = (each for each in psutil.Process().children() if any("courier" in word for word in each.cmdline()))
+    return found
+
+
 class Launcher:
     def __init__(self, files):
         self.news = []
@@ -37,13 +43,11 @@ class Launcher:
 
     def stop(self):
         """Stop the courier, so that it does nothing until it is killed."""
-        (process,) = psutil.Process().children()
-        process.suspend()
+        courier().suspend()
 
     def kill(self):
         """Kill the courier, and wait for the next one."""
-        (process,) = psutil.Process().children()
-        process.kill()
+        courier().kill()
         self.until(lambda: len(self.news) == 2)  # the next one listens
 
     def keep(self, folder, key):
