@@ -1,5 +1,6 @@
 """Launchers of one job on several hosts, all on this machine: each has its own folders, as on a host of its own."""
 
+import json
 import os
 import socket
 import subprocess
@@ -88,6 +89,10 @@ class Hosts:
 
     def log(self, rank, host):
         return (self.folder / f"logs{host}" / f"rank{rank}.log").read_text()
+
+    def said(self, rank, host):
+        """Return the lists that a worker has written as lines of JSON."""
+        return [json.loads(line) for line in self.log(rank, host).splitlines() if line.startswith("[")]
 
     def until(self, path, text, timeout_s=30):
         """Wait until a file has a text."""

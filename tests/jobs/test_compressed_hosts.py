@@ -1,6 +1,5 @@
 """`platoon launch --hosts-compression`, by real launchers; the hosts are folders of this machine."""
 
-import json
 import subprocess
 import sys
 
@@ -14,17 +13,6 @@ pytestmark = pytest.mark.base
 ROUNDS = script_path("compressed_hosts_rounds")
 
 
-@pytest.fixture
-def hosts(tmp_path):
-    found = Hosts(tmp_path, {**clean_environment(), "COLUMNS": "200"})
-    yield found
-    found.close()
-
-
-def said(hosts, rank, host):
-    return [json.loads(line) for line in hosts.log(rank, host).splitlines() if line.startswith("[")]
-
-
 # The most that hosts may owe after eight rounds. Without residuals it would be 0.015, 0.05, 0.9, 3.7 and 7.
 @pytest.mark.parametrize(
     ("codec", "owed"), [("bfloat16", 0.01), ("int8", 0.03), ("int4", 0.6), ("int2", 2.6), ("topk(0.05)", 4)]
@@ -32,7 +20,7 @@ def said(hosts, rank, host):
 def test_workers_of_all_hosts_have_equal_bits_and_little_is_owed(hosts, codec, owed):
     done = hosts.run(ROUNDS, "--hosts-compression", codec, workers=(2, 1), args=["DiLoCo(1.0, 0.0)"])
     assert done == [0, 0], hosts.output(0) + hosts.output(1)
-    first, *others = (said(hosts, rank, host) for rank, host in ((0, 0), (1, 0), (2, 1)))
+    first, *others = (hosts.said(rank, host) for rank, host in ((0, 0), (1, 0), (2, 1)))
     assert len(set(map(str, first))) == len(first) == 9
     for other in others:
         assert other == first
@@ -43,7 +31,7 @@ def test_workers_of_all_hosts_have_equal_bits_and_little_is_owed(hosts, codec, o
 def test_every_rule_that_waits_does_so(hosts, rule):
     environment = {"PLATOON_HOSTS_COMPRESSION": "int4"}
     assert hosts.run(ROUNDS, workers=(1, 1, 1), args=[rule], environment=environment) == [0, 0, 0], hosts.output(0)
-    first, second, third = (said(hosts, host, host) for host in range(3))
+    first, second, third = (hosts.said(host, host) for host in range(3))
     assert first == second == third
 
 
@@ -51,21 +39,21 @@ def test_a_courier_that_is_killed_changes_no_bit(hosts):
     options, args = ["--hosts-compression", "int4"], ["DiLoCo(1.0, 0.0)", "kill"]
     assert hosts.run(ROUNDS, *options, workers=(1, 1), args=args) == [0, 0], hosts.output(0) + hosts.output(1)
     assert "the courier of this host ended" in hosts.output(1)
-    assert said(hosts, 0, 0) == said(hosts, 1, 1)
-    assert said(hosts, 0, 0)[-1][0] < 0.6
+    assert hosts.said(0, 0) == hosts.said(1, 1)
+    assert hosts.said(0, 0)[-1][0] < 0.6
 
 
 def test_a_file_of_the_run_may_name_it(hosts):
     (hosts.folder / "run.toml").write_text('hosts-compression = "int4"\n')
     assert hosts.run(ROUNDS, "--config", "run.toml", workers=(1, 1), args=["LocalSGD()"]) == [0, 0], hosts.output(0)
-    assert said(hosts, 0, 0) == said(hosts, 1, 1)
-    assert 0.01 < said(hosts, 0, 0)[-1][0] < 0.6
+    assert hosts.said(0, 0) == hosts.said(1, 1)
+    assert 0.01 < hosts.said(0, 0)[-1][0] < 0.6
 
 
 def test_what_is_not_compressed_is_said_once(hosts):
     reduces = script_path("compressed_hosts_reduces")
     assert hosts.run(reduces, "--hosts-compression", "topk(0.1)", workers=(1, 1)) == [0, 0], hosts.output(0)
-    assert said(hosts, 0, 0) == said(hosts, 1, 1) == [[3.0]]
+    assert hosts.said(0, 0) == hosts.said(1, 1) == [[3.0]]
     text = "if there are any, travel between hosts as they are: topk is not for them, use int8, int4 or int2"
     assert hosts.log(0, 0).count(text) == 1
 
@@ -74,7 +62,7 @@ def test_top_k_is_refused_for_a_rule_whose_workers_do_not_wait(hosts):
     script = script_path("compressed_hosts_asynchronous")
     assert hosts.run(script, "--hosts-compression", "topk(0.1)", workers=(1, 1)) == [0, 0], hosts.output(0)
     for rank in (0, 1):
-        ((text,),) = said(hosts, rank, rank)
+        ((text,),) = hosts.said(rank, rank)
         assert "got --hosts-compression topk(0.1) and EASGD" in text
         assert "use int8, int4 or int2, or LocalSGD, SlowMo or DiLoCo" in text
 
@@ -85,7 +73,7 @@ def test_asynchronous_workers_end_with_one_model_bit_by_bit(hosts, codec):
     environment = {"PLATOON_HOSTS_EVERY_S": "0.01"}
     done = hosts.run(code, "--hosts-compression", codec, workers=(2, 1), environment=environment)
     assert done == [0, 0], hosts.output(0)
-    first, *others = (said(hosts, rank, host) for rank, host in enumerate((0, 0, 1)))
+    first, *others = (hosts.said(rank, host) for rank, host in enumerate((0, 0, 1)))
     assert all(each == first for each in others)
 
 
@@ -98,7 +86,7 @@ def test_training_gets_as_far_as_without_compression(tmp_path):
         try:
             done = found.run(script_path("compressed_hosts_learns"), "--hosts-compression", codec, args=["100"])
             assert done == [0, 0], found.output(0)
-            ((loss[codec],),) = said(found, 0, 0)
+            ((loss[codec],),) = found.said(0, 0)
         finally:
             found.close()
     for codec, found in loss.items():

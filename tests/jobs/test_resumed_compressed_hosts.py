@@ -8,20 +8,9 @@ import numpy as np
 import pytest
 from scripts_here import script_path
 
-from tests.helpers.launching_hosts import Hosts, clean_environment
+from tests.helpers.launching_hosts import Hosts
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
-
-
-@pytest.fixture
-def hosts(tmp_path):
-    found = Hosts(tmp_path, {**clean_environment(), "COLUMNS": "200"})
-    yield found
-    found.close()
-
-
-def said(hosts, rank, host):
-    return [json.loads(line) for line in hosts.log(rank, host).splitlines() if line.startswith("[")]
 
 
 RESUMED = script_path("compressed_hosts_resumed")
@@ -50,25 +39,25 @@ def go_on(hosts, script, codec, args, workers=(1, 1)):
 def test_a_job_that_is_resumed_has_the_bits_of_one_that_was_not_interrupted(hosts, rule, codec):
     options = ["--hosts-compression", codec]
     assert hosts.run(RESUMED, *options, workers=(1, 1), args=[rule, "0", "6"]) == [0, 0], hosts.output(0)
-    expected = said(hosts, 0, 0)
+    expected = hosts.said(0, 0)
     assert hosts.run(RESUMED, *options, *SAVING, workers=(1, 1), args=[rule, "0", "3"])[-2:] == [0, 0]
     again = go_on(hosts, RESUMED, codec, [rule, "3", "6"])
     for rank in (0, 1):
-        assert said(again, rank, rank) == expected[3:], again.output(0) + again.output(1)
+        assert again.said(rank, rank) == expected[3:], again.output(0) + again.output(1)
     require_restored(again)
 
 
 def test_workers_that_are_all_started_again_go_on_with_the_same_bits(hosts, tmp_path):
     options = ["--hosts-compression", "int4"]
     assert hosts.run(RESUMED, *options, workers=(1, 1), args=["DiLoCo()", "0", "6"]) == [0, 0], hosts.output(0)
-    expected = said(hosts, 0, 0)
+    expected = hosts.said(0, 0)
     (tmp_path / "expected.json").write_text(json.dumps(expected))
     again = Hosts(hosts.folder, hosts.environment)
     try:
         args = ["DiLoCo()", str(tmp_path / "expected.json"), "6", "3", str(tmp_path / "died"), "dies"]
         again.run(RESUMED, *options, *SAVING, "--max-restarts", "1", workers=(1, 1), args=args)
         for rank in (0, 1):
-            found = said(again, rank, rank)
+            found = again.said(rank, rank)
             assert found[-3:] == expected[3:], again.output(0) + again.output(1)
             assert found[:-3] in ([], expected[:3])  # before that; a log may be put aside
         assert "all workers are started again" in again.output(0)
@@ -104,17 +93,17 @@ def test_a_checkpoint_within_the_training_has_the_residuals_of_its_round(hosts, 
         time.sleep(0.01)
     (tmp_path / "done").touch()
     assert hosts.wait() == [0, 0], hosts.output(0) + hosts.output(1)
-    expected = said(hosts, 0, 0)
+    expected = hosts.said(0, 0)
     for path in (hosts.folder / "kept").iterdir():
         path.unlink()
     for path in [max(copied.glob("checkpoint-*.npz")), *copied.glob("residual-*.npz")]:
         shutil.copy(path, hosts.folder / "kept" / path.name)
     (tmp_path / "expected.json").write_text(json.dumps(expected))
     again = go_on(hosts, RESUMED, codec, ["DiLoCo()", str(tmp_path / "expected.json"), "80"])
-    first = said(again, 0, 0)[0][0]
+    first = again.said(0, 0)[0][0]
     assert 0 < first <= 60
     for rank in (0, 1):
-        assert said(again, rank, rank) == expected[first:], again.output(0) + again.output(1)
+        assert again.said(rank, rank) == expected[first:], again.output(0) + again.output(1)
     require_restored(again)
 
 

@@ -1,6 +1,5 @@
 """Rules by which workers wait for each other, in jobs on several hosts; real launchers, the hosts are folders."""
 
-import json
 import signal
 import time
 
@@ -9,20 +8,8 @@ import pytest
 from scripts_here import behind, script_path
 
 from platoon_base.rules import DiLoCo, LocalSGD, SlowMo
-from tests.helpers.launching_hosts import Hosts, clean_environment
 
 pytestmark = pytest.mark.base
-
-
-@pytest.fixture
-def hosts(tmp_path):
-    found = Hosts(tmp_path, {**clean_environment(), "COLUMNS": "200"})
-    yield found
-    found.close()
-
-
-def said(hosts, rank, host):
-    return [json.loads(line) for line in hosts.log(rank, host).splitlines() if line.startswith("[")]
 
 
 def script(text):
@@ -55,7 +42,7 @@ def test_all_workers_of_all_hosts_make_the_steps_of_one_process(hosts, rule, wor
     first = 0
     everyone = []
     for host, count in enumerate(workers):
-        everyone += [said(hosts, rank, host) for rank in range(first, first + count)]
+        everyone += [hosts.said(rank, host) for rank in range(first, first + count)]
         first += count
     for lines in everyone:
         assert lines == everyone[0]  # bit by bit
@@ -70,7 +57,7 @@ GOES_ON = script_path("rounds_of_hosts_goes_on")
 def rounds_of(hosts, rank, host):
     if not (hosts.folder / f"logs{host}" / f"rank{rank}.log").exists():
         return []
-    return [line for line in said(hosts, rank, host) if line[0] == "round"]
+    return [line for line in hosts.said(rank, host) if line[0] == "round"]
 
 
 def until_more_rounds(hosts, rank, host, more=5):
@@ -115,7 +102,7 @@ def test_a_courier_that_is_killed_in_the_midst_of_rounds_loses_nothing(hosts):
     code = script_path("rounds_of_hosts_a_courier_that_is_killed_in_the_midst")
     assert hosts.run(code, workers=(1, 1)) == [0, 0], hosts.output(0) + hosts.output(1)
     assert "the courier of this host ended" in hosts.output(1)
-    assert said(hosts, 0, 0) == said(hosts, 1, 1) == [[(step + 1) / 2, True] for step in range(60)]
+    assert hosts.said(0, 0) == hosts.said(1, 1) == [[(step + 1) / 2, True] for step in range(60)]
 
 
 @pytest.mark.parametrize("rule", ["LocalSGD()", "EASGD(0.5)"])
@@ -124,14 +111,14 @@ def test_who_overwrites_the_center_does_so_on_all_hosts(hosts, rule, writer):
     code = script_path("rounds_of_hosts_who_overwrites_the_center_does")
     assert hosts.run(code, workers=(2, 1), args=[rule, str(writer)]) == [0, 0], hosts.output(0)
     for rank, host in enumerate((0, 0, 1)):
-        assert said(hosts, rank, host) == [[5.0, True], [7.0, True]]
+        assert hosts.said(rank, host) == [[5.0, True], [7.0, True]]
 
 
 def test_a_function_may_not_change_the_center_of_its_own_host_alone(hosts):
     code = script_path("rounds_of_hosts_a_function_may_not_change_the_center")
     assert hosts.run(code, workers=(1, 1)) == [0, 0], hosts.output(0)
     for rank in (0, 1):
-        (line,) = said(hosts, rank, rank)
+        (line,) = hosts.said(rank, rank)
         assert "copy_to_global" in line[0]
 
 
@@ -144,4 +131,4 @@ def test_a_host_that_stands_still_is_waited_for_and_a_round_has_a_deadline(hosts
     hosts.until("h0.out", "is silent since")
     hosts.launchers[1].send_signal(signal.SIGCONT)
     assert hosts.wait(40) == [0, 0], hosts.output(0) + hosts.output(1)
-    assert said(hosts, 0, 0)[-1] == said(hosts, 1, 1)[-1] == [200.0]
+    assert hosts.said(0, 0)[-1] == hosts.said(1, 1)[-1] == [200.0]

@@ -16,20 +16,9 @@ import pytest
 from scripts_here import behind, script_path
 
 from tests.helpers.breakable import Breakable
-from tests.helpers.launching_hosts import Hosts, clean_environment
+from tests.helpers.launching_hosts import Hosts
 
 pytestmark = pytest.mark.base
-
-
-@pytest.fixture
-def hosts(tmp_path):
-    found = Hosts(tmp_path, {**clean_environment(), "COLUMNS": "200"})
-    yield found
-    found.close()
-
-
-def said(hosts, rank, host):
-    return [json.loads(line) for line in hosts.log(rank, host).splitlines() if line.startswith("[")]
 
 
 def script(text):
@@ -55,7 +44,7 @@ def test_workers_of_all_hosts_are_one_world(hosts):
     code = script_path("two_hosts_workers_of_all_hosts_are_one_world")
     assert hosts.run(code, "--summary", "summary.json", workers=(2, 1, 3)) == [0, 0, 0], hosts.output(0)
     of = {0: 0, 1: 0, 2: 1, 3: 2, 4: 2, 5: 2}
-    seen = {rank: said(hosts, rank, host) for rank, host in of.items()}
+    seen = {rank: hosts.said(rank, host) for rank, host in of.items()}
     assert [seen[rank][0] for rank in range(6)] == [
         [0, 6, 0, 2], [1, 6, 1, 2], [2, 6, 0, 1], [3, 6, 0, 3], [4, 6, 1, 3], [5, 6, 2, 3],
     ]  # fmt: skip
@@ -74,7 +63,7 @@ def test_what_one_worker_does_all_see(hosts):
     code = script_path("two_hosts_what_one_worker_does_all_see")
     assert hosts.run(code) == [0, 0], hosts.output(0)
     for rank, host in ((0, 0), (1, 0), (2, 1)):
-        assert said(hosts, rank, host) == [["voted"], ["rank 1 has enough"]]
+        assert hosts.said(rank, host) == [["voted"], ["rank 1 has enough"]]
     assert "rank 1 has enough" in hosts.output(1)
 
 
@@ -98,7 +87,7 @@ def test_a_worker_of_another_host_is_started_again_there(hosts):
     assert hosts.run(
         code, "--max-restarts", "1", "--summary", "summary.json", workers=(1, 1), args=[str(hosts.folder)]
     ) == [0, 0], hosts.output(0)
-    assert len(said(hosts, 1, 1)) == 2
+    assert len(hosts.said(1, 1)) == 2
     assert json.loads((hosts.folder / "summary.json").read_text())["restarts"] == 1
 
 
@@ -149,7 +138,7 @@ def test_a_killed_launcher_is_a_lost_host_and_the_others_go_on(hosts):
     hosts.launchers[0].send_signal(signal.SIGINT)  # its worker goes on, alone
     assert hosts.wait(30)[0] == 130
     assert "is lost, with workers 1" in hosts.output(0)
-    assert said(hosts, 0, 0) == [["waits"]]
+    assert hosts.said(0, 0) == [["waits"]]
     story = hosts.story()
     why = "it has ended without a word: was its launcher killed?"
     assert {f"host 1: lost ({why})", "job: stops (SIGINT)"} < set(story)
@@ -164,7 +153,7 @@ def test_the_end_of_the_first_host_ends_the_others_within_seconds(hosts):
     assert hosts.wait(30) == [-9, 1]
     assert time.monotonic() - began < 8  # about one second on an idle machine
     assert "host 0 is lost" in hosts.output(1)
-    assert said(hosts, 1, 1)[1] == ["WorkerLostError"]
+    assert hosts.said(1, 1)[1] == ["WorkerLostError"]
 
 
 def test_a_launcher_that_stands_still_for_a_while_loses_nothing(hosts):
@@ -407,7 +396,7 @@ def test_centers_of_hosts_come_together_while_workers_train(hosts):
     """Each worker is drawn to its rank; only with those of the other host is 1.5 in the middle."""
     environment = {"PLATOON_HOSTS_EVERY_S": "0.01"}
     assert hosts.run(ASYNCHRONOUS, workers=(2, 2), environment=environment) == [0, 0], hosts.output(0)
-    started = [said(hosts, rank, host)[0] for rank, host in ((0, 0), (1, 0), (2, 1), (3, 1))]
+    started = [hosts.said(rank, host)[0] for rank, host in ((0, 0), (1, 0), (2, 1), (3, 1))]
     assert started[0] in ([[5.0]], [[6.0]])
     assert started == [started[0]] * 4
 
@@ -416,10 +405,10 @@ def test_centers_of_hosts_come_together_while_workers_train(hosts):
 def test_parameters_that_no_worker_of_the_first_host_shares_begin_with_those_of_another(hosts, rule):
     code = script_path("two_hosts_not_on_the_first")
     assert hosts.run(code, workers=(1, 1, 1), args=[rule]) == [0, 0, 0], hosts.output(0)
-    begun = said(hosts, 1, 1)
+    begun = hosts.said(1, 1)
     assert begun in ([[1.0], [1.0]], [[2.0], [2.0]])  # by which of the two hosts had a center first
-    assert said(hosts, 2, 2) == begun
-    assert said(hosts, 0, 0) == begun[:1]
+    assert hosts.said(2, 2) == begun
+    assert hosts.said(0, 0) == begun[:1]
     assert "no worker of host 0 shares parameters (ranks 0 wait" in hosts.output(0)
 
 
@@ -465,8 +454,8 @@ def test_the_other_host_saves_when_the_first_is_lost_and_the_job_is_resumed(host
             again.start(code, "--resume", folder, host=host, args=["end"])
         assert again.wait(30) == [0, 0], again.output(0)
         assert "resumed from" in again.output(0)
-        assert said(again, 0, 0)[0][0] > 0.1
-        assert said(again, 1, 1)[0][0] == said(again, 0, 0)[0][0]
+        assert again.said(0, 0)[0][0] > 0.1
+        assert again.said(1, 1)[0][0] == again.said(0, 0)[0][0]
     finally:
         again.close()
 
@@ -510,10 +499,10 @@ def test_a_lost_host_that_returns_takes_the_center_of_the_others(hosts):
     hosts.start(code, "--allow-failures", host=1, args=args)
     hosts.until("h0.out", "is back, with workers 1")
     deadline = time.monotonic() + 30
-    while not (hosts.folder / "logs1" / "rank1.log").exists() or not said(hosts, 1, 1):
+    while not (hosts.folder / "logs1" / "rank1.log").exists() or not hosts.said(1, 1):
         assert time.monotonic() < deadline, hosts.output(1)
         time.sleep(0.01)
-    assert abs(said(hosts, 1, 1)[0][0] - 5.0) < 0.5, hosts.log(1, 1)
+    assert abs(hosts.said(1, 1)[0][0] - 5.0) < 0.5, hosts.log(1, 1)
     (hosts.folder / "enough").touch()
     assert hosts.wait(30) == [0, 0], hosts.output(0) + hosts.output(1)
     story = [line.partition(" (")[0].replace("ranks 0, 1", "rank 1") for line in hosts.story()]
@@ -536,7 +525,7 @@ def test_all_workers_of_all_hosts_are_started_again_from_the_checkpoint(hosts):
     assert hosts.run(code, *options, workers=(2, 1), args=[str(hosts.folder)]) == [0, 0], hosts.output(0)
     assert json.loads((hosts.folder / "summary.json").read_text())["restarts"] == 1
     for rank, host in ((0, 0), (1, 0), (2, 1)):
-        assert said(hosts, rank, host)[-2:] == [[[3.0] * 3]] * 2
+        assert hosts.said(rank, host)[-2:] == [[[3.0] * 3]] * 2
 
 
 def test_workers_of_a_lost_host_use_up_no_restarts(hosts):
@@ -579,7 +568,7 @@ def test_a_lost_host_of_workers_that_need_each_other_is_no_interrupt(hosts, how)
 def test_all_workers_end_with_one_model_in_asynchronous_training(hosts):
     code = script_path("two_hosts_all_workers_end_with_one_model")
     assert hosts.run(code, workers=(2, 1)) == [0, 0], hosts.output(0)
-    first, *others = (said(hosts, rank, host) for rank, host in enumerate((0, 0, 1)))
+    first, *others = (hosts.said(rank, host) for rank, host in enumerate((0, 0, 1)))
     assert all(each == first for each in others)
 
 
@@ -587,7 +576,7 @@ def test_a_rule_that_averages_and_shares_moments_trains_over_hosts(hosts):
     """Centers come together, workers end with one average, and moments are those of each host; steps are for all."""
     code, environment = script_path("two_hosts_averages_and_moments"), {"PLATOON_HOSTS_EVERY_S": "0.01"}
     assert hosts.run(code, workers=(2, 1), environment=environment) == [0, 0], hosts.output(0)
-    told = [said(hosts, rank, host)[0] for rank, host in enumerate((0, 0, 1))]
+    told = [hosts.said(rank, host)[0] for rank, host in enumerate((0, 0, 1))]
     assert [line[2] for line in told] == [True] * 3
     assert told == [told[0]] * 3
     assert "with 3 workers steps are 3.46 times as long" in hosts.log(0, 0)
@@ -596,14 +585,14 @@ def test_a_rule_that_averages_and_shares_moments_trains_over_hosts(hosts):
 def test_a_job_that_is_resumed_on_two_hosts_goes_on_with_center_average_and_moments(hosts):
     code, options = script_path("two_hosts_averages_resumed"), ["--resume", "kept", "--checkpoint-every", "100"]
     assert hosts.run(code, *options, workers=(1, 1), args=["train"]) == [0, 0], hosts.output(0)
-    center, average, *moments = said(hosts, 0, 0)[0]
-    assert said(hosts, 1, 1)[0][:2] == [center, average]
+    center, average, *moments = hosts.said(0, 0)[0]
+    assert hosts.said(1, 1)[0][:2] == [center, average]
     assert 0 < average < center
     again = Hosts(hosts.folder, hosts.environment)
     try:
         assert again.run(code, *options, workers=(1, 1), args=["resume"]) == [0, 0], again.output(0)
         assert "resumed from" in again.output(0)
         for rank in (0, 1):
-            assert said(again, rank, rank)[0] == [center, average, *moments]
+            assert again.said(rank, rank)[0] == [center, average, *moments]
     finally:
         again.close()
