@@ -76,13 +76,21 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave a part, chosen by the names, of the tests outside of tests/unit, which start processes and take long."""
+    """Leave a part, chosen by the names, of the tests outside of tests/unit, which start processes; skip long ones."""
     part, parts = map(int, config.getoption("part").split("/"))
     left = [
-        item for item in items if item.path.is_relative_to(UNIT) or zlib.crc32(item.nodeid.encode()) % parts == part - 1
+        item
+        for item in items
+        if item.path.is_relative_to(UNIT)
+        or item.get_closest_marker("everywhere")
+        or zlib.crc32(item.nodeid.encode()) % parts == part - 1
     ]
     config.hook.pytest_deselected(items=list({*items} - {*left}))
     items[:] = left
+    if not os.environ.get("EVERY"):
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="takes long: with EVERY=1 it runs"))
 
 
 def pytest_sessionfinish():

@@ -1,21 +1,9 @@
 """Fixtures: laboratories of several hosts, the jobs on them, and engines that start the launchers."""
 
-import os
-
 import engines
 import laboratory as laboratories
 import pytest
 from launching_in_laboratory import Job
-
-EVERY = bool(os.environ.get("EVERY"))
-
-
-def pytest_collection_modifyitems(items):
-    """Leave what takes long to `make test-hosts`."""
-    if not EVERY:
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="takes long: `make test-hosts` runs it, or EVERY=1"))
 
 
 @pytest.fixture

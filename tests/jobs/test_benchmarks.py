@@ -53,7 +53,7 @@ def learning_report(learning):
 
 
 @needs_theano
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_originals_api_is_measured_in_pairs_of_windows(tmp_path):
     words = {"units": 8, "vocabulary": 20, "repeats": 4, "requests": 5, "out": tmp_path}
     done = subprocess.run(
@@ -70,7 +70,7 @@ def test_the_originals_api_is_measured_in_pairs_of_windows(tmp_path):
 
 @needs_theano
 @pytest.mark.timeout(400)  # seven starts, the first of which may compile
-@pytest.mark.slow
+@pytest.mark.long
 def test_lstm_measures_all_kinds_and_keeps_its_results(tmp_path):
     done = subprocess.run(
         [

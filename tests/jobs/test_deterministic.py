@@ -139,7 +139,9 @@ def test_an_order_of_another_seed_than_that_of_the_checkpoint_is_refused(tmp_pat
         Determinism(True, None, order).of_job(resumed, ["cpu", "cpu"], None, [])
 
 
-@pytest.mark.parametrize("rule", NOT_WAITING)
+@pytest.mark.parametrize(
+    "rule", [NOT_WAITING[0], *(pytest.param(rule, marks=pytest.mark.long) for rule in NOT_WAITING[1:])]
+)
 def test_two_runs_that_go_on_from_one_checkpoint_have_the_same_bits(bits, tmp_path, rule):
     saving = "--deterministic", "--checkpoint-every", "0.02", "--resume"
     bits(*saving, tmp_path / "kept", rule=rule, steps=16)

@@ -23,7 +23,12 @@ def marks_of(decorator):
 
 
 RUNS = [
-    pytest.param("lasagne_digits.py", ["--plot", "", "--num-epochs", "25"], id="lasagne", marks=marks_of(needs_theano)),
+    pytest.param(
+        "lasagne_digits.py",
+        ["--plot", "", "--num-epochs", "25"],
+        id="lasagne",
+        marks=[*marks_of(needs_theano), pytest.mark.long],
+    ),
     pytest.param(
         "lasagne_digits.py",
         ["--plot", "", "--num-epochs", "12", "--sync"],
@@ -31,7 +36,12 @@ RUNS = [
         marks=marks_of(needs_theano),
     ),
     pytest.param("keras_digits.py", ["--num-epochs", "15"], id="keras", marks=marks_of(needs_keras)),
-    pytest.param("keras_digits.py", ["--num-epochs", "15", "--sync"], id="keras-sync", marks=marks_of(needs_keras)),
+    pytest.param(
+        "keras_digits.py",
+        ["--num-epochs", "15", "--sync"],
+        id="keras-sync",
+        marks=[*marks_of(needs_keras), pytest.mark.long],
+    ),
     pytest.param("blocks_digits.py", ["--num-epochs", "12"], id="blocks", marks=marks_of(needs_blocks)),
     pytest.param("blocks_digits.py", ["--num-epochs", "12", "--sync"], id="blocks-sync", marks=marks_of(needs_blocks)),
 ]

@@ -180,6 +180,7 @@ def test_a_keras_example_is_tuned(platoon, tmp_path):
 
 @needs_theano
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_lasagne_example_is_tuned(platoon, tmp_path):
     found = compare(platoon, tmp_path, "lasagne_digits.py", "--plot", "")
     assert found["watched"] == "valid_error"
