@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from platoon_base.rules.center import CenterState
+from platoon_base.rules.center import CenterState, require_flag
 from platoon_base.rules.forms import Form
 from platoon_base.rules.outer import OuterRule, momentum_args, require_momentum, require_outer_lr
 
 __all__ = ["DiLoCo"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DiLoCo(OuterRule):
     """DiLoCo: the center moves with Nesterov momentum along the mean progress of the workers.
 
@@ -35,6 +35,8 @@ class DiLoCo(OuterRule):
     outer_lr : float, greater than 0
     momentum : float in [0, 1)
         mu. With 0 and an ``outer_lr`` of 1 it is `LocalSGD`.
+    overlap : bool
+        Whether the workers train on while a round is exchanged; see `platoon_base.rules.outer`.
 
     Raises
     ------
@@ -49,6 +51,7 @@ class DiLoCo(OuterRule):
 
     outer_lr: float = 0.7
     momentum: float = 0.8
+    overlap: bool = False
 
     center_state: ClassVar[tuple[CenterState | str, ...]] = (CenterState("m"),)
     step_kernel: ClassVar[str | None] = "outer_nesterov"
@@ -64,6 +67,12 @@ class DiLoCo(OuterRule):
     def __post_init__(self) -> None:
         require_outer_lr(self.outer_lr)
         require_momentum(self.momentum)
+        require_flag("overlap", self.overlap)
+
+    def __repr__(self) -> str:
+        """Return it as a script writes it."""
+        overlap = ", overlap=True" if self.overlap else ""
+        return f"DiLoCo(outer_lr={self.outer_lr!r}, momentum={self.momentum!r}{overlap})"
 
     def step_args(self, part: float) -> tuple[float, ...]:
         """Return ``outer_lr``, what is left of m, and the part of m in the step."""

@@ -14,6 +14,17 @@ or joined too late for this round is not among them.
 Momentum acts for as long as the round was: ``mu ** part`` stays of it, and ``part`` of its step is made. Full momentum
 at rounds of a few batches drives the center away. With ``part = 1`` the equations are the papers'.
 
+With ``overlap`` a worker goes on as soon as all have contributed, and the exchange between hosts takes place while it
+trains. At the next synchronization it takes over the center, adds what it has learned since, and contributes that, so
+each round counts one period later::
+
+    x_i := c + (x_i - s_i)            s_i: what it contributed to the round before
+    d := 1/N sum_i (x_i - c)
+
+That is the overlap of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512, section 3.2) for as long as a period,
+without fragments, and with alpha of 1 for what was learned meanwhile. Before an evaluation a round is completed at
+once. A worker keeps two more copies of its parameters.
+
 Such a rule takes a center in the memory of the host, also where parameters are on devices: the center on devices has
 no rounds. Contributions are added in the order of arrival, so with three or more workers the last bits depend on it.
 """
@@ -40,9 +51,12 @@ class OuterRule(Rule):
     ----------
     step_kernel : str or None
         Name of the loops that are made from ``form``; None if there is only `step`.
+    overlap : bool
+        Whether the workers train on while a round is exchanged.
     """
 
     waits: ClassVar[bool] = True
+    overlap = False
     step_kernel: ClassVar[str | None] = None
 
     _form_is: ClassVar[tuple[str, str, tuple[str, str]]] = "step_kernel", "step", ("d", "c")

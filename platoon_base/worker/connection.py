@@ -173,11 +173,13 @@ class Connection:
             self.require_open()  # after a close by another thread, say that instead
             raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
 
-    def close(self, release: Callable[[], None], failed: bool = False) -> None:
+    def close(self, finish: Callable[[], None], release: Callable[[], None], failed: bool = False) -> None:
         """Leave the job; a second call does nothing.
 
         Parameters
         ----------
+        finish : callable
+            Ends what is under way; called first, unless this worker has failed.
         release : callable
             Unmaps the job's memory; called once the channels are closed.
         failed : bool
@@ -191,6 +193,7 @@ class Connection:
             return  # a forked child: connection and memory belong to its parent
         try:
             if not failed:
+                finish()
                 self.turns.close()
                 self.progress.mark_left()
             self._arrays.close()

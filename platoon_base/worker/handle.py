@@ -568,7 +568,7 @@ class Worker:
         Afterwards `should_stop`, `stop_reason` and `Advanced.stop_votes` keep their last values; all other calls that
         need the job raise `ConfigurationError`. Calls in progress in other threads end with an error.
         """
-        self._connection.close(self._release_all, failed)
+        self._connection.close(self._sharing.complete_quietly, self._release_all, failed)
 
     def _release_all(self) -> None:
         self._sharing.close()

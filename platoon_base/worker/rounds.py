@@ -1,10 +1,10 @@
-"""One round of an outer-step rule on one worker: contribute progress, wait for the others, copy the new center."""
+"""Rounds of an outer-step rule on one worker: contribute progress, wait for the others, copy the new center."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,25 +15,30 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules.outer import OuterRule
 from platoon_base.shm.turns import NoTurns, Turns
 
-__all__ = ["make_round", "require_part"]
+__all__ = ["WorkerRounds", "require_part"]
+
+Array = np.ndarray[Any, Any]
 
 _MIN_S = 3.0  # for copying the center, even if the wait for the others has used up the timeout
 
 
-def make_round(
-    client: ControlClient,
-    center: RoundCenter,
-    rule_for: Callable[[int], OuterRule],
-    arrays: Sequence[Any],
-    part: float,
-    timeout_s: float,
-    turns: Turns | NoTurns,
-    count: Callable[[int], None],
-) -> NonFiniteElement | None:
-    """Make one outer step together with all workers that synchronize; change ``arrays`` in place.
+class _Sent(NamedTuple):
+    """A round that this worker has contributed to, and whose center it has not copied yet."""
+
+    number: int
+    rule: OuterRule
+    values: list[Array]
+
+
+class WorkerRounds:
+    """The rounds of one worker, all of them together with the other workers that synchronize.
 
     A worker whose parameters did not start from the current center, such as one that joined during a round,
     contributes nothing; it continues from the new center like the others.
+
+    A round that overlaps is begun by `make` and completed by the next one, or by `complete`. Meanwhile the worker
+    trains on from its own values, and what it learns then stays: with ``s`` the values that it contributed,
+    ``x := c + (x - s)``.
 
     Parameters
     ----------
@@ -41,31 +46,93 @@ def make_round(
     center : RoundCenter
     rule_for : callable
         Returns the rule for a number of workers.
-    arrays : sequence of ndarray
-    part : float in [0, 1]
-        The fraction of the period that this worker trained; see `platoon_base.rules.outer`.
-    timeout_s : float
-        Bound on the wait for the others, and on the wait for the center's stripes.
     turns : Turns or NoTurns
         By turns contributions are added in the same order each time.
-    count : callable
-        Called with the number of the round when ``arrays`` are the new center, still within the turn.
-
-    Returns
-    -------
-    NonFiniteElement or None
-        The first element that was kept out of the center.
     """
-    deadline = time.monotonic() + timeout_s
-    with turns.take("contribute", timeout_s, center.finish):
-        refused = center.contribute(arrays, part, timeout_s)
-    met = client.wait_for_all(msg.Round(timeout_s=max(deadline - time.monotonic(), 0.0)), msg.RoundReached)
-    left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
-    # All workers pass the same number of workers, whichever of them makes the step on a stripe.
-    with turns.take("step", left_s, center.finish):
-        stepped = center.take_over(rule_for(len(met.ranks)), arrays, met.number, left_s)
-        count(met.number)
-    return refused if stepped is None else stepped
+
+    def __init__(
+        self,
+        client: ControlClient,
+        center: RoundCenter,
+        rule_for: Callable[[int], OuterRule],
+        turns: Turns | NoTurns,
+    ) -> None:
+        self._client, self._center, self._rule_for, self._turns = client, center, rule_for, turns
+        self._sent: _Sent | None = None
+        self._new: list[Array] = []  # memory for the center of a round that overlaps
+
+    @property
+    def under_way(self) -> bool:
+        """Whether there is a round to `complete`."""
+        return self._sent is not None
+
+    def make(
+        self, arrays: Sequence[Array], part: float, timeout_s: float, count: Callable[[int], None], overlaps: bool
+    ) -> NonFiniteElement | None:
+        """Complete the round under way, and make the next one; change ``arrays`` in place.
+
+        Parameters
+        ----------
+        arrays : sequence of ndarray
+        part : float in [0, 1]
+            The fraction of the period that this worker trained; see `platoon_base.rules.outer`.
+        timeout_s : float
+            Bound on the wait for the others, and on the wait for the center's stripes.
+        count : callable
+            Called with the number of a round when ``arrays`` are of the new center, still within the turn.
+        overlaps : bool
+            Whether to return once all workers have contributed, and to leave the rest to the next call.
+
+        Returns
+        -------
+        NonFiniteElement or None
+            The first element that was kept out of the center.
+        """
+        deadline = time.monotonic() + timeout_s
+        refused = self.complete(arrays, timeout_s, count)
+        left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
+        with self._turns.take("contribute", left_s, self._center.finish):
+            kept_out = self._center.contribute(arrays, part, left_s)
+        met = self._client.wait_for_all(msg.Round(timeout_s=max(deadline - time.monotonic(), 0.0)), msg.RoundReached)
+        # All workers pass the same number of workers, whichever of them makes the step on a stripe.
+        sent = _Sent(met.number, self._rule_for(len(met.ranks)), [])
+        if overlaps and kept_out is None:
+            self._sent = sent._replace(values=[array.copy() for array in arrays])
+            return refused
+        stepped = self._take_over(sent, arrays, max(deadline - time.monotonic(), min(_MIN_S, timeout_s)), count)
+        return next((each for each in (refused, kept_out, stepped) if each is not None), None)
+
+    def complete(
+        self, arrays: Sequence[Array], timeout_s: float, count: Callable[[int], None]
+    ) -> NonFiniteElement | None:
+        """Give ``arrays`` the center of the round under way, and what they have learned since; see `make`."""
+        sent, self._sent = self._sent, None
+        if sent is None:
+            return None
+        self._new = self._new or [np.empty_like(values) for values in sent.values]
+
+        def counted(number: int) -> None:
+            for array, new, values in zip(arrays, self._new, sent.values):
+                _go_on(array, new, values)
+            count(number)
+
+        return self._take_over(sent, self._new, timeout_s, counted)
+
+    def _take_over(
+        self, sent: _Sent, arrays: Sequence[Array], timeout_s: float, count: Callable[[int], None]
+    ) -> NonFiniteElement | None:
+        with self._turns.take("step", timeout_s, self._center.finish):
+            stepped = self._center.take_over(sent.rule, arrays, sent.number, timeout_s)
+            count(sent.number)
+        return stepped
+
+
+def _go_on(array: Array, new: Array, sent: Array) -> None:
+    """Set ``array`` to ``new + (array - sent)``, and where it has not changed to the bits of ``new``."""
+    same = array == sent
+    np.subtract(array, sent, out=sent)
+    np.add(new, sent, out=array)
+    np.copyto(array, new, where=same)
 
 
 def require_part(part: Any) -> None:

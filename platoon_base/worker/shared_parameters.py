@@ -32,11 +32,11 @@ from platoon_base.rules.center import (
     settings_of,
     shares_moments,
 )
-from platoon_base.rules.outer import step_form_of, waits
+from platoon_base.rules.outer import OuterRule, step_form_of, waits
 from platoon_base.shm.phases import SYNC
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
-from platoon_base.worker.rounds import make_round
+from platoon_base.worker.rounds import WorkerRounds
 from platoon_base.worker.unchanged_watch import UnchangedWatch
 
 __all__ = ["ON_NONFINITE", "SharedParameters", "require_finite", "require_on_nonfinite", "share"]
@@ -74,6 +74,7 @@ class SharedParameters:
         require_on_nonfinite(on_nonfinite)
         self.parameters = parameters
         self.center: Center | None = None
+        self._rounds: WorkerRounds | None = None
         of_center, of_job = (max(_MIN_WORKERS, count) for count in connection.num_live)
         self._given, self._workers = rule, (of_center, of_job)
         self._rule, self._adopting = _resolved(rule, self._workers), Adopt(rule)
@@ -135,6 +136,9 @@ class SharedParameters:
             states = self._resume(checkpoint()) if role.resume and checkpoint is not None else []
             self.center = (centers.create if create else centers.attach)(layout, rule, self._rank)
             self._watch = DivergenceWatch(self._rank, _DEVICE_POLL_INTERVAL_S if self.center.on_device else 0.0)
+            if waits(rule):
+                of_rounds: Any = self.center
+                self._rounds = WorkerRounds(client, of_rounds, self._rule_for, self._turns)
             if create:
                 self.center.fill(self._borrow_as_shared(), states)
                 ready = client.ask(msg.CenterReady(), (msg.Done, msg.CenterRole), timeout_s)
@@ -196,18 +200,18 @@ class SharedParameters:
         alone = self._alone()
         self.count += 1
         rule: Any = self._adopting if alone else self._rule_for(self._connection.num_live[0])
-        rounds: Any = center
         if not alone:
             self._watch.before_sync(taken[self._watched], rule)
 
         def count(number: int = 0) -> None:  # within the turn: a checkpoint is of one moment
             self._progress.count_sync(began, center.whole, number)
 
-        if waits(rule):
-            refused = make_round(
-                self._connection.client, rounds, self._rule_for, taken, part, timeout_s, self._turns, count
-            )
+        if self._rounds is not None and not alone:
+            overlaps = bool(member(rule, "overlap", OuterRule))
+            refused = self._rounds.make(taken, part, timeout_s, count, overlaps)
         else:
+            if self._rounds is not None:  # the others have left meanwhile
+                self._rounds.complete(taken, timeout_s, count)
             with self._turns.take("sync", timeout_s, self.finish):
                 refused = center.sync(rule, taken, synchronous or alone, timeout_s)
                 count()
@@ -220,6 +224,24 @@ class SharedParameters:
             for array, values in zip(arrays, taken):
                 if array is not values:
                     assign(array, values)
+
+    def complete_round(self, timeout_s: float) -> None:
+        """Complete a round that overlaps with training; see `Advanced.complete_round`."""
+        rounds, began = self._rounds, time.perf_counter()
+        if rounds is None or not rounds.under_way:
+            return
+        with self._call_lock.take("complete_round", timeout_s) as left_s, self._clock.phase(SYNC):
+            arrays = self._borrow_as_shared()
+            taken = [np.asarray(array, order="C") for array in arrays]
+            refused = rounds.complete(taken, left_s, lambda number: self._progress.count_sync(began, True, number))
+            try:
+                if refused is not None:
+                    self._handle_nonfinite(refused, taken, left_s)
+            finally:
+                for array, values in zip(arrays, taken):
+                    if array is not values:
+                        assign(array, values)
+                self.parameters.give_back(arrays)
 
     def center_arrays(self) -> list[Array]:
         """Return the center's memory; see `Worker.center_arrays`."""
@@ -296,12 +318,14 @@ class SharedParameters:
         if self._alone():
             self.sync(True, 1.0, timeout_s)
         elif self.center is not None:
+            self.complete_round(timeout_s)
             self._take_over(self.center, timeout_s, averaged=True)
             self._progress.count_copy()
 
     def copy_to_global(self, timeout_s: float) -> None:
         """Center := parameters, and all workers resume at the position of this one."""
         if self.center is not None:
+            self.complete_round(timeout_s)
             require_finite(self.parameters.layout, self.parameters.borrow())
             with (
                 self._call_lock.take("copy_to_global", timeout_s) as left_s,
@@ -316,6 +340,7 @@ class SharedParameters:
 
     def average_hosts(self, timeout_s: float) -> None:
         """Set the centers of all hosts to their mean; see `Worker.average_hosts`."""
+        self.complete_round(timeout_s)
         across_hosts: Any = getattr(self.center, "across_hosts", None)  # centers on devices have none
         if across_hosts is None or across_hosts.workers_wait:  # rules that wait keep all centers equal anyway
             return
@@ -329,6 +354,7 @@ class SharedParameters:
         if self.center is None or self._alone():
             yield
             return
+        self.complete_round(timeout_s)
         with self._call_lock.take("center_params", timeout_s):
             own = [array.copy() for array in self._borrow()]
         try:

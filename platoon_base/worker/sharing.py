@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any, Literal
 
 from platoon_base.coordination import messages as msg
-from platoon_base.errors import ConfigurationError
+from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.rules import Rule, default_rule
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.shared_parameters import SharedParameters, share
 
 __all__ = ["Sharing"]
+
+log = logging.getLogger(__name__)
+
+_CLOSING_S = 15.0
 
 
 class Sharing:
@@ -58,6 +63,7 @@ class Sharing:
         """Stop sharing the parameters, on all workers together; see `Worker.release_shared_params`."""
         shared = self.current
         if shared is not None:
+            shared.complete_round(timeout_s)
             shared.finish()
         self._all_reach("finish", shared, timeout_s)
         if shared is not None:
@@ -87,6 +93,14 @@ class Sharing:
         shared = self.require()
         self._connection.require_controller()
         return shared
+
+    def complete_quietly(self) -> None:
+        """Complete a round that overlaps with training, so that the center has it; a failure is only logged."""
+        try:
+            if self.current is not None:
+                self.current.complete_round(_CLOSING_S)
+        except PlatoonError as exc:
+            log.warning("the latest round was not completed as this worker left: %s", exc)
 
     def close(self) -> None:
         """Close the center in this process."""

@@ -234,6 +234,11 @@ class Training:
             self.worker.sync_params(part=self._part_of_period(), timeout_s=self.timeout_s)
             self.synchronized |= not self.finished
 
+    def complete_round(self) -> None:
+        """Complete a round that overlaps with training, before the others read the center."""
+        if self.worker.advanced.shares:
+            self.worker.advanced.complete_round(timeout_s=self.timeout_s)
+
     def end_round(self) -> None:
         """Synchronize before an evaluation if the rule waits, to end a round that is not complete.
 
@@ -254,6 +259,7 @@ class Training:
             )
         if never or self._in_rounds:
             self.synchronize()
+            self.complete_round()
         self._evaluated = []
         self._evaluated_at = self._main_loop.status["iterations_done"]
 
@@ -361,6 +367,7 @@ class Training:
         stays = self._validated_at == self._main_loop.status["iterations_done"] and not self._in_rounds
         if not stays:  # otherwise the last record of a monitoring describes the present center, which must stay
             self.synchronize()  # adds the latest steps to the center
+            self.complete_round()
         if self.meet(END) is None:
             return False
         self.average_statistics()

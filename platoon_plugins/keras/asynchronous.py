@@ -94,6 +94,7 @@ class Asynchronous(Mode):
                 self._period.n,
             )
         self._sync(self._period.part)
+        self._worker.advanced.complete_round()
         self._period = EveryN(self._period.n)
 
     def set_participants(self, ranks: list[int]) -> None:

@@ -131,6 +131,7 @@ class Training:
             )
         if never or self.waits:
             worker.sync_params(part=period.part, timeout_s=timeout_s)
+            worker.advanced.complete_round(timeout_s=timeout_s)
             period.restart()
         self._before = period, period.periods, period.count
 
@@ -226,6 +227,7 @@ def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | No
         )
     if shares and not training.evaluated_as_it_is:
         worker.sync_params(part=1.0 if training.period is None else training.period.part, timeout_s=timeout_s)
+        worker.advanced.complete_round(timeout_s=timeout_s)
     training.meet(worker, "finish_training", timeout_s)
     training.require_same_model(worker, timeout_s)
     if shares:

@@ -1,0 +1,94 @@
+"""Rounds that overlap with training, against NumPy; real launchers, the hosts are folders."""
+
+import numpy as np
+import pytest
+from scripts_here import script_path
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules import DiLoCo, LocalSGD
+
+pytestmark = pytest.mark.base
+
+ROUNDS = script_path("overlapped_rounds")
+
+
+class ByHand:
+    """One array of all workers, and its center."""
+
+    def __init__(self, rule, center, progress, workers):
+        self.rule = rule
+        self.progress = progress
+        self.center = center
+        self.state = tuple(np.zeros_like(center) for _ in rule.center_state)
+        self.own = [center.copy() for _ in range(workers)]
+        self.sent = None
+
+    def train(self, step):
+        for rank, own in enumerate(self.own):
+            own += self.progress(rank, step)
+
+    def complete(self):
+        if self.sent is not None:
+            mean, part = self.sent[0] - self.center, self.sent[2]
+            self.rule.step(mean, self.center, self.state, part)
+            for own, sent in zip(self.own, self.sent[1]):
+                own += self.center - sent
+        self.sent = None
+
+    def sync(self, part):
+        self.complete()
+        self.sent = np.mean(self.own, axis=0), [own.copy() for own in self.own], part
+
+
+def by_hand(rule, workers, last):
+    """Return for each worker what `ROUNDS` says."""
+    progress = [lambda rank, step: rank + step, lambda rank, step: (rank - 1) * step / 8]
+    arrays = [ByHand(rule, c, p, workers) for c, p in zip([np.zeros(1), np.full(6, 4.0)], progress)]
+    lines = []
+
+    def tell(what):
+        lines.append([(what, *(array.own[rank].tolist() for array in arrays)) for rank in range(workers)])
+
+    for step in range(1, 8):
+        for array in arrays:
+            array.train(step)
+            array.sync(0.5 if step == 3 else 1.0)
+        tell(step)
+        if step == 5:
+            for array in arrays:
+                array.complete()
+            tell("completed")
+    for array in arrays:
+        if array is arrays[0]:
+            for rank, own in enumerate(array.own):
+                own += 100 * rank
+        array.complete()
+        if last != "average_hosts":
+            array.own = [array.center] * workers
+    tell({"center_params": "center"}.get(last, last))
+    return list(zip(*lines))
+
+
+@pytest.mark.parametrize("rule", [LocalSGD(overlap=True), DiLoCo(overlap=True)], ids=repr)
+@pytest.mark.parametrize(
+    ("workers", "last"), [((2, 1), "copy_to_local"), ((1, 2), "center_params"), ((3,), "average_hosts")], ids=repr
+)
+def test_each_round_counts_one_period_later(hosts, rule, workers, last):
+    expected = by_hand(rule, sum(workers), last)
+    assert hosts.run(ROUNDS, workers=workers, args=[repr(rule), last]) == [0] * len(workers), hosts.output(0)
+    hosts_of_ranks = [host for host, count in enumerate(workers) for _ in range(count)]
+    found = [hosts.said(rank, host) for rank, host in enumerate(hosts_of_ranks)]
+    for own, by_equations in zip(found, expected):
+        for line, (what, x, y) in zip(own, by_equations):
+            assert (line[0], line[4]) == (what, True)
+            np.testing.assert_allclose(line[1:3] + line[3], x * 2 + y, rtol=1e-5)
+        assert len(own) == len(by_equations)
+    completed = [next(line for line in own if line[0] == "completed") for own in found]
+    assert completed == [completed[0]] * len(found)  # bit by bit
+
+
+def test_moments_are_not_shared_in_rounds_that_overlap():
+    with pytest.raises(ConfigurationError, match="second moments might fall below 0"):
+        LocalSGD(moments=True, overlap=True)
+    with pytest.raises(ConfigurationError, match="overlap=1: it must be True or False"):
+        DiLoCo(overlap=1)
