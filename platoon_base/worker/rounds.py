@@ -105,8 +105,11 @@ class WorkerRounds:
     def complete(
         self, arrays: Sequence[Array], timeout_s: float, count: Callable[[int], None]
     ) -> NonFiniteElement | None:
-        """Give ``arrays`` the center of the round under way, and what they have learned since; see `make`."""
-        sent, self._sent = self._sent, None
+        """Give ``arrays`` the center of the round under way, and what they have learned since; see `make`.
+
+        If it raises, the round is still under way.
+        """
+        sent = self._sent
         if sent is None:
             return None
         self._new = self._new or [np.empty_like(values) for values in sent.values]
@@ -114,6 +117,7 @@ class WorkerRounds:
         def counted(number: int) -> None:
             for array, new, values in zip(arrays, self._new, sent.values):
                 _go_on(array, new, values)
+            self._sent = None
             count(number)
 
         return self._take_over(sent, self._new, timeout_s, counted)

@@ -61,11 +61,13 @@ def test_keras_shortens_steps_when_the_loss_has_risen(run_keras):
 
 
 @pytest.mark.keras
-def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras):
+@pytest.mark.parametrize("overlap", [False, True])
+def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras, overlap):
     """5 and 7 batches at a period of 3, and short rounds at the ends of epochs; all begin each epoch at the center."""
     outcome = run_keras(
         script_path("rounds_in_adapters_keras_workers_with_more_batches_make_their"),
         workers=2,
+        args=[overlap * "overlaps"],
     ).require_success()
     assert outcome.reported["val_loss 0"] == outcome.reported["val_loss 1"]
     assert not any("never reached" in log for log in outcome.logs)
@@ -159,7 +161,7 @@ def test_lasagne_starts_with_averaged_gradients_and_goes_on_with_local_steps(run
 
 
 @needs_theano
-@pytest.mark.parametrize("rule", ["DiLoCo(0.5, 0.5)", "LocalSGD()"])
+@pytest.mark.parametrize("rule", ["DiLoCo(0.5, 0.5)", "LocalSGD()", "DiLoCo(0.5, 0.5, overlap=True)"])
 def test_lasagne_workers_with_more_batches_make_their_rounds_alone(run_lasagne, rule):
     """5 and 8 batches an epoch at a period of 3; the evaluations and the end meet all the same."""
     outcome = run_lasagne(
@@ -241,11 +243,13 @@ def test_blocks_moments_are_averaged_with_the_parameters(run_blocks):
 
 
 @needs_blocks
-def test_blocks_main_loops_with_more_batches_make_their_rounds_alone(run_blocks):
+@pytest.mark.parametrize("overlap", [False, True])
+def test_blocks_main_loops_with_more_batches_make_their_rounds_alone(run_blocks, overlap):
     """5 and 8 batches an epoch at a period of 3, with monitoring at each epoch and a common end."""
     run_blocks(
         script_path("rounds_in_adapters_blocks_main_loops_with_more_batches_make"),
         workers=2,
+        args=[overlap * "overlaps"],
     ).require_success()
 
 

@@ -1,6 +1,9 @@
 """Rounds that overlap with training, against NumPy; real launchers, the hosts are folders."""
 
+import signal
+
 import numpy as np
+import psutil
 import pytest
 from scripts_here import script_path
 
@@ -92,3 +95,41 @@ def test_moments_are_not_shared_in_rounds_that_overlap():
         LocalSGD(moments=True, overlap=True)
     with pytest.raises(ConfigurationError, match="overlap=1: it must be True or False"):
         DiLoCo(overlap=1)
+
+
+def couriers_of(launcher):
+    found = psutil.Process(launcher.pid).children()
+    return [process for process in found if "platoon_base.courier.process" in " ".join(process.cmdline())]
+
+
+def test_workers_train_on_while_their_round_is_exchanged(hosts):
+    """A courier that stands still holds up the round, and not the workers."""
+    for host in (0, 1):
+        hosts.start(script_path("overlapped_rounds_go_on"), host=host)
+    hosts.until("logs0/rank0.log", "shared")
+    (courier,) = couriers_of(hosts.launchers[1])
+    courier.send_signal(signal.SIGSTOP)
+    (hosts.folder / "stopped").touch()
+    for host in (0, 1):
+        hosts.until(f"logs{host}/rank{host}.log", "went on")
+        hosts.until(f"logs{host}/rank{host}.log", "waited")
+    courier.send_signal(signal.SIGCONT)
+    (hosts.folder / "continued").touch()
+    assert hosts.wait(40) == [0, 0], hosts.output(0) + hosts.output(1)
+    for rank in (0, 1):
+        assert hosts.said(rank, rank) == [["shared"], ["went on", 2 + rank], ["waited"], [1.5 + 1]]
+
+
+def test_the_others_complete_a_round_whose_worker_was_killed_meanwhile(run_job):
+    outcome = run_job(script_path("overlapped_rounds_one_is_killed"), workers=3)
+    assert [exit.status for exit in outcome.result.exits if exit.rank < 2] == [0, 0], outcome.logs
+    assert outcome.reported == {"x 0": 6.5, "x 1": 6.5}
+
+
+def test_a_worker_that_leaves_completes_its_round_first(platoon, tmp_path):
+    done = platoon(
+        "launch", "-n", 2, "--checkpoint-every", 60, "--resume", "kept", script_path("overlapped_rounds_leave")
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    with np.load(max((tmp_path / "kept").glob("*.npz"))) as checkpoint:
+        np.testing.assert_array_equal(checkpoint["center/0"], np.full(10, 1.5))

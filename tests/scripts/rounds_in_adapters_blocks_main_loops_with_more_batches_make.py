@@ -1,3 +1,5 @@
+import sys
+
 from blocks_preamble import DistributedMonitoring, FinishAfter, ParameterSync, Scale, everyones, loop, network, rank
 from blocks_preamble import stream, values
 
@@ -7,7 +9,11 @@ cost, error = network()
 monitoring = DistributedMonitoring(
     [cost], stream(40, seed=1), prefix="valid", before_first_epoch=True, after_epoch=True
 )
-extensions = [monitoring, ParameterSync(DiLoCo(), every_n_batches=3), FinishAfter(after_n_epochs=4)]
+extensions = [
+    monitoring,
+    ParameterSync(DiLoCo(overlap=sys.argv[2] == "overlaps"), every_n_batches=3),
+    FinishAfter(after_n_epochs=4),
+]
 main_loop = loop(cost, stream(40 + 24 * rank), extensions, Scale(0.1))
 main_loop.run()
 costs = [row["valid_cost"] for row in main_loop.log.values() if "valid_cost" in row]
