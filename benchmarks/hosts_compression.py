@@ -9,6 +9,8 @@ a token bucket, and a program between the hosts and the switch delays them.
   processor time of a courier, which does not depend on that; and the share of the time in training if a step takes
   0.1 s and a round follows each 100, 200 or 500 of them. The bytes are those that the counter of the host's interface
   shows, with all headers.
+* The same with `overlap=True`, where each round is exchanged while the workers train for 10 s: what their
+  synchronization still takes, and what such rules learn beside those that wait.
 * Averages of 100 MB of gradients, with the processor time of a worker.
 * A perceptron on handwritten digits, with Adam and a round each 20 mini-batches, on two hosts and, with as many
   workers, on one; and with averaged gradients in each step.
@@ -35,6 +37,16 @@ LINKS = {"100 Mbit/s, 20 ms": ("100mbit", 20.0), "1 Gbit/s": ("1gbit", 0.0)}  # 
 BYTES, STEP_S, ROUNDS, CALLS, AVERAGES = 100_000_000, 0.1, 4, 2, 2
 STEPS = (100, 200, 500)  # from one round to the next; the goals are for the second
 LEARN_STEPS, LEARN_EVERY = 600, 20
+OVERLAP = "LocalSGD(overlap=True)"
+OVERLAPPED_STEPS = 100  # longer than any exchange takes
+OVERLAP_RULES = (
+    "LocalSGD()",
+    OVERLAP,
+    "DiLoCo()",
+    "DiLoCo(overlap=True)",
+    "DiLoCo(0.7, 0.5)",
+    "DiLoCo(0.7, 0.5, True)",
+)
 LIMIT_S = 300
 TRAINING_GOAL, LOSS_GOAL, BYTES_GOAL = 0.9, 0.005, 100
 
@@ -70,14 +82,14 @@ def run(codec: str, words: list, hosts: list[namespaces.Host] | None, workers: i
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(workers * len(processes))]
 
 
-def rounds(codec: str, link: str, hosts: list[namespaces.Host]) -> dict:
+def rounds(codec: str, link: str, hosts: list[namespaces.Host], rule: str = "LocalSGD()", steps: int = 10) -> dict:
     """Measure rounds; the first one, in which memory is touched for the first time, does not count."""
-    found = run(codec, ["rounds", BYTES, 10, STEP_S, ROUNDS + 1], hosts)
+    found = run(codec, ["rounds", BYTES, steps, STEP_S, ROUNDS + 1, rule], hosts)
     all_s = [max(each) for each in zip(*(one["rounds_s"] for one in found))][1:]
     cpu_s = min([max(each) for each in zip(*(one["courier_cpu_s"] for one in found))][1:])
     shares = {str(steps): steps * STEP_S / (steps * STEP_S + min(all_s)) for steps in STEPS}
     sent = report.median([sum(each) / len(found) for each in zip(*(one["sent_bytes"] for one in found))][1:])
-    row = {"link": link, "codec": codec, "round_s": min(all_s), "all_s": all_s, "courier_cpu_s": cpu_s,
+    row = {"link": link, "codec": codec, "rule": rule, "round_s": min(all_s), "all_s": all_s, "courier_cpu_s": cpu_s,
            "sent_bytes": sent, "training": shares}  # fmt: skip
     print(row, flush=True)
     return row
@@ -146,7 +158,9 @@ def main() -> None:
         "--lost", nargs="+", default=["int4", "int2", "topk(0.1)"], help="codecs to lose residuals with"
     )
     parser.add_argument(
-        "--only", choices=["learning", "rounds", "gradients"], help="measure that, and keep the rest of the results"
+        "--only",
+        choices=["learning", "rounds", "overlap", "gradients"],
+        help="measure that, and keep the rest of the results",
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--out", type=Path, default=report.FOLDER, help="folder for the results  [docs/benchmarks]")
@@ -169,6 +183,8 @@ def main() -> None:
         )  # fmt: skip
     if options.only in (None, "rounds"):
         results["rounds"], results["all_reduce"] = measured_rounds(options)
+    if options.only in (None, "overlap"):
+        results["overlap"], results["learning_by_overlap"] = measured_overlap(options)
     results["goals"] = goals_of(results)
     report.save("hosts_compression", results, options.out)
 
@@ -194,6 +210,37 @@ def measured_rounds(options: argparse.Namespace) -> tuple[list[dict], dict]:
           *(f"{share:.0%}" for share in r["training"].values()), r["fewer_bytes"]] for r in rows],
     )  # fmt: skip
     return rows, reduced
+
+
+def measured_overlap(options: argparse.Namespace) -> tuple[list[dict], list[dict]]:
+    """Measure rounds that overlap on each link, and what the rules learn in as many steps, on two hosts."""
+    rows = []
+    for link in options.links:
+        rate, delay_ms = LINKS[link]
+        with namespaces.Hosts(2, delay_ms / 4) as hosts:
+            hosts.limit(rate)
+            rows += [rounds(codec, link, hosts.all, OVERLAP, OVERLAPPED_STEPS) for codec in options.codecs]
+    report.table(
+        "Rounds of 100 MB that overlap with training; share of training with a round each 100, 200, 500 steps",
+        ["link", "codec", "synchronization, s", "MB sent", *map(str, STEPS)],
+        [[r["link"], r["codec"], r["round_s"], r["sent_bytes"] / 1e6, *(f"{s:.1%}" for s in r["training"].values())]
+         for r in rows],
+    )  # fmt: skip
+    with namespaces.Hosts(2) as hosts:
+        runs = [{**losses("none", seed, None), "codec": "one host"} for seed in options.seeds]
+        runs += [
+            {**losses("none", seed, hosts.all, rule=rule), "codec": rule}
+            for rule in OVERLAP_RULES
+            for seed in options.seeds
+        ]
+    learned = over_one_host(runs, options.seeds)
+    report.table(
+        "Final loss on the digits by each rule, over that of LocalSGD() on one host",
+        ["", "training", "", "validation", ""],
+        [[r["codec"], r["train"], f"{r['train_over']:+.2%}", r["validation"], f"{r['validation_over']:+.2%}"]
+         for r in learned],
+    )  # fmt: skip
+    return rows, learned
 
 
 def measured_averages(options: argparse.Namespace) -> tuple[list[dict], list[dict]]:

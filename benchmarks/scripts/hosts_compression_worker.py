@@ -1,6 +1,6 @@
 """What a worker of hosts_compression.py does; writes FOLDER/RANK.json.
 
-hosts_compression_worker.py FOLDER rounds BYTES STEPS STEP_S ROUNDS: rounds of steps that take a fixed time
+hosts_compression_worker.py FOLDER rounds BYTES STEPS STEP_S ROUNDS RULE: rounds of steps that take a fixed time
 hosts_compression_worker.py FOLDER reduce BYTES CALLS: averages of gradients
 hosts_compression_worker.py FOLDER learn RULE STEPS EVERY SEED LOSES: a perceptron on handwritten digits
 """
@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 
 from platoon_base import connect, rules
-from platoon_base.rules import LocalSGD
 from platoon_base.worker import ErrorFeedback, FlatAllReduce
 
 WAIT_S = 400
@@ -43,10 +42,10 @@ def courier_cpu_s() -> float:
     return 0.0
 
 
-def make_rounds(worker, size_bytes: int, steps: int, step_s: float, rounds: int) -> dict:
+def make_rounds(worker, size_bytes: int, steps: int, step_s: float, rounds: int, rule: str) -> dict:
     random = np.random.default_rng(worker.global_rank)
     x = np.zeros(size_bytes // 4, np.float32)
-    worker.init_shared_params([x], LocalSGD(), timeout_s=WAIT_S)
+    worker.init_shared_params([x], eval(rule, vars(rules)), timeout_s=WAIT_S)
     progress = random.standard_normal(x.size).astype(np.float32) * np.float32(1e-3)
     worker.barrier("begin", timeout_s=WAIT_S)
     taken, sent, cpu = [], [], []
@@ -145,6 +144,8 @@ def learn(worker, rule: str, steps: int, every: int, seed: int, loses: bool) -> 
                 worker.copy_to_global(timeout_s=WAIT_S)
             worker.barrier("overwritten", timeout_s=WAIT_S)
             worker.copy_to_local(timeout_s=WAIT_S)
+    if not averages:
+        worker.copy_to_local(timeout_s=WAIT_S)  # also completes a round that overlaps
     return {
         "train": loss_of(params, rows[:ROWS], labels[:ROWS]),
         "validation": loss_of(params, rows[ROWS:], labels[ROWS:]),
@@ -156,7 +157,7 @@ def main() -> None:
     folder, kind, *words = sys.argv[1:]
     worker = connect()
     if kind == "rounds":
-        found = make_rounds(worker, int(words[0]), int(words[1]), float(words[2]), int(words[3]))
+        found = make_rounds(worker, int(words[0]), int(words[1]), float(words[2]), int(words[3]), words[4])
     elif kind == "reduce":
         found = make_averages(worker, int(words[0]), int(words[1]))
     else:
