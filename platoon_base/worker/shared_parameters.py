@@ -194,7 +194,7 @@ class SharedParameters:
             self._sync(self.center, arrays, synchronous, part, left_s)
 
     def _sync(self, center: Center, arrays: Sequence[Any], synchronous: bool, part: float, timeout_s: float) -> None:
-        self._require_layout(arrays)
+        _require_layout(self.parameters.layout, arrays, self.center)
         began = time.perf_counter()
         taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
         alone = self._alone()
@@ -279,7 +279,7 @@ class SharedParameters:
                 new = [value.copy() for value in values]  # an update that fails must not change the center
                 old = [value.copy() for value in new] if moved_by_others else []
                 update(new)
-                self._require_layout(new)
+                _require_layout(self.parameters.layout, new, self.center)
                 for spec, array in zip(self.parameters.layout.specs, new):
                     if not np.isfinite(array).all():
                         raise NonFiniteError(
@@ -410,27 +410,8 @@ class SharedParameters:
     def _borrow_as_shared(self) -> list[Any]:
         """Return the values, as `_borrow` does; raise if their shapes or dtypes have changed."""
         arrays = self._borrow()
-        self._require_layout(arrays)
+        _require_layout(self.parameters.layout, arrays, self.center)
         return arrays
-
-    def _require_layout(self, arrays: Sequence[Any]) -> None:
-        """Raise if a parameter no longer has the shape and dtype that it was shared with."""
-        specs = self.parameters.layout.specs
-        if len(arrays) != len(specs):
-            raise LayoutMismatchError(f"got {len(arrays)} arrays for {len(specs)} shared parameters: give one for each")
-        on_device = self.center is not None and self.center.on_device
-        for spec, array in zip(specs, arrays):
-            if on_device and not is_device_array(array):
-                raise LayoutMismatchError(
-                    f"{spec.name} was shared on the device: pass an array there, not {type(array)}"
-                )
-            if on_device and not array.flags.c_contiguous:
-                raise LayoutMismatchError(f"{spec.name} is not C-contiguous: pass array.copy('C')")
-            if array.shape != spec.shape or array.dtype != spec.dtype:
-                raise LayoutMismatchError(
-                    f"{spec.name} is now {array.dtype}{list(array.shape)}, it was shared as {spec.dtype}"
-                    f"{list(spec.shape)}: keep shapes and dtypes after init_shared_params"
-                )
 
     def _handle_nonfinite(self, refused: NonFiniteElement, arrays: Sequence[Any], timeout_s: float) -> None:
         name = self.parameters.layout.specs[refused.parameter].name
@@ -450,6 +431,24 @@ def _resolved(rule: Rule, workers: tuple[int, int]) -> Any:
     """Return a rule with the defaults for these numbers of workers: with this center, and of all hosts."""
     of_center, of_job = workers
     return member(rule.resolved(of_center), "in_job")(of_job)
+
+
+def _require_layout(layout: Layout, arrays: Sequence[Any], center: Center | None) -> None:
+    """Raise if a parameter no longer has the shape and dtype that it was shared with."""
+    specs = layout.specs
+    if len(arrays) != len(specs):
+        raise LayoutMismatchError(f"got {len(arrays)} arrays for {len(specs)} shared parameters: give one for each")
+    on_device = center is not None and center.on_device
+    for spec, array in zip(specs, arrays):
+        if on_device and not is_device_array(array):
+            raise LayoutMismatchError(f"{spec.name} was shared on the device: pass an array there, not {type(array)}")
+        if on_device and not array.flags.c_contiguous:
+            raise LayoutMismatchError(f"{spec.name} is not C-contiguous: pass array.copy('C')")
+        if array.shape != spec.shape or array.dtype != spec.dtype:
+            raise LayoutMismatchError(
+                f"{spec.name} is now {array.dtype}{list(array.shape)}, it was shared as {spec.dtype}"
+                f"{list(spec.shape)}: keep shapes and dtypes after init_shared_params"
+            )
 
 
 def _require_precision(layout: Layout, rule: Rule) -> None:

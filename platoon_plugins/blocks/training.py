@@ -228,16 +228,13 @@ class Training:
         """Make the main loop end after this batch or epoch."""
         self._main_loop.log.current_row["training_finish_requested"] = True
 
-    def synchronize(self) -> None:
-        """Apply the rule once, if there is one."""
+    def synchronize(self, completes: bool = False) -> None:
+        """Apply the rule once, if there is one, and complete a round that overlaps, before others read the center."""
         if self.worker.advanced.shares:
             self.worker.sync_params(part=self._part_of_period(), timeout_s=self.timeout_s)
+            if completes:
+                self.worker.advanced.complete_round(timeout_s=self.timeout_s)
             self.synchronized |= not self.finished
-
-    def complete_round(self) -> None:
-        """Complete a round that overlaps with training, before the others read the center."""
-        if self.worker.advanced.shares:
-            self.worker.advanced.complete_round(timeout_s=self.timeout_s)
 
     def end_round(self) -> None:
         """Synchronize before an evaluation if the rule waits, to end a round that is not complete.
@@ -258,8 +255,7 @@ class Training:
                 self.settings.period,
             )
         if never or self._in_rounds:
-            self.synchronize()
-            self.complete_round()
+            self.synchronize(completes=True)
         self._evaluated = []
         self._evaluated_at = self._main_loop.status["iterations_done"]
 
@@ -366,8 +362,7 @@ class Training:
         """Wait for the ends of the others, and copy the center to the parameters; return whether they end too."""
         stays = self._validated_at == self._main_loop.status["iterations_done"] and not self._in_rounds
         if not stays:  # otherwise the last record of a monitoring describes the present center, which must stay
-            self.synchronize()  # adds the latest steps to the center
-            self.complete_round()
+            self.synchronize(completes=True)  # adds the latest steps to the center
         if self.meet(END) is None:
             return False
         self.average_statistics()
