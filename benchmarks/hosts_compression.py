@@ -9,8 +9,8 @@ a token bucket, and a program between the hosts and the switch delays them.
   processor time of a courier, which does not depend on that; and the share of the time in training if a step takes
   0.1 s and a round follows each 100, 200 or 500 of them. The bytes are those that the counter of the host's interface
   shows, with all headers.
-* The same with `overlap=True`, where each round is exchanged while the workers train for 10 s: what their
-  synchronization still takes, and what such rules learn beside those that wait.
+* The same with `overlap=True`, where each round is exchanged while the workers train, for half of 20 s: what
+  their synchronization still takes, and what such rules learn beside those that wait.
 * Averages of 100 MB of gradients, with the processor time of a worker.
 * A perceptron on handwritten digits, with Adam and a round each 20 mini-batches, on two hosts and, with as many
   workers, on one; and with averaged gradients in each step.
@@ -38,7 +38,7 @@ BYTES, STEP_S, ROUNDS, CALLS, AVERAGES = 100_000_000, 0.1, 4, 2, 2
 STEPS = (100, 200, 500)  # from one round to the next; the goals are for the second
 LEARN_STEPS, LEARN_EVERY = 600, 20
 OVERLAP = "LocalSGD(overlap=True)"
-OVERLAPPED_STEPS = 100  # longer than any exchange takes
+OVERLAPPED_STEPS = 200  # half of them take longer than any exchange
 OVERLAP_RULES = (
     "LocalSGD()",
     OVERLAP,

@@ -50,6 +50,11 @@ class EveryN:
         return True
 
     @property
+    def is_half(self) -> bool:
+        """Whether this step is the one in the middle of a period; a period of one step has none."""
+        return self.count == self.n // 2 > 0
+
+    @property
     def part(self) -> float:
         """The steps since the last that was due, as a part of the period: from 0 to less than 1."""
         return self.count / self.n

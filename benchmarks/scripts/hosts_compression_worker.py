@@ -50,15 +50,20 @@ def make_rounds(worker, size_bytes: int, steps: int, step_s: float, rounds: int,
     worker.barrier("begin", timeout_s=WAIT_S)
     taken, sent, cpu = [], [], []
     for _ in range(rounds):
-        for _ in range(steps):
+        waited = 0.0
+        for step in range(steps):
             time.sleep(step_s)
             worker.progress(steps=1)
+            if step + 1 == steps // 2:
+                began = time.perf_counter()
+                worker.advanced.complete_round(timeout_s=WAIT_S)  # if it overlaps
+                waited = time.perf_counter() - began
         x += progress
         np.multiply(progress, np.float32(-1), out=progress)
         worker.barrier("trained", timeout_s=WAIT_S)  # so that no round waits for a worker that still trains
         before, before_s, began = sent_bytes(), courier_cpu_s(), time.perf_counter()
         worker.sync_params(timeout_s=WAIT_S)
-        taken.append(time.perf_counter() - began)
+        taken.append(waited + time.perf_counter() - began)
         worker.barrier("met", timeout_s=WAIT_S)
         sent.append(sent_bytes() - before)
         cpu.append(courier_cpu_s() - before_s)
@@ -139,6 +144,8 @@ def learn(worker, rule: str, steps: int, every: int, seed: int, loses: bool) -> 
         worker.progress(steps=1)
         if step % every == 0 and not averages:
             worker.sync_params(timeout_s=WAIT_S)
+        elif step % every == every // 2 and not averages:
+            worker.advanced.complete_round(timeout_s=WAIT_S)  # if it overlaps
         if loses and step == steps // 2:
             if worker.global_rank == 0:
                 worker.copy_to_global(timeout_s=WAIT_S)

@@ -15,15 +15,14 @@ Momentum acts for as long as the round was: ``mu ** part`` stays of it, and ``pa
 at rounds of a few batches drives the center away. With ``part = 1`` the equations are the papers'.
 
 With ``overlap`` a worker goes on as soon as all have contributed, and the exchange between hosts takes place while it
-trains. At the next synchronization it takes over the center, adds what it has learned since, and contributes that, so
-each round counts one period later::
+trains. In the middle of the period it takes over the center, and adds what it has learned since::
 
-    x_i := c + (x_i - s_i)            s_i: what it contributed to the round before
-    d := 1/N sum_i (x_i - c)
+    x_i := c + (x_i - s_i)            s_i: what it contributed
 
-That is the overlap of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512, section 3.2) for as long as a period,
-without fragments, and with alpha of 1 for what was learned meanwhile. Before an evaluation a round is completed at
-once. A worker keeps two more copies of its parameters.
+That is the overlap of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512) without fragments, but all of what was
+learned meanwhile stays, as in LOSCAR-SGD (arXiv 2605.20866). In a loop of your own `Advanced.complete_round` does it,
+or else the next synchronization; the later, the more the workers drift apart. Before an evaluation a round is completed
+at once. A worker keeps two more copies of its parameters.
 
 Such a rule takes a center in the memory of the host, also where parameters are on devices: the center on devices has
 no rounds. Contributions are added in the order of arrival, so with three or more workers the last bits depend on it.
@@ -39,7 +38,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import Array, Rule, State, member
 from platoon_base.rules.forms import COMPILED, Form
 
-__all__ = ["OuterRule", "momentum_args", "require_momentum", "require_outer_lr", "step_form_of", "waits"]
+__all__ = ["OuterRule", "momentum_args", "overlaps", "require_momentum", "require_outer_lr", "step_form_of", "waits"]
 
 
 class OuterRule(Rule):
@@ -89,6 +88,11 @@ class OuterRule(Rule):
 def waits(rule: Any) -> bool:
     """Return whether the workers wait for one another at each synchronization by this rule."""
     return bool(member(rule, "waits"))
+
+
+def overlaps(rule: Any) -> bool:
+    """Return whether the workers train on while a round of this rule is exchanged."""
+    return bool(member(rule, "overlap", OuterRule))
 
 
 def step_form_of(rule: Any) -> Form | None:

@@ -74,15 +74,26 @@ class Advanced:
         require_part(part)
         self._sharing.require_served().sync_arrays(arrays, synchronous, part, timeout_s)
 
-    def complete_round(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def complete_round(self, arrays: Sequence[Any] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Complete the latest round of a rule that overlaps rounds with training, such as ``DiLoCo(overlap=True)``.
 
-        Without a round under way it does nothing. `Worker.copy_to_local`, `Worker.copy_to_global`,
-        `Worker.average_hosts`, `Worker.center_params`, `Worker.release_shared_params` and the next
-        `Worker.sync_params` complete it too. Before workers that may have made different numbers of rounds meet for an
-        evaluation, each calls this: what they read then is the same center.
+        Call it in the middle of the period, for instance. Without a round under way it does nothing.
+        `Worker.copy_to_local`, `Worker.copy_to_global`, `Worker.average_hosts`, `Worker.center_params`,
+        `Worker.release_shared_params` and the next `Worker.sync_params` complete it too. Before workers that may have
+        made different numbers of rounds meet for an evaluation, each calls this: what they read then is the same
+        center.
+
+        Parameters
+        ----------
+        arrays : sequence of ndarray, optional
+            Values that are about to become the parameters', as in `sync_arrays`; changed in place.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            If the other hosts' contributions have not come in time; the round is still under way.
         """
-        self._sharing.require_served().complete_round(timeout_s)
+        self._sharing.require_served().complete_round(timeout_s, arrays)
 
     def shorten_steps(self) -> str:
         """Let a rule that lengthens steps do so by half as much, because the loss of training has risen.

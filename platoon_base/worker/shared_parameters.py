@@ -32,7 +32,7 @@ from platoon_base.rules.center import (
     settings_of,
     shares_moments,
 )
-from platoon_base.rules.outer import OuterRule, step_form_of, waits
+from platoon_base.rules.outer import overlaps, step_form_of, waits
 from platoon_base.shm.phases import SYNC
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
@@ -207,8 +207,7 @@ class SharedParameters:
             self._progress.count_sync(began, center.whole, number)
 
         if self._rounds is not None and not alone:
-            overlaps = bool(member(rule, "overlap", OuterRule))
-            refused = self._rounds.make(taken, part, timeout_s, count, overlaps)
+            refused = self._rounds.make(taken, part, timeout_s, count, overlaps(rule))
         else:
             if self._rounds is not None:  # the others have left meanwhile
                 self._rounds.complete(taken, timeout_s, count)
@@ -225,13 +224,14 @@ class SharedParameters:
                 if array is not values:
                     assign(array, values)
 
-    def complete_round(self, timeout_s: float) -> None:
+    def complete_round(self, timeout_s: float, given: Sequence[Any] | None = None) -> None:
         """Complete a round that overlaps with training; see `Advanced.complete_round`."""
         rounds, began = self._rounds, time.perf_counter()
         if rounds is None or not rounds.under_way:
             return
         with self._call_lock.take("complete_round", timeout_s) as left_s, self._clock.phase(SYNC):
-            arrays = self._borrow_as_shared()
+            arrays = self._borrow() if given is None else given
+            _require_layout(self.parameters.layout, arrays, self.center)
             taken = [np.asarray(array, order="C") for array in arrays]
             refused = rounds.complete(taken, left_s, lambda number: self._progress.count_sync(began, True, number))
             try:
@@ -241,7 +241,8 @@ class SharedParameters:
                 for array, values in zip(arrays, taken):
                     if array is not values:
                         assign(array, values)
-                self.parameters.give_back(arrays)
+                if given is None:
+                    self.parameters.give_back(arrays)
 
     def center_arrays(self) -> list[Array]:
         """Return the center's memory; see `Worker.center_arrays`."""

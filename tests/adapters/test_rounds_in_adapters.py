@@ -74,6 +74,12 @@ def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras, over
 
 
 @pytest.mark.keras
+def test_keras_completes_a_round_that_overlaps_in_the_middle_of_the_period(run_keras):
+    """And at the end of an epoch; gradients are constant, so all values can be computed by hand."""
+    run_keras(script_path("rounds_in_adapters_keras_overlap")).require_success()
+
+
+@pytest.mark.keras
 def test_keras_starts_with_averaged_gradients_and_goes_on_with_local_steps(run_keras):
     """The second fit begins with the weights of the first, on all workers; its rounds move them on from there."""
     run_keras(
@@ -212,6 +218,11 @@ def test_lasagne_synchronizes_for_an_evaluation_only_if_there_was_training_and_n
 
 
 @needs_theano
+def test_lasagne_completes_a_round_that_overlaps_in_the_middle_of_the_period(run_lasagne):
+    run_lasagne(script_path("rounds_in_adapters_lasagne_overlap")).require_success()
+
+
+@needs_theano
 @pytest.mark.slow
 def test_lasagne_rounds_go_on_without_a_worker_that_is_killed_and_with_the_one_that_stands_in(run_lasagne):
     """DiLoCo on a quadratic: whoever makes the rounds, the center comes to the solution, and all end with it."""
@@ -251,6 +262,11 @@ def test_blocks_main_loops_with_more_batches_make_their_rounds_alone(run_blocks,
         workers=2,
         args=[overlap * "overlaps"],
     ).require_success()
+
+
+@needs_blocks
+def test_blocks_completes_a_round_that_overlaps_in_the_middle_of_the_period(run_blocks):
+    run_blocks(script_path("rounds_in_adapters_blocks_overlap")).require_success()
 
 
 @needs_blocks

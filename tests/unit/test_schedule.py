@@ -16,6 +16,17 @@ def test_every_n(n, expected):
     assert "".join("T" if period.due() else "." for _ in range(7)) == expected
 
 
+@pytest.mark.parametrize(
+    ("n", "expected"), [(1, "......."), (2, "H.H.H.H"), (3, "H..H..H"), (4, ".H...H."), (5, ".H....H")]
+)
+def test_the_middle_of_a_period_comes_once(n, expected):
+    period, found = EveryN(n), ""
+    for _ in range(7):
+        period.due()
+        found += "H" if period.is_half else "."
+    assert found == expected
+
+
 def test_a_whole_float_is_a_period():
     period = EveryN(2.0)
     assert [period.due() for _ in range(4)] == [False, True, False, True]
