@@ -59,7 +59,8 @@ def methods(hosts: int, quick: bool) -> list[Method]:
         if hosts > 2:
             found += [Method(rule, every, group=group) for rule in SLOW for group in (0, 2)]
         else:
-            found += [Method(rule, every, delay) for rule in ELASTIC for delay in (quarter, last)][:3]
+            found += [Method("AveragedEASGD", every, delay) for delay in (quarter, last)]
+            found += [Method("AveragedEASGD, scale=None", every, quarter)] if every == PERIODS[0] else []
     return found
 
 
