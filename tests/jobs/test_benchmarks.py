@@ -591,6 +591,18 @@ def test_function_call_compares_all_ways(tmp_path):
         assert sum(way in line for line in done.stdout.splitlines()) == 4  # 1 and 2 workers, two sizes of batches
 
 
+def test_all_ways_to_exchange_between_simulated_hosts_are_compared(tmp_path):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "hosts_overlap_simulation.py", "--quick", "--out", tmp_path],
+        cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = re.findall(r"^([24]) hosts, (.+) each 20, (.+?) +over: .+; worth [\d.]+ ", done.stdout, re.MULTILINE)
+    assert len(set(rows)) == len(rows) == 11 + 14
+    assert {("4", "NoLoCo", "pairs"), ("2", "DiLoCo", "4 fragments, tau 5, keeps progress")} < set(rows)
+    assert not list(tmp_path.iterdir())
+
+
 def test_simulated_hosts_go_through_a_whole_job_on_the_real_coordinator(tmp_path):
     """Join, share parameters, train, wait for each other, stop and leave; on one host, and on three."""
     words = ["--hosts", "1", "3", "--rounds", "3", "--seconds", "0.5", "--out", tmp_path]
