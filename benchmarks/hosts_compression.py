@@ -9,7 +9,7 @@ a token bucket, and a program between the hosts and the switch delays them.
   processor time of a courier, which does not depend on that; and the share of the time in training if a step takes
   0.1 s and a round follows each 100, 200 or 500 of them. The bytes are those that the counter of the host's interface
   shows, with all headers.
-* The same with `overlap=True`, where each round is exchanged while the workers train, for half of 20 s: what
+* The same with `overlap=0.5`, where each round is exchanged while the workers train, for half of 20 s: what
   their synchronization still takes, and what such rules learn beside those that wait.
 * Averages of 100 MB of gradients, with the processor time of a worker.
 * A perceptron on handwritten digits, with Adam and a round each 20 mini-batches, on two hosts and, with as many
@@ -37,13 +37,13 @@ LINKS = {"100 Mbit/s, 20 ms": ("100mbit", 20.0), "1 Gbit/s": ("1gbit", 0.0)}  # 
 BYTES, STEP_S, ROUNDS, CALLS, AVERAGES = 100_000_000, 0.1, 4, 2, 2
 STEPS = (100, 200, 500)  # from one round to the next; the goals are for the second
 LEARN_STEPS, LEARN_EVERY = 600, 20
-OVERLAP = "LocalSGD(overlap=True)"
+OVERLAP = "LocalSGD(overlap=0.5)"
 OVERLAPPED_STEPS = 200  # half of them take longer than any exchange
 OVERLAP_RULES = (
     "LocalSGD()",
     OVERLAP,
     "DiLoCo()",
-    "DiLoCo(overlap=True)",
+    "DiLoCo(overlap=0.5)",
     "DiLoCo(0.7, 0.5)",
     "DiLoCo(0.7, 0.5, True)",
 )

@@ -49,10 +49,9 @@ class EveryN:
         self.periods += 1
         return True
 
-    @property
-    def is_half(self) -> bool:
-        """Whether this step is the one in the middle of a period; a period of one step has none."""
-        return self.count == self.n // 2 > 0
+    def is_at(self, part: float) -> bool:
+        """Return whether this step is the one after that part of a period, the first at least, and not its last."""
+        return self.count == max(1, int(self.n * part))
 
     @property
     def part(self) -> float:

@@ -29,7 +29,7 @@ from platoon_base.rules.easgd import EAMSGD, EASGD
 from platoon_base.rules.forms import Form
 from platoon_base.rules.gosgd import GoSGD
 from platoon_base.rules.local_sgd import LocalSGD
-from platoon_base.rules.outer import OuterRule, overlaps, waits
+from platoon_base.rules.outer import OuterRule, overlap_of, waits
 from platoon_base.rules.slow_mo import SlowMo
 
 __all__ = [
@@ -52,7 +52,7 @@ __all__ = [
     "default_period",
     "default_rule",
     "gossips",
-    "overlaps",
+    "overlap_of",
     "parse_rule",
     "require_rule",
     "rule_names",

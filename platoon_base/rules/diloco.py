@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from platoon_base.rules.center import CenterState, require_flag
+from platoon_base.rules.center import CenterState
 from platoon_base.rules.forms import Form
-from platoon_base.rules.outer import OuterRule, momentum_args, require_momentum, require_outer_lr
+from platoon_base.rules.outer import OuterRule, momentum_args, require_momentum, require_outer_lr, require_overlap
 
 __all__ = ["DiLoCo"]
 
@@ -35,8 +35,9 @@ class DiLoCo(OuterRule):
     outer_lr : float, greater than 0
     momentum : float in [0, 1)
         mu. With 0 and an ``outer_lr`` of 1 it is `LocalSGD`.
-    overlap : bool
-        Whether the workers train on while a round is exchanged; see `platoon_base.rules.outer`.
+    overlap : float in [0, 1)
+        The part of the period in which the workers train on while a round is exchanged; see
+        `platoon_base.rules.outer`.
 
     Raises
     ------
@@ -51,7 +52,7 @@ class DiLoCo(OuterRule):
 
     outer_lr: float = 0.7
     momentum: float = 0.8
-    overlap: bool = False
+    overlap: float = 0.0
 
     center_state: ClassVar[tuple[CenterState | str, ...]] = (CenterState("m"),)
     step_kernel: ClassVar[str | None] = "outer_nesterov"
@@ -67,11 +68,11 @@ class DiLoCo(OuterRule):
     def __post_init__(self) -> None:
         require_outer_lr(self.outer_lr)
         require_momentum(self.momentum)
-        require_flag("overlap", self.overlap)
+        require_overlap(self.overlap)
 
     def __repr__(self) -> str:
         """Return it as a script writes it."""
-        overlap = ", overlap=True" if self.overlap else ""
+        overlap = f", overlap={self.overlap}" if self.overlap else ""
         return f"DiLoCo(outer_lr={self.outer_lr!r}, momentum={self.momentum!r}{overlap})"
 
     def step_args(self, part: float) -> tuple[float, ...]:

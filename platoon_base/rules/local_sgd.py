@@ -8,7 +8,7 @@ from typing import ClassVar
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import require_flag
 from platoon_base.rules.forms import Form
-from platoon_base.rules.outer import OuterRule
+from platoon_base.rules.outer import OuterRule, require_overlap
 
 __all__ = ["LocalSGD"]
 
@@ -30,14 +30,14 @@ class LocalSGD(OuterRule):
     moments : bool
         Whether the adapters average the moments of the optimizer in the same rounds: see `EASGD`. This is DES-LOC with
         one period for all.
-    overlap : bool
-        Whether the workers train on while a round is exchanged; see `platoon_base.rules.outer`. Not with ``moments``:
-        second moments might fall below 0.
+    overlap : float in [0, 1)
+        The part of the period in which the workers train on while a round is exchanged; see
+        `platoon_base.rules.outer`. Not with ``moments``: second moments might fall below 0.
 
     Raises
     ------
     ConfigurationError
-        If an argument is no flag, or both are True.
+        If an argument is outside its range, or both are given.
 
     References
     ----------
@@ -48,21 +48,21 @@ class LocalSGD(OuterRule):
     """
 
     moments: bool = False
-    overlap: bool = False
+    overlap: float = 0.0
 
     step_kernel: ClassVar[str | None] = "outer_mean"
     form: ClassVar[Form | None] = Form("c := c + d")
 
     def __post_init__(self) -> None:
         require_flag("moments", self.moments)
-        require_flag("overlap", self.overlap)
+        require_overlap(self.overlap)
         if self.moments and self.overlap:
             raise ConfigurationError(
-                "got LocalSGD(moments=True, overlap=True): what a worker learns during a round is added to the mean, "
-                "and second moments might fall below 0; leave one of them out"
+                f"got LocalSGD(moments=True, overlap={self.overlap}): what a worker learns during a round is added to "
+                "the mean, and second moments might fall below 0; leave one of them out"
             )
 
     def __repr__(self) -> str:
         """Return it as a script writes it."""
-        flags = [f"{name}=True" for name in ("moments", "overlap") if getattr(self, name)]
-        return f"LocalSGD({', '.join(flags)})"
+        given = [f"{name}={value}" for name, value in (("moments", self.moments), ("overlap", self.overlap)) if value]
+        return f"LocalSGD({', '.join(given)})"

@@ -15,7 +15,7 @@ Momentum acts for as long as the round was: ``mu ** part`` stays of it, and ``pa
 at rounds of a few batches drives the center away. With ``part = 1`` the equations are the papers'.
 
 With ``overlap`` a worker goes on as soon as all have contributed, and the exchange between hosts takes place while it
-trains. In the middle of the period it takes over the center, and adds what it has learned since::
+trains. After that part of the period it takes over the center, and adds what it has learned since::
 
     x_i := c + (x_i - s_i)            s_i: what it contributed
 
@@ -38,7 +38,16 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import Array, Rule, State, member
 from platoon_base.rules.forms import COMPILED, Form
 
-__all__ = ["OuterRule", "momentum_args", "overlaps", "require_momentum", "require_outer_lr", "step_form_of", "waits"]
+__all__ = [
+    "OuterRule",
+    "momentum_args",
+    "overlap_of",
+    "require_momentum",
+    "require_outer_lr",
+    "require_overlap",
+    "step_form_of",
+    "waits",
+]
 
 
 class OuterRule(Rule):
@@ -50,12 +59,12 @@ class OuterRule(Rule):
     ----------
     step_kernel : str or None
         Name of the loops that are made from ``form``; None if there is only `step`.
-    overlap : bool
-        Whether the workers train on while a round is exchanged.
+    overlap : float in [0, 1)
+        The part of the period in which the workers train on while a round is exchanged.
     """
 
     waits: ClassVar[bool] = True
-    overlap = False
+    overlap = 0.0
     step_kernel: ClassVar[str | None] = None
 
     _form_is: ClassVar[tuple[str, str, tuple[str, str]]] = "step_kernel", "step", ("d", "c")
@@ -90,9 +99,9 @@ def waits(rule: Any) -> bool:
     return bool(member(rule, "waits"))
 
 
-def overlaps(rule: Any) -> bool:
-    """Return whether the workers train on while a round of this rule is exchanged."""
-    return bool(member(rule, "overlap", OuterRule))
+def overlap_of(rule: Any) -> float:
+    """Return the part of the period in which the workers train on while a round of this rule is exchanged."""
+    return float(member(rule, "overlap", OuterRule))
 
 
 def step_form_of(rule: Any) -> Form | None:
@@ -113,6 +122,14 @@ def require_outer_lr(outer_lr: Any) -> None:
         raise ConfigurationError(
             f"got outer_lr={outer_lr!r}: the center would not follow the workers; give a number greater than 0, "
             "such as 0.7, or 1 for whole steps"
+        )
+
+
+def require_overlap(overlap: Any) -> None:
+    if isinstance(overlap, bool) or not (isinstance(overlap, (int, float, np.number)) and 0 <= overlap < 1):
+        raise ConfigurationError(
+            f"got overlap={overlap!r}: it is the part of the period in which a round may be exchanged, from 0, for "
+            "rounds that are waited for, to less than 1; try 0.25, or 0.5 on a slower link"
         )
 
 

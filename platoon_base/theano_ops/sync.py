@@ -16,12 +16,12 @@ __all__ = ["Sync", "Synchronizer"]
 class Synchronizer(JobBound):
     """Counts the updates of one compiled training loop and synchronizes when it is time.
 
-    It is compared by identity, so two Ops are equal only if they share one. A round that overlaps is completed in the
-    middle of the period.
+    It is compared by identity, so two Ops are equal only if they share one. A round that overlaps is completed after
+    that part of the period.
     """
 
     def __init__(
-        self, worker: Worker, period: EveryN, timeout_s: float = DEFAULT_TIMEOUT_S, overlaps: bool = False
+        self, worker: Worker, period: EveryN, timeout_s: float = DEFAULT_TIMEOUT_S, overlap: float = 0.0
     ) -> None:
         self.worker = worker
         self.period = period
@@ -29,7 +29,7 @@ class Synchronizer(JobBound):
         self.turn = next_turn()
         self._advanced = worker.advanced
         self._sharing = self._advanced.sharing
-        self._overlaps = overlaps
+        self._overlap = overlap
 
     def step(self, arrays: list[Any]) -> None:
         """Count one update, and synchronize ``arrays`` in place if it is the N-th."""
@@ -41,7 +41,7 @@ class Synchronizer(JobBound):
         self.worker.progress(steps=1)
         if self.period.due():
             self._advanced.sync_arrays(arrays, timeout_s=self.timeout_s)
-        elif self._overlaps and self.period.is_half:
+        elif self._overlap and self.period.is_at(self._overlap):
             self._advanced.complete_round(arrays, timeout_s=self.timeout_s)
 
 

@@ -75,7 +75,7 @@ class Advanced:
         self._sharing.require_served().sync_arrays(arrays, synchronous, part, timeout_s)
 
     def complete_round(self, arrays: Sequence[Any] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Complete the latest round of a rule that overlaps rounds with training, such as ``DiLoCo(overlap=True)``.
+        """Complete the latest round of a rule that overlaps rounds with training, such as ``DiLoCo(overlap=0.5)``.
 
         Call it in the middle of the period, for instance. Without a round under way it does nothing.
         `Worker.copy_to_local`, `Worker.copy_to_global`, `Worker.average_hosts`, `Worker.center_params`,

@@ -32,7 +32,7 @@ from platoon_base.rules.center import (
     settings_of,
     shares_moments,
 )
-from platoon_base.rules.outer import overlaps, step_form_of, waits
+from platoon_base.rules.outer import overlap_of, step_form_of, waits
 from platoon_base.shm.phases import SYNC
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
@@ -207,7 +207,7 @@ class SharedParameters:
             self._progress.count_sync(began, center.whole, number)
 
         if self._rounds is not None and not alone:
-            refused = self._rounds.make(taken, part, timeout_s, count, overlaps(rule))
+            refused = self._rounds.make(taken, part, timeout_s, count, overlap_of(rule) > 0)
         else:
             if self._rounds is not None:  # the others have left meanwhile
                 self._rounds.complete(taken, timeout_s, count)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from platoon_base import Worker
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
-from platoon_base.rules import Rule, at_period, default_rule, overlaps, shares_moments, waits
+from platoon_base.rules import Rule, at_period, default_rule, overlap_of, shares_moments, waits
 from platoon_base.theano_ops import vary_noise
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values, start_training
 from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule
@@ -222,7 +222,8 @@ class Training:
         status = self._main_loop.status
         self.worker.progress(steps=1, epoch=status["epochs_done"] + 1)
         batches, period = status["iterations_done"] - self._synchronized_at, self.settings.period
-        if self._in_rounds and period and overlaps(self._rule) and batches == period // 2 > 0:
+        overlap = overlap_of(self._rule) if self._in_rounds else 0.0
+        if overlap and period and batches == max(1, int(period * overlap)):
             self.worker.advanced.complete_round(timeout_s=self.timeout_s)
         if not self.lockstep and self.worker.should_stop:
             self.request_finish()

@@ -13,7 +13,7 @@ import numpy as np
 from platoon_base import Worker
 from platoon_base.errors import PlatoonError
 from platoon_base.fingerprint import checksum
-from platoon_base.rules import Rule, overlaps, shares_moments, waits
+from platoon_base.rules import Rule, overlap_of, shares_moments, waits
 from platoon_base.schedule import EveryN
 from platoon_base.worker import LossWatch
 from platoon_plugins.keras.backends.base import Backend, Variable
@@ -65,14 +65,14 @@ class Asynchronous(Mode):
         self._model, self._participants = model, participants
 
     def batches_done(self, count: int) -> None:
-        """Synchronize if it is due; complete a round that overlaps in the middle of the period."""
-        due = is_half = False
+        """Synchronize if it is due; complete a round that overlaps after that part of the period."""
+        overlap, due, over = overlap_of(self.rule), False, False
         for _ in range(count):
             due |= self._period.due()
-            is_half |= self._period.is_half
+            over |= self._period.is_at(overlap)
         if due:
             self._sync(1.0)
-        elif is_half and overlaps(self.rule):
+        elif overlap and over:
             self._backend.attach(self._model)
             self._worker.advanced.complete_round()
 

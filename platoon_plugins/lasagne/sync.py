@@ -8,7 +8,7 @@ from typing import Any
 
 from platoon_base import Rule, Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import at_period, default_period, default_rule, overlaps, require_rule, shares_moments, waits
+from platoon_base.rules import at_period, default_period, default_rule, overlap_of, require_rule, shares_moments, waits
 from platoon_base.schedule import EveryN
 from platoon_base.theano_ops import Sync, Synchronizer, vary_noise_once
 from platoon_base.worker import DEFAULT_TIMEOUT_S
@@ -114,7 +114,7 @@ def sync_updates(
     wrapped = OrderedDict(updates)
     if rule is not None and worker.advanced.shares:
         training.period, training.waits = period, waits(rule)
-        sync = Sync(Synchronizer(worker, period, timeout_s, overlaps(rule)))
+        sync = Sync(Synchronizer(worker, period, timeout_s, overlap_of(rule)))
         wrapped.update(zip(shared, sync(*(updates[variable] for variable in shared), return_list=True)))
     return wrapped
 

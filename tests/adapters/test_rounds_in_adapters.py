@@ -167,7 +167,7 @@ def test_lasagne_starts_with_averaged_gradients_and_goes_on_with_local_steps(run
 
 
 @needs_theano
-@pytest.mark.parametrize("rule", ["DiLoCo(0.5, 0.5)", "LocalSGD()", "DiLoCo(0.5, 0.5, overlap=True)"])
+@pytest.mark.parametrize("rule", ["DiLoCo(0.5, 0.5)", "LocalSGD()", "DiLoCo(0.5, 0.5, overlap=0.5)"])
 def test_lasagne_workers_with_more_batches_make_their_rounds_alone(run_lasagne, rule):
     """5 and 8 batches an epoch at a period of 3; the evaluations and the end meet all the same."""
     outcome = run_lasagne(

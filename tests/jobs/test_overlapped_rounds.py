@@ -72,7 +72,7 @@ def by_hand(rule, workers, last):
     return list(zip(*lines))
 
 
-@pytest.mark.parametrize("rule", [LocalSGD(overlap=True), DiLoCo(overlap=True)], ids=repr)
+@pytest.mark.parametrize("rule", [LocalSGD(overlap=0.5), DiLoCo(overlap=0.5)], ids=repr)
 @pytest.mark.parametrize(
     ("workers", "last"), [((2, 1), "copy_to_local"), ((1, 2), "center_params"), ((3,), "average_hosts")], ids=repr
 )
@@ -92,9 +92,10 @@ def test_each_round_counts_one_period_later(hosts, rule, workers, last):
 
 def test_moments_are_not_shared_in_rounds_that_overlap():
     with pytest.raises(ConfigurationError, match="second moments might fall below 0"):
-        LocalSGD(moments=True, overlap=True)
-    with pytest.raises(ConfigurationError, match="overlap=1: it must be True or False"):
-        DiLoCo(overlap=1)
+        LocalSGD(moments=True, overlap=0.5)
+    for overlap in (1, -0.1, True, None):
+        with pytest.raises(ConfigurationError, match=f"got overlap={overlap}: it is the part of the period"):
+            DiLoCo(overlap=overlap)
 
 
 def couriers_of(launcher):

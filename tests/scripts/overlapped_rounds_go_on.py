@@ -8,7 +8,7 @@ from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.rules import LocalSGD
 
 x = np.zeros(10)
-worker.init_shared_params([x], LocalSGD(overlap=True))
+worker.init_shared_params([x], LocalSGD(overlap=0.5))
 worker.barrier("all share")
 say("shared")
 until(lambda: Path("stopped").exists())

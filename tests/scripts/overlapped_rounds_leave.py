@@ -5,7 +5,7 @@ from platoon_base.rules import LocalSGD
 
 with connect() as worker:
     x = np.zeros(10)
-    worker.init_shared_params([x], LocalSGD(overlap=True))
+    worker.init_shared_params([x], LocalSGD(overlap=0.5))
     worker.barrier("all share")
     x += 1 + worker.global_rank
     worker.progress(steps=1)

@@ -9,7 +9,7 @@ from platoon_base.rules import LocalSGD
 
 with connect() as worker:
     rank, x = worker.global_rank, np.zeros(10)
-    worker.init_shared_params([x], LocalSGD(overlap=True))
+    worker.init_shared_params([x], LocalSGD(overlap=0.5))
     worker.barrier("all share")
     x += 3 * rank
     worker.sync_params()  # the mean is 3

@@ -11,7 +11,7 @@ monitoring = DistributedMonitoring(
 )
 extensions = [
     monitoring,
-    ParameterSync(DiLoCo(overlap=sys.argv[2] == "overlaps"), every_n_batches=3),
+    ParameterSync(DiLoCo(overlap=0.5 * (sys.argv[2] == "overlaps")), every_n_batches=3),
     FinishAfter(after_n_epochs=4),
 ]
 main_loop = loop(cost, stream(40 + 24 * rank), extensions, Scale(0.1))

@@ -21,7 +21,7 @@ class Watch(SimpleExtension):
 
 
 watch = Watch()
-extensions = [ParameterSync(LocalSGD(overlap=True), every_n_batches=4), watch, FinishAfter(after_n_epochs=1)]
+extensions = [ParameterSync(LocalSGD(overlap=0.5), every_n_batches=4), watch, FinishAfter(after_n_epochs=1)]
 loop(cost, DataStream(rows, iteration_scheme=SequentialScheme(18, 2)), extensions, Scale(1.0)).run()
 # After 4 steps the workers contribute 4 and 8, and after 6 they take over the mean, 6, and go on from there.
 assert watch.found == [own, 2 * own, 3 * own, 4 * own, 5 * own, *(6 + n * own for n in (2, 3, 4, 5))], watch.found

@@ -18,7 +18,7 @@ model.fit(
     batch_size=1,
     shuffle=False,
     verbose=0,
-    callbacks=distribute([watch], rule=LocalSGD(overlap=True), every_n_batches=4),
+    callbacks=distribute([watch], rule=LocalSGD(overlap=0.5), every_n_batches=4),
 )
 # After 4 steps the workers contribute 4 and 8, and before the 7th they take over the mean, 6, and go on from there.
 assert found == [*(n * own for n in range(1, 7)), *(6 + n * own for n in (3, 4, 5))], found

@@ -15,7 +15,7 @@ logs = model.fit(
     epochs=4,
     verbose=0,
     validation_data=data(60, seed=7),
-    callbacks=distribute([watch], rule=DiLoCo(overlap=sys.argv[2] == "overlaps"), every_n_batches=3),
+    callbacks=distribute([watch], rule=DiLoCo(overlap=0.5 * (sys.argv[2] == "overlaps")), every_n_batches=3),
 ).history
 assert logs["val_loss"][-1] < 0.9 * logs["val_loss"][0], logs
 for at_begin in begins[1:]:

@@ -5,7 +5,7 @@ from lasagne_preamble import T, finish_training, rank, sync_updates, theano
 from platoon_plugins.lasagne import LocalSGD
 
 w = theano.shared(np.zeros(3, "f4"), name="w")
-updates = sync_updates({w: w + np.float32(1 + rank)}, [w], LocalSGD(overlap=True), every_n_batches=4)
+updates = sync_updates({w: w + np.float32(1 + rank)}, [w], LocalSGD(overlap=0.5), every_n_batches=4)
 train = theano.function([], T.sum(w), updates=updates)
 own = 1 + rank
 found = []

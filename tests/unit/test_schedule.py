@@ -17,13 +17,14 @@ def test_every_n(n, expected):
 
 
 @pytest.mark.parametrize(
-    ("n", "expected"), [(1, "......."), (2, "H.H.H.H"), (3, "H..H..H"), (4, ".H...H."), (5, ".H....H")]
+    ("n", "part", "expected"),
+    [(1, 0.5, "......."), (2, 0.5, "H.H.H.H"), (3, 0.5, "H..H..H"), (4, 0.5, ".H...H."), (4, 0.9, "..H...H")],
 )
-def test_the_middle_of_a_period_comes_once(n, expected):
+def test_a_part_of_a_period_is_over_once(n, part, expected):
     period, found = EveryN(n), ""
     for _ in range(7):
         period.due()
-        found += "H" if period.is_half else "."
+        found += "H" if period.is_at(part) else "."
     assert found == expected
 
 
