@@ -43,9 +43,10 @@ def courier_cpu_s() -> float:
 
 
 def make_rounds(worker, size_bytes: int, steps: int, step_s: float, rounds: int, rule: str) -> dict:
-    random = np.random.default_rng(worker.global_rank)
+    random, used = np.random.default_rng(worker.global_rank), eval(rule, vars(rules))
+    completes = int(steps * rules.overlap_of(used))
     x = np.zeros(size_bytes // 4, np.float32)
-    worker.init_shared_params([x], eval(rule, vars(rules)), timeout_s=WAIT_S)
+    worker.init_shared_params([x], used, timeout_s=WAIT_S)
     progress = random.standard_normal(x.size).astype(np.float32) * np.float32(1e-3)
     worker.barrier("begin", timeout_s=WAIT_S)
     taken, sent, cpu = [], [], []
@@ -54,9 +55,9 @@ def make_rounds(worker, size_bytes: int, steps: int, step_s: float, rounds: int,
         for step in range(steps):
             time.sleep(step_s)
             worker.progress(steps=1)
-            if step + 1 == steps // 2:
+            if step + 1 == completes:
                 began = time.perf_counter()
-                worker.advanced.complete_round(timeout_s=WAIT_S)  # if it overlaps
+                worker.advanced.complete_round(timeout_s=WAIT_S)
                 waited = time.perf_counter() - began
         x += progress
         np.multiply(progress, np.float32(-1), out=progress)
@@ -127,8 +128,11 @@ def learn(worker, rule: str, steps: int, every: int, seed: int, loses: bool) -> 
         params += [(random.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32), np.zeros(b, np.float32)]
     averages = rule == "gradients"
     combine = FlatAllReduce(worker, WAIT_S, compress=True)
+    completes = 0
     if not averages:
-        worker.init_shared_params(params, eval(rule, vars(rules)), timeout_s=WAIT_S)
+        used = eval(rule, vars(rules))
+        completes = int(every * rules.overlap_of(used))
+        worker.init_shared_params(params, used, timeout_s=WAIT_S)
     worker.barrier("begin", timeout_s=WAIT_S)
     moments = [(np.zeros_like(p), np.zeros_like(p)) for p in params]
     own = np.random.default_rng([seed, worker.global_rank])
@@ -144,8 +148,8 @@ def learn(worker, rule: str, steps: int, every: int, seed: int, loses: bool) -> 
         worker.progress(steps=1)
         if step % every == 0 and not averages:
             worker.sync_params(timeout_s=WAIT_S)
-        elif step % every == every // 2 and not averages:
-            worker.advanced.complete_round(timeout_s=WAIT_S)  # if it overlaps
+        elif completes and step % every == completes:
+            worker.advanced.complete_round(timeout_s=WAIT_S)
         if loses and step == steps // 2:
             if worker.global_rank == 0:
                 worker.copy_to_global(timeout_s=WAIT_S)
