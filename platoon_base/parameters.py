@@ -213,6 +213,11 @@ class Parameters:
             flush()
 
     @property
+    def frozen(self) -> set[int]:
+        """The indices of those that are not trained now, as far as that is known: torch's with a requires_grad."""
+        return {i for i, parameter in enumerate(self._parameters) if getattr(parameter, "frozen", False)}
+
+    @property
     def context(self) -> Any:
         """The context of the parameters, if all are C-contiguous device arrays of one; None otherwise."""
         arrays = self.borrow_on_device()

@@ -214,6 +214,11 @@ class TensorParameter(TensorMemory):
         self._checked: torch.dtype | None = None
         self.tensor()
 
+    @property
+    def frozen(self) -> bool:
+        """Whether it is a module's parameter that is not trained; tensors without autograd may be trained by hand."""
+        return isinstance(self._tensor, torch.nn.Parameter) and not self._tensor.requires_grad
+
     def tensor(self) -> Tensor:
         """Return the tensor; raise `ConfigurationError` if it has become one of a dtype that NumPy has not."""
         tensor = self._tensor

@@ -171,6 +171,13 @@ def _args(file: _File, values: Mapping[str, Any]) -> tuple[str, ...]:
             f'{file.at("args")}: got args = {_toml(args)}: write args = ["--epochs", "10"], or a table [args] with '
             "epochs = 10"
         )
+    table = "args" if isinstance(args, dict) else ""
+    for key, value in args.items() if isinstance(args, dict) else [("args", args)]:
+        if any(isinstance(each, (list, dict)) for each in (value if isinstance(value, list) else [value])):
+            raise ConfigurationError(
+                f"{file.at(key, table)}: got {key} = {value!r}: no word of a command line says that; write texts, "
+                "numbers, true, false, or a list of these"
+            )
     return tuple(str(each) for each in args) if isinstance(args, list) else tuple(_options_of(args))
 
 

@@ -139,14 +139,7 @@ def print_advice(
 
 
 def _period_fixed(trials: Sequence[Trial]) -> bool:
-    """Return whether runs with the same rule and different periods synchronized equally often."""
-    rates: dict[tuple[str, int | None], list[float]] = {}
-    for trial in trials:
-        if trial.method.rule and trial.steps and trial.syncs and not trial.failed:
-            rates.setdefault((trial.method.rule, trial.method.period), []).append(trial.syncs / trial.steps)
-    several = [
-        [each for (other, _), found in rates.items() if other == rule for each in found]
-        for rule in {rule for rule, _ in rates}
-        if len({period for other, period in rates if other == rule}) > 1
-    ]
-    return bool(several) and all(max(each) <= 1.1 * min(each) for each in several)
+    """Return whether runs with different periods synchronized equally often."""
+    counted = [each for each in trials if each.method.rule and each.steps and each.syncs and not each.failed]
+    rates = [trial.syncs / trial.steps for trial in counted]
+    return len({trial.method.period for trial in counted}) > 1 and max(rates) <= 1.1 * min(rates)

@@ -39,11 +39,13 @@ def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> di
     """Return the environment of one worker.
 
     Variables that the user has set stay. Besides the device, it limits the threads of each of several workers, so that
-    all together use no more threads than there are cores; not if the user has set any of `THREAD_VARIABLES`.
+    all together use no more threads than there are cores; not if the user has set any of `THREAD_VARIABLES`. Sets of
+    strings have the same order on all workers, hosts and late joiners, for labels may be numbered by one.
     """
     environment = dict(base)
     environment[DEVICE] = device
     environment.setdefault("PYTHONUNBUFFERED", "1")
+    environment["PYTHONHASHSEED"] = environment.get("PYTHONHASHSEED") or "0"
     # One for OpenBLAS or MKL would count before the user's OMP_NUM_THREADS.
     if workers > 1 and not any(environment.get(name) for name in THREAD_VARIABLES):
         threads = str(max(1, len(os.sched_getaffinity(0)) // workers))

@@ -88,7 +88,8 @@ class SharedParameters:
         self._watched = slice(watched)
         names = [spec.name for spec in parameters.layout.specs[self._watched]]
         # At least 30 mini-batches by the rule's own period, as gradients may be accumulated over several.
-        self._unchanged_watch = UnchangedWatch(names, self._rank, max(3, -(-30 // member(rule, "period"))))
+        patience = max(3, -(-30 // member(rule, "period")))
+        self._unchanged_watch = UnchangedWatch(names, self._rank, patience, parameters.frozen)
         self._watch = DivergenceWatch(self._rank)
         self._unlink: Callable[[], None] | None = None
         self.count = self._before = 0  # synchronizations of this training, and those of earlier ones

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from platoon_base.fingerprint import checksum
@@ -25,13 +25,15 @@ class UnchangedWatch:
     patience : int
         Synchronizations after which it warns: two without a step between them, as at the end of an epoch, are no
         evidence.
+    frozen : collection of int
+        Indices of parameters that are not to change: their first values are shared, so that workers have the same.
     """
 
-    def __init__(self, names: Sequence[str], rank: int, patience: int = 3) -> None:
+    def __init__(self, names: Sequence[str], rank: int, patience: int = 3, frozen: Collection[int] = ()) -> None:
         self._names, self._patience = list(names), patience
         self._rank = rank
         self._sums: dict[int, int] = {}
-        self._watched = set(range(len(names)))
+        self._watched = set(range(len(names))) - set(frozen)
         self._seen = 0
 
     def before_sync(self, arrays: Sequence[Any]) -> None:

@@ -84,6 +84,14 @@ def test_a_script_that_names_rule_and_period_wins_and_is_told(platoon, write_scr
 
 
 @pytest.mark.base
+def test_a_script_that_names_its_period_alone_is_told_when_rules_differ_too(platoon, write_script):
+    script = write_script(DESCENT.replace("default_period()", "8"))
+    done = run(platoon, "--seeds", 1, "--method", "EASGD() every 4", "--method", "DiLoCo() every 20", script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the script names its period, which wins: leave it out" in done.stdout
+
+
+@pytest.mark.base
 @pytest.mark.parametrize(
     ("script", "words", "complaint"),
     [

@@ -135,6 +135,10 @@ def test_the_environment_wins_over_the_training_of_the_file(parse, monkeypatch):
         ("[training]\navg_freq = 0", "run.toml, line 2: got avg_freq = 0: it counts batches, from 1"),
         ("[training]\navg_freq = 1\nevery_n_batches = 1", "run.toml, line 2: avg_freq is every_n_batches: leave one"),
         ("args = 'x'", "run.toml, line 1: got args = 'x': write args = ["),
+        ("[args]\nrate = 1\nadam = {beta = 1}", "run.toml, line 3: got adam = {'beta': 1}: no word of a command line"),
+        ("[args.adam]\nbeta = 1", "run.toml: got adam = {'beta': 1}: no word of a command line"),
+        ("[args]\nsizes = [[1], [2]]", "run.toml, line 2: got sizes = [[1], [2]]: no word of a command line"),
+        ("args = ['--a', [1]]", "run.toml, line 1: got args = ['--a', [1]]: no word of a command line"),
         ("a = ", "run.toml, which is no TOML file: Invalid value"),
     ],
 )

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from platoon_base import EASGD
+from platoon_base import ASGD, EASGD
 from platoon_base.devices.checks import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.parameters import Parameters
@@ -92,3 +92,16 @@ def test_parameters_in_float64_are_named_in_the_words_of_torch():
 def test_a_sparse_tensor_is_refused():
     with pytest.raises(ConfigurationError, match="dense"):
         Parameters([torch.zeros(3).to_sparse()])
+
+
+@pytest.mark.parametrize("of_a_module", [True, False])
+def test_frozen_parameters_of_a_module_are_no_reason_for_a_warning(job_of_one, caplog, of_a_module):
+    """Other tensors without autograd are: they may be trained by hand."""
+    layer = torch.nn.Linear(3, 2)
+    layer.bias.requires_grad_(False)
+    job_of_one.init_shared_params([layer.weight, layer.bias if of_a_module else layer.bias.detach()], ASGD())
+    for _ in range(5):
+        with torch.no_grad():
+            layer.weight += 0.1
+        job_of_one.sync_params()
+    assert ["did not change" in record.getMessage() for record in caplog.records] == [True] * (not of_a_module)

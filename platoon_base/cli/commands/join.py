@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 import click
 
@@ -11,7 +10,7 @@ from platoon_base.cli.commands.arguments import SCRIPT, program_and_args
 from platoon_base.cli.launcher import require_runnable, worker_environment
 from platoon_base.job.files import JobFiles
 from platoon_base.system.environment import JOB, RANK
-from platoon_base.worker_process import child
+from platoon_base.worker_process.program import python_main
 
 __all__ = ["command"]
 
@@ -27,8 +26,7 @@ def command(device: str, job: str, words: tuple[str, ...]) -> None:
     program, args = program_and_args(words)
     require_runnable(program, [device])
     files = JobFiles.find(job)
-    os.environ.update(worker_environment(device, files.size + 1, os.environ))
-    os.environ[JOB] = files.folder
-    os.environ.pop(RANK, None)
-    sys.argv = ["platoon-join", *program.argv, *args]
-    child.main()
+    environment = {**worker_environment(device, files.size + 1, os.environ), JOB: files.folder}
+    environment.pop(RANK, None)
+    worker = [*python_main("platoon_base.worker_process.child"), *program.argv, *args]
+    os.execve(worker[0], worker, environment)  # Python reads the variable about the order of sets as it starts
