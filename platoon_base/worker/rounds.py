@@ -19,6 +19,7 @@ __all__ = ["WorkerRounds", "require_part"]
 
 Array = np.ndarray[Any, Any]
 
+_BLOCK = 1 << 15  # elements that the caches hold
 _MIN_S = 3.0  # for copying the center, even if the wait for the others has used up the timeout
 
 
@@ -27,7 +28,6 @@ class _Sent(NamedTuple):
 
     number: int
     rule: OuterRule
-    values: list[Array]
 
 
 class WorkerRounds:
@@ -59,7 +59,9 @@ class WorkerRounds:
     ) -> None:
         self._client, self._center, self._rule_for, self._turns = client, center, rule_for, turns
         self._sent: _Sent | None = None
-        self._new: list[Array] = []  # memory for the center of a round that overlaps
+        # Memory for rounds that overlap: what was contributed, and the new center.
+        self._values: list[Array] = []
+        self._new: list[Array] = []
 
     @property
     def under_way(self) -> bool:
@@ -95,9 +97,12 @@ class WorkerRounds:
             kept_out = self._center.contribute(arrays, part, left_s)
         met = self._client.wait_for_all(msg.Round(timeout_s=max(deadline - time.monotonic(), 0.0)), msg.RoundReached)
         # All workers pass the same number of workers, whichever of them makes the step on a stripe.
-        sent = _Sent(met.number, self._rule_for(len(met.ranks)), [])
+        sent = _Sent(met.number, self._rule_for(len(met.ranks)))
         if overlaps and kept_out is None:
-            self._sent = sent._replace(values=[array.copy() for array in arrays])
+            self._values = self._values or [np.empty(array.shape, array.dtype) for array in arrays]
+            for values, array in zip(self._values, arrays):
+                np.copyto(values, array)
+            self._sent = sent
             return refused
         stepped = self._take_over(sent, arrays, max(deadline - time.monotonic(), min(_MIN_S, timeout_s)), count)
         return next((each for each in (refused, kept_out, stepped) if each is not None), None)
@@ -112,10 +117,10 @@ class WorkerRounds:
         sent = self._sent
         if sent is None:
             return None
-        self._new = self._new or [np.empty_like(values) for values in sent.values]
+        self._new = self._new or [np.empty_like(values) for values in self._values]
 
         def counted(number: int) -> None:
-            for array, new, values in zip(arrays, self._new, sent.values):
+            for array, new, values in zip(arrays, self._new, self._values):
                 _go_on(array, new, values)
             self._sent = None
             count(number)
@@ -133,10 +138,13 @@ class WorkerRounds:
 
 def _go_on(array: Array, new: Array, sent: Array) -> None:
     """Set ``array`` to ``new + (array - sent)``, and where it has not changed to the bits of ``new``."""
-    same = array == sent
-    np.subtract(array, sent, out=sent)
-    np.add(new, sent, out=array)
-    np.copyto(array, new, where=same)
+    x, c, s = (each.reshape(-1) for each in (array, new, sent))
+    for begin in range(0, x.size, _BLOCK):
+        block = slice(begin, begin + _BLOCK)
+        same = x[block] == s[block]
+        np.subtract(x[block], s[block], out=s[block])
+        np.add(c[block], s[block], out=x[block])
+        np.copyto(x[block], c[block], where=same)
 
 
 def require_part(part: Any) -> None:
