@@ -49,9 +49,9 @@ class EveryN:
         self.periods += 1
         return True
 
-    def is_at(self, part: float) -> bool:
-        """Return whether this step is the one after that part of a period, the first at least, and not its last."""
-        return self.count == max(1, int(self.n * part))
+    def is_past(self, part: float) -> bool:
+        """Return whether that part of a period is over since the last that was due, and a step at least."""
+        return self.count >= max(1, int(self.n * part))
 
     @property
     def part(self) -> float:

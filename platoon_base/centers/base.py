@@ -124,6 +124,10 @@ class RoundCenter(Center, Protocol):
         """
         ...
 
+    def note_met(self, number: int, timeout_s: float) -> None:
+        """Let nobody contribute to round ``number`` any more, which all have met for, though its step is made later."""
+        ...
+
     def take_over(
         self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float
     ) -> NonFiniteElement | None:

@@ -165,6 +165,14 @@ class HostCenter:
 
         return self._visit_round(add, timeout_s)
 
+    def note_met(self, number: int, timeout_s: float) -> None:
+        """Let nobody contribute to round ``number`` any more, though its step is made later."""
+
+        def note(rounds: Rounds, stripe: Stripe) -> None:
+            rounds.note_met(stripe.index, number)
+
+        self._visit_round(note, timeout_s)
+
     def take_over(
         self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float
     ) -> NonFiniteElement | None:

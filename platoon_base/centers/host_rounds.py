@@ -39,14 +39,15 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-# For each stripe: the latest round whose step was made; how often the values were changed; which totals are in use.
+# For each stripe: the latest round whose step was made; how often the values were changed; which totals are in use;
+# the latest round that overlaps with training and to which all have contributed.
 # For each of the two totals: the number of contributions, and the sum of their parts; the elements up to which the
 # step is made; those up to which the current block was copied; the round whose sum over all hosts it holds, or 0.
 WORDS = [
     ("round", "u4"),
     ("generation", "u4"),
     ("in_use", "u4"),
-    ("unused", "u4"),
+    ("met", "u4"),
     ("count", "u4", (2,)),
     ("parts", "f8", (2,)),
     ("done", "u8", (2,)),
@@ -135,20 +136,26 @@ class Rounds:
     def contribute(self, index: int, local: Sequence[Array], part: float) -> tuple[int, int] | None:
         """Add ``x - c`` to a stripe's total, if this worker's parameters started from the stripe's current values.
 
-        Nothing is added either if a worker died during the step on the stripe: another has to finish it first.
+        Nothing is added either if a worker died during the step on the stripe: another has to finish it first. Nor is
+        it if all have contributed to a round whose step was not made yet: this worker came too late for it.
 
         Returns
         -------
         (piece, element) of the first element that was left out, since its total would not be finite, or None.
         """
         words = self.stripes[index].words
-        if self._begun[index] != words["generation"] or self._is_half_done(index):
+        if self._begun[index] != words["generation"] or self._is_half_done(index) or words["met"] > words["round"]:
             return None
         self._begun[index] = _NO_GENERATION  # a second call must not count twice
         used = int(words["in_use"])
         refused = [(piece, k.contribute(x, used)) for piece, (k, x) in enumerate(zip(self._kernels[index], local))]
         self._use_other(index, int(words["count"][used]) + 1, float(words["parts"][used]) + part)
         return next(((piece, element) for piece, element in refused if element is not None), None)
+
+    def note_met(self, index: int, number: int) -> None:
+        """Record that all have contributed to round ``number``, whose step is made later; see `contribute`."""
+        words = self.stripes[index].words
+        words["met"] = max(int(words["met"]), number)
 
     def _use_other(self, index: int, count: int, parts: float) -> None:
         """Go on with the other of the two totals of a stripe; see `use_other`."""

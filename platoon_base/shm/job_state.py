@@ -271,9 +271,14 @@ class JobState:
         self.stop_votes[rank] = 0
 
     @staticmethod
-    def mark_synced(row: Any) -> None:
-        """Record that the center has all steps so far of a row's worker."""
-        _put(row, (row["epoch"], row["steps"] - row["steps_before_epoch"], row["steps"]))
+    def position_of(row: Any) -> tuple[int, int, int]:
+        """Return the epoch of a row's worker, its steps within it, and all its steps."""
+        return int(row["epoch"]), int(row["steps"] - row["steps_before_epoch"]), int(row["steps"])
+
+    @staticmethod
+    def mark_synced(row: Any, position: tuple[int, int, int] | None = None) -> None:
+        """Record that the center has the steps of a row's worker up to a position, or all so far."""
+        _put(row, JobState.position_of(row) if position is None else position)
 
     def mark_all_synced(self, row: Any) -> None:
         """Record that the center equals the model of a row's worker now, from which all others go on."""

@@ -41,7 +41,7 @@ class Synchronizer(JobBound):
         self.worker.progress(steps=1)
         if self.period.due():
             self._advanced.sync_arrays(arrays, timeout_s=self.timeout_s)
-        elif self._overlap and self.period.is_at(self._overlap):
+        elif self._overlap and self._advanced.round_under_way and self.period.is_past(self._overlap):
             self._advanced.complete_round(arrays, timeout_s=self.timeout_s)
 
 

@@ -98,7 +98,14 @@ class ProgressRow:
         """Number of steps so far."""
         return int(self.row["steps"])
 
-    def count_sync(self, began: float, whole: bool, number: int = 0) -> None:
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """The epoch, the steps within it, and all steps."""
+        return JobState.position_of(self.row)
+
+    def count_sync(
+        self, began: float, whole: bool, number: int = 0, position: tuple[int, int, int] | None = None
+    ) -> None:
         """Count a synchronization.
 
         Parameters
@@ -109,12 +116,14 @@ class ProgressRow:
             Whether every part of the center was synchronized.
         number : int, optional
             Of the round, if it was one.
+        position : (epoch, steps within it, all steps), optional
+            Up to where the center has this worker's steps.  [all so far]
         """
         row = self.row
         row["syncs"] += 1
         row["round"] = number or row["round"]
         if whole:
-            JobState.mark_synced(row)
+            JobState.mark_synced(row, position)
         row["sync_seconds"] += time.perf_counter() - began
 
     def count_copy(self) -> None:

@@ -23,11 +23,15 @@ _BLOCK = 1 << 15  # elements that the caches hold
 _MIN_S = 3.0  # for copying the center, even if the wait for the others has used up the timeout
 
 
+Count = Callable[[int, float], None]
+
+
 class _Sent(NamedTuple):
     """A round that this worker has contributed to, and whose center it has not copied yet."""
 
     number: int
     rule: OuterRule
+    on_center: Count
 
 
 class WorkerRounds:
@@ -69,7 +73,7 @@ class WorkerRounds:
         return self._sent is not None
 
     def make(
-        self, arrays: Sequence[Array], part: float, timeout_s: float, count: Callable[[int], None], overlaps: bool
+        self, arrays: Sequence[Array], part: float, timeout_s: float, count: Count, overlaps: bool
     ) -> NonFiniteElement | None:
         """Complete the round under way, and make the next one; change ``arrays`` in place.
 
@@ -81,7 +85,8 @@ class WorkerRounds:
         timeout_s : float
             Bound on the wait for the others, and on the wait for the center's stripes.
         count : callable
-            Called with the number of a round when ``arrays`` are of the new center, still within the turn.
+            Called when ``arrays`` are of the new center, still within the turn: ``count(number, began)``, the number
+            of the round and when its completion began, by `time.perf_counter`; later, if the round overlaps.
         overlaps : bool
             Whether to return once all workers have contributed, and to leave the rest to the next call.
 
@@ -91,25 +96,32 @@ class WorkerRounds:
             The first element that was kept out of the center.
         """
         deadline = time.monotonic() + timeout_s
-        refused = self.complete(arrays, timeout_s, count)
+        refused = self.complete(arrays, timeout_s)
+        began = time.perf_counter()
         left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
         with self._turns.take("contribute", left_s, self._center.finish):
             kept_out = self._center.contribute(arrays, part, left_s)
         met = self._client.wait_for_all(msg.Round(timeout_s=max(deadline - time.monotonic(), 0.0)), msg.RoundReached)
         # All workers pass the same number of workers, whichever of them makes the step on a stripe.
-        sent = _Sent(met.number, self._rule_for(len(met.ranks)))
+        sent = _Sent(met.number, self._rule_for(len(met.ranks)), count)
+        left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
         if overlaps and kept_out is None:
-            self._values = self._values or [np.empty(array.shape, array.dtype) for array in arrays]
-            for values, array in zip(self._values, arrays):
-                np.copyto(values, array)
+            self._center.note_met(met.number, left_s)
             self._sent = sent
+            self.go_on_from(arrays)
             return refused
-        stepped = self._take_over(sent, arrays, max(deadline - time.monotonic(), min(_MIN_S, timeout_s)), count)
+        stepped = self._take_over(sent, arrays, left_s, began)
         return next((each for each in (refused, kept_out, stepped) if each is not None), None)
 
-    def complete(
-        self, arrays: Sequence[Array], timeout_s: float, count: Callable[[int], None]
-    ) -> NonFiniteElement | None:
+    def go_on_from(self, arrays: Sequence[Array]) -> None:
+        """Take what a worker learns from these values on for its progress during the round under way."""
+        if self._sent is None:
+            return
+        self._values = self._values or [np.empty(array.shape, array.dtype) for array in arrays]
+        for values, array in zip(self._values, arrays):
+            np.copyto(values, array)
+
+    def complete(self, arrays: Sequence[Array], timeout_s: float) -> NonFiniteElement | None:
         """Give ``arrays`` the center of the round under way, and what they have learned since; see `make`.
 
         If it raises, the round is still under way.
@@ -119,20 +131,20 @@ class WorkerRounds:
             return None
         self._new = self._new or [np.empty_like(values) for values in self._values]
 
-        def counted(number: int) -> None:
+        def count(number: int, began: float) -> None:
+            self._sent = None
             for array, new, values in zip(arrays, self._new, self._values):
                 _go_on(array, new, values)
-            self._sent = None
-            count(number)
+            sent.on_center(number, began)
 
-        return self._take_over(sent, self._new, timeout_s, counted)
+        return self._take_over(sent._replace(on_center=count), self._new, timeout_s, time.perf_counter())
 
     def _take_over(
-        self, sent: _Sent, arrays: Sequence[Array], timeout_s: float, count: Callable[[int], None]
+        self, sent: _Sent, arrays: Sequence[Array], timeout_s: float, began: float
     ) -> NonFiniteElement | None:
         with self._turns.take("step", timeout_s, self._center.finish):
             stepped = self._center.take_over(sent.rule, arrays, sent.number, timeout_s)
-            count(sent.number)
+            sent.on_center(sent.number, began)
         return stepped
 
 

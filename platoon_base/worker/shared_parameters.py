@@ -201,21 +201,25 @@ class SharedParameters:
         alone = self._alone()
         self.count += 1
         rule: Any = self._adopting if alone else self._rule_for(self._connection.num_live[0])
-        if not alone:
+        overlaps = not alone and overlap_of(rule) > 0
+        # Of rounds that overlap those are judged that are completed.
+        judged = not alone and (not overlaps or (self._rounds is not None and self._rounds.under_way))
+        if judged:
             self._watch.before_sync(taken[self._watched], rule)
+        position = self._progress.position
 
-        def count(number: int = 0) -> None:  # within the turn: a checkpoint is of one moment
-            self._progress.count_sync(began, center.whole, number)
+        def count(number: int, began: float) -> None:  # within the turn: a checkpoint is of one moment
+            self._progress.count_sync(began, center.whole, number, position)
 
         if self._rounds is not None and not alone:
-            refused = self._rounds.make(taken, part, timeout_s, count, overlap_of(rule) > 0)
+            refused = self._rounds.make(taken, part, timeout_s, count, overlaps)
         else:
             if self._rounds is not None:  # the others have left meanwhile
-                self._rounds.complete(taken, timeout_s, count)
+                self._rounds.complete(taken, timeout_s)
             with self._turns.take("sync", timeout_s, self.finish):
                 refused = center.sync(rule, taken, synchronous or alone, timeout_s)
-                count()
-        if not alone:
+                count(0, began)
+        if judged:
             self._watch.after_sync(taken[self._watched], rule)
         try:
             if refused is not None:
@@ -225,17 +229,24 @@ class SharedParameters:
                 if array is not values:
                     assign(array, values)
 
+    @property
+    def round_under_way(self) -> bool:
+        """Whether a round that overlaps with training is to be completed."""
+        return self._rounds is not None and self._rounds.under_way
+
     def complete_round(self, timeout_s: float, given: Sequence[Any] | None = None) -> None:
         """Complete a round that overlaps with training; see `Advanced.complete_round`."""
-        rounds, began = self._rounds, time.perf_counter()
+        rounds = self._rounds
         if rounds is None or not rounds.under_way:
             return
         with self._call_lock.take("complete_round", timeout_s) as left_s, self._clock.phase(SYNC):
             arrays = self._borrow() if given is None else given
             _require_layout(self.parameters.layout, arrays, self.center)
             taken = [np.asarray(array, order="C") for array in arrays]
-            refused = rounds.complete(taken, left_s, lambda number: self._progress.count_sync(began, True, number))
             try:
+                self._watch.before_sync(taken[self._watched], self._rule)
+                refused = rounds.complete(taken, left_s)
+                self._watch.after_sync(taken[self._watched], self._rule)
                 if refused is not None:
                     self._handle_nonfinite(refused, taken, left_s)
             finally:
@@ -427,6 +438,8 @@ class SharedParameters:
         if self._on_nonfinite == "restore" and self.center is not None:
             with self._turns.take("restore", timeout_s, self.finish):
                 self.center.read(arrays, True, timeout_s, begin=True)
+            if self._rounds is not None:
+                self._rounds.go_on_from(arrays)
 
 
 def _resolved(rule: Rule, workers: tuple[int, int]) -> Any:

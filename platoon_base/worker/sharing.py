@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 from platoon_base.coordination import messages as msg
-from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.errors import ConfigurationError, NonFiniteError
 from platoon_base.rules import Rule, default_rule
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.shared_parameters import SharedParameters, share
@@ -16,7 +16,7 @@ __all__ = ["Sharing"]
 
 log = logging.getLogger(__name__)
 
-_CLOSING_S = 15.0
+_CLOSING_S = 60.0
 
 
 class Sharing:
@@ -99,8 +99,10 @@ class Sharing:
         try:
             if self.current is not None:
                 self.current.complete_round(_CLOSING_S)
-        except PlatoonError as exc:
-            log.warning("the latest round was not completed as this worker left: %s", exc)
+        except NonFiniteError as exc:
+            log.warning("%s", exc)
+        except Exception as exc:  # whatever it is, this worker has to leave
+            log.warning("the latest round was not completed as this worker left, so the center lacks it: %s", exc)
 
     def close(self) -> None:
         """Close the center in this process."""

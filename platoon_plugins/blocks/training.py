@@ -221,10 +221,10 @@ class Training:
         self._evaluated = []
         status = self._main_loop.status
         self.worker.progress(steps=1, epoch=status["epochs_done"] + 1)
-        batches, period = status["iterations_done"] - self._synchronized_at, self.settings.period
-        overlap = overlap_of(self._rule) if self._in_rounds else 0.0
-        if overlap and period and batches == max(1, int(period * overlap)):
-            self.worker.advanced.complete_round(timeout_s=self.timeout_s)
+        if self.worker.advanced.round_under_way:
+            batches, period = status["iterations_done"] - self._synchronized_at, self.settings.period or self._longest
+            if batches >= max(1, int(period * overlap_of(self._rule))):
+                self.worker.advanced.complete_round(timeout_s=self.timeout_s)
         if not self.lockstep and self.worker.should_stop:
             self.request_finish()
 
@@ -327,6 +327,8 @@ class Training:
 
     def meet(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
         """Wait until the main loops of all workers have reached a point; see `SyncPoints.attend`."""
+        if self.worker.advanced.round_under_way:  # what the others read then has it
+            self.worker.advanced.complete_round(timeout_s=self.timeout_s)
         meeting = self._sync_points.attend(point, vote)
         led, self._led = self._led, self.leads
         if self._led and not led:

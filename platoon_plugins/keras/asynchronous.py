@@ -66,13 +66,11 @@ class Asynchronous(Mode):
 
     def batches_done(self, count: int) -> None:
         """Synchronize if it is due; complete a round that overlaps after that part of the period."""
-        overlap, due, over = overlap_of(self.rule), False, False
-        for _ in range(count):
-            due |= self._period.due()
-            over |= self._period.is_at(overlap)
-        if due:
+        due = [self._period.due() for _ in range(count)]
+        overlap = overlap_of(self.rule)
+        if any(due):
             self._sync(1.0)
-        elif overlap and over:
+        elif overlap and self._worker.advanced.round_under_way and self._period.is_past(overlap):
             self._backend.attach(self._model)
             self._worker.advanced.complete_round()
 

@@ -18,13 +18,13 @@ def test_every_n(n, expected):
 
 @pytest.mark.parametrize(
     ("n", "part", "expected"),
-    [(1, 0.5, "......."), (2, 0.5, "H.H.H.H"), (3, 0.5, "H..H..H"), (4, 0.5, ".H...H."), (4, 0.9, "..H...H")],
+    [(1, 0.5, "......."), (2, 0.5, "H.H.H.H"), (3, 0.5, "HH.HH.H"), (4, 0.5, ".HH..HH"), (4, 0.9, "..H...H")],
 )
-def test_a_part_of_a_period_is_over_once(n, part, expected):
+def test_a_part_of_a_period_is_over_until_the_next(n, part, expected):
     period, found = EveryN(n), ""
     for _ in range(7):
         period.due()
-        found += "H" if period.is_at(part) else "."
+        found += "H" if period.is_past(part) else "."
     assert found == expected
 
 
