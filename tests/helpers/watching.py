@@ -29,6 +29,7 @@ __all__ = [
     "is_stopped",
     "living",
     "partitions_of",
+    "position",
     "progress",
     "rest",
     "takes_part",
@@ -83,6 +84,12 @@ def progress(rank):
     """Return what a worker has written of itself; see `platoon_base.shm.job_state.Progress`."""
     with _job_state() as (job_state, _):
         return job_state.progress(rank)
+
+
+def position(rank):
+    """Return where a worker would go on from the center; see `platoon_base.shm.job_state.Position`."""
+    with _job_state() as (job_state, _):
+        return job_state.position(rank)
 
 
 def waits_in(name, *ranks):

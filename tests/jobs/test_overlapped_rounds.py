@@ -134,3 +134,28 @@ def test_a_worker_that_leaves_completes_its_round_first(platoon, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     with np.load(max((tmp_path / "kept").glob("*.npz"))) as checkpoint:
         np.testing.assert_array_equal(checkpoint["center/0"], np.full(10, 1.5))
+
+
+def test_who_comes_late_to_a_round_under_way_holds_nobody_up(hosts):
+    assert hosts.run(script_path("overlapped_rounds_uneven"), workers=(2, 1)) == [0, 0], hosts.output(0)
+    assert [hosts.said(rank, host) for rank, host in ((0, 0), (1, 0), (2, 1))] == [[[3.0]]] * 3
+
+
+def test_a_worker_that_comes_again_while_a_round_is_under_way_goes_on_with_the_others(hosts):
+    script = script_path("overlapped_rounds_again")
+    assert hosts.run(script, "--max-restarts", "1", workers=(2, 1)) == [0, 0], hosts.output(0)
+    assert [hosts.said(rank, host)[-1] for rank, host in ((0, 0), (1, 0), (2, 1))] == [[2.0]] * 3
+
+
+def test_who_takes_the_center_over_again_goes_on_from_there(run_job):
+    outcome = run_job(script_path("overlapped_rounds_restore")).require_success()
+    assert outcome.reported["x 0"] == outcome.reported["x 1"]
+
+
+def test_a_position_is_that_of_what_the_center_has(run_job):
+    run_job(script_path("overlapped_rounds_position")).require_success()
+
+
+def test_a_worker_that_cannot_complete_its_round_leaves_all_the_same(run_job):
+    outcome = run_job(script_path("overlapped_rounds_unreadable")).require_success()
+    assert all("so the center lacks it: the context is gone" in log for log in outcome.logs)
