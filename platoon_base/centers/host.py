@@ -211,7 +211,7 @@ class HostCenter:
         self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False, averaged: bool = False
     ) -> None:
         """Copy the center into ``out``; stripes that are held longer than `PATIENCE_S` are read as they are."""
-        source = self._averaged() if averaged else self.values
+        source = self.averages or self.values if averaged else self.values
 
         def copy(stripe: Stripe) -> None:
             if self._rounds is not None:
@@ -231,13 +231,9 @@ class HostCenter:
 
     @property
     def averages(self) -> list[Array]:
-        """The average of the center, one array for each parameter; nothing if the rule has none."""
-        return [] if self._average is None else self._averaged()
-
-    def _averaged(self) -> list[Array]:
-        """Return the average of the parameters' center and the moments' center; the center if there is no average."""
+        """The average of the parameters' center and the moments' center; nothing if the rule has no average."""
         if self._average is None:
-            return self.values
+            return []
         trained = self._layout.num_trained
         return [*self.states[self._average][:trained], *self.values[trained:]]
 

@@ -16,7 +16,7 @@ from platoon_base.shm.phases import BINS, PARTS, PHASES, PhaseTimes
 from platoon_base.system.text import to_bytes
 from platoon_base.views import array_on
 
-__all__ = ["CONTROLLER_LOCK", "ROW", "TURN_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
+__all__ = ["CONTROLLER_LOCK", "ROW", "TURN_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress", "position_of"]
 
 MAGIC = b"PLATOON\0"
 VERSION = 12
@@ -84,6 +84,11 @@ ROW = np.dtype(
 )
 _SIGNS = ("epoch", "steps", "syncs", "copies", "collectives", "waits", "lives")  # those that grow as a worker goes on
 _VOTE_BYTES = 8
+
+
+def position_of(row: Any) -> tuple[int, int, int]:
+    """Return the epoch of a row's worker, its steps within it, and all its steps."""
+    return int(row["epoch"]), int(row["steps"] - row["steps_before_epoch"]), int(row["steps"])
 
 
 def _put(row: Any, position: Sequence[int]) -> None:
@@ -271,14 +276,9 @@ class JobState:
         self.stop_votes[rank] = 0
 
     @staticmethod
-    def position_of(row: Any) -> tuple[int, int, int]:
-        """Return the epoch of a row's worker, its steps within it, and all its steps."""
-        return int(row["epoch"]), int(row["steps"] - row["steps_before_epoch"]), int(row["steps"])
-
-    @staticmethod
     def mark_synced(row: Any, position: tuple[int, int, int] | None = None) -> None:
         """Record that the center has the steps of a row's worker up to a position, or all so far."""
-        _put(row, JobState.position_of(row) if position is None else position)
+        _put(row, position_of(row) if position is None else position)
 
     def mark_all_synced(self, row: Any) -> None:
         """Record that the center equals the model of a row's worker now, from which all others go on."""

@@ -77,7 +77,8 @@ class Advanced:
     @property
     def round_under_way(self) -> bool:
         """Whether there is a round to complete; see `complete_round`."""
-        return self._sharing.current is not None and self._sharing.current.round_under_way
+        rounds = None if self._sharing.current is None else self._sharing.current.rounds
+        return rounds is not None and rounds.under_way
 
     def complete_round(self, arrays: Sequence[Any] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Complete the latest round of a rule that overlaps rounds with training, such as ``DiLoCo(overlap=0.5)``.

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from platoon_base.shm.job_state import JobState
+from platoon_base.shm.job_state import JobState, position_of
 from platoon_base.shm.phases import PhaseClock
 from platoon_base.system.text import to_bytes
 
@@ -101,7 +101,7 @@ class ProgressRow:
     @property
     def position(self) -> tuple[int, int, int]:
         """The epoch, the steps within it, and all steps."""
-        return JobState.position_of(self.row)
+        return position_of(self.row)
 
     def count_sync(
         self, began: float, whole: bool, number: int = 0, position: tuple[int, int, int] | None = None

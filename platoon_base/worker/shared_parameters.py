@@ -66,6 +66,11 @@ class SharedParameters:
         See `Worker.init_shared_params`.
     watched : int
         How many of the parameters are trained: what follows are moments, of which no warnings tell.
+
+    Attributes
+    ----------
+    rounds : WorkerRounds or None
+        With a rule that waits, once there is a center.
     """
 
     def __init__(
@@ -74,7 +79,7 @@ class SharedParameters:
         require_on_nonfinite(on_nonfinite)
         self.parameters = parameters
         self.center: Center | None = None
-        self._rounds: WorkerRounds | None = None
+        self.rounds: WorkerRounds | None = None
         of_center, of_job = (max(_MIN_WORKERS, count) for count in connection.num_live)
         self._given, self._workers = rule, (of_center, of_job)
         self._rule, self._adopting = _resolved(rule, self._workers), Adopt(rule)
@@ -139,7 +144,7 @@ class SharedParameters:
             self._watch = DivergenceWatch(self._rank, _DEVICE_POLL_INTERVAL_S if self.center.on_device else 0.0)
             if waits(rule):
                 of_rounds: Any = self.center
-                self._rounds = WorkerRounds(client, of_rounds, self._rule_for, self._turns)
+                self.rounds = WorkerRounds(client, of_rounds, self._rule_for, self._turns)
             if create:
                 self.center.fill(self._borrow_as_shared(), states)
                 ready = client.ask(msg.CenterReady(), (msg.Done, msg.CenterRole), timeout_s)
@@ -203,7 +208,7 @@ class SharedParameters:
         rule: Any = self._adopting if alone else self._rule_for(self._connection.num_live[0])
         overlaps = not alone and overlap_of(rule) > 0
         # Of rounds that overlap those are judged that are completed.
-        judged = not alone and (not overlaps or (self._rounds is not None and self._rounds.under_way))
+        judged = not alone and (not overlaps or (self.rounds is not None and self.rounds.under_way))
         if judged:
             self._watch.before_sync(taken[self._watched], rule)
         position = self._progress.position
@@ -211,11 +216,11 @@ class SharedParameters:
         def count(number: int, began: float) -> None:  # within the turn: a checkpoint is of one moment
             self._progress.count_sync(began, center.whole, number, position)
 
-        if self._rounds is not None and not alone:
-            refused = self._rounds.make(taken, part, timeout_s, count, overlaps)
+        if self.rounds is not None and not alone:
+            refused = self.rounds.make(taken, part, timeout_s, count, overlaps)
         else:
-            if self._rounds is not None:  # the others have left meanwhile
-                self._rounds.complete(taken, timeout_s)
+            if self.rounds is not None:  # the others have left meanwhile
+                self.rounds.complete(taken, timeout_s)
             with self._turns.take("sync", timeout_s, self.finish):
                 refused = center.sync(rule, taken, synchronous or alone, timeout_s)
                 count(0, began)
@@ -229,14 +234,9 @@ class SharedParameters:
                 if array is not values:
                     assign(array, values)
 
-    @property
-    def round_under_way(self) -> bool:
-        """Whether a round that overlaps with training is to be completed."""
-        return self._rounds is not None and self._rounds.under_way
-
     def complete_round(self, timeout_s: float, given: Sequence[Any] | None = None) -> None:
         """Complete a round that overlaps with training; see `Advanced.complete_round`."""
-        rounds = self._rounds
+        rounds = self.rounds
         if rounds is None or not rounds.under_way:
             return
         with self._call_lock.take("complete_round", timeout_s) as left_s, self._clock.phase(SYNC):
@@ -438,8 +438,8 @@ class SharedParameters:
         if self._on_nonfinite == "restore" and self.center is not None:
             with self._turns.take("restore", timeout_s, self.finish):
                 self.center.read(arrays, True, timeout_s, begin=True)
-            if self._rounds is not None:
-                self._rounds.go_on_from(arrays)
+            if self.rounds is not None:
+                self.rounds.go_on_from(arrays)
 
 
 def _resolved(rule: Rule, workers: tuple[int, int]) -> Any:

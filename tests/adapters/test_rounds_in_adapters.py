@@ -270,6 +270,11 @@ def test_blocks_completes_a_round_that_overlaps_in_the_middle_of_the_period(run_
 
 
 @needs_blocks
+def test_blocks_workers_with_more_batches_complete_their_rounds_before_they_meet(run_blocks):
+    run_blocks(script_path("rounds_in_adapters_blocks_overlap_uneven")).require_success()
+
+
+@needs_blocks
 def test_blocks_evaluates_what_was_learned_though_the_period_is_longer_than_the_epoch(run_blocks):
     outcome = run_blocks(
         script_path("rounds_in_adapters_blocks_evaluates_what_was_learned"),
