@@ -279,7 +279,7 @@ worker.barrier()
     done = platoon("launch", "-n", 2, "--deterministic", "--log-dir", "logs", write_script(text), late)
     log = (tmp_path / "logs" / "rank0.log").read_text()
     assert done.returncode == 0, done.stdout + log
-    assert "joined with 2" in log
+    assert "joined with 1" in log
     assert "launch it with one more worker" in log
 
 
