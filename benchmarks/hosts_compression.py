@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import secrets
 import subprocess
@@ -28,6 +29,7 @@ import tempfile
 from pathlib import Path
 
 import namespaces
+import numpy as np
 import report
 
 SCRIPT = Path(__file__).parent / "scripts" / "hosts_compression_worker.py"
@@ -138,8 +140,26 @@ def over_one_host(runs: list[dict], seeds: list[int]) -> list[dict]:
                 for wanted in (name, "one host")
             )
             row[kind], row[f"{kind}_over"] = mean, mean / base - 1
+            row[f"{kind}_error"] = error_of(runs, name, kind)
         rows.append(row)
     return rows
+
+
+def error_of(runs: list[dict], name: str, kind: str) -> float:
+    """Return the standard error of a loss over that of one host with the same seed; NaN for a single seed."""
+    by_seed = {each["seed"]: each[kind] for each in runs if each["codec"] == "one host"}
+    ratios = np.array([each[kind] / by_seed[each["seed"]] for each in runs if each["codec"] == name])
+    return float(ratios.std(ddof=1) / len(ratios) ** 0.5) if len(ratios) > 1 else math.nan
+
+
+def show_losses(title: str, rows: list[dict]) -> None:
+    """Print the losses of `over_one_host`."""
+    headings = ["", "training", "over", "+-", "validation", "over", "+-"]
+    kinds = ("train", "validation")
+    report.table(title, headings, [
+        [row["codec"], *(cell for kind in kinds for cell in (
+            row[kind], f"{row[f'{kind}_over']:+.2%}", f"{row[f'{kind}_error']:.2%}"))] for row in rows
+    ])  # fmt: skip
 
 
 def main() -> None:
@@ -169,11 +189,7 @@ def main() -> None:
         results["gradients"], results["learning_by_gradients"] = measured_averages(options)
     if options.only in (None, "learning"):
         results["learning"] = learning(options)
-        report.table(
-            "Final loss on the digits, over that of one host", ["", "training", "", "validation", ""],
-            [[r["codec"], r["train"], f"{r['train_over']:+.2%}", r["validation"], f"{r['validation_over']:+.2%}"]
-             for r in results["learning"]],
-        )  # fmt: skip
+        show_losses("Final loss on the digits, over that of one host", results["learning"])
     if options.only in (None, "rounds"):
         results["rounds"], results["all_reduce"] = measured_rounds(options)
     if options.only in (None, "overlap"):
@@ -230,12 +246,7 @@ def measured_overlap(options: argparse.Namespace) -> tuple[list[dict], list[dict
             for seed in options.seeds
         ]
     learned = over_one_host(runs, options.seeds)
-    report.table(
-        "Final loss on the digits by each rule, over that of LocalSGD() on one host",
-        ["", "training", "", "validation", ""],
-        [[r["codec"], r["train"], f"{r['train_over']:+.2%}", r["validation"], f"{r['validation_over']:+.2%}"]
-         for r in learned],
-    )  # fmt: skip
+    show_losses("Final loss on the digits by each rule, over that of LocalSGD() on one host", learned)
     return rows, learned
 
 
@@ -252,11 +263,7 @@ def measured_averages(options: argparse.Namespace) -> tuple[list[dict], list[dic
         [[r["link"], r["codec"], r["call_s"], r["cpu_s"], r["sent_bytes"] / 1e6] for r in rows],
     )  # fmt: skip
     learned = learning_by_gradients(options)
-    report.table(
-        "Final loss on the digits by averaged gradients, over that of one host", ["", "training", "", "validation", ""],
-        [[r["codec"], r["train"], f"{r['train_over']:+.2%}", r["validation"], f"{r['validation_over']:+.2%}"]
-         for r in learned],
-    )  # fmt: skip
+    show_losses("Final loss on the digits by averaged gradients, over that of one host", learned)
     return rows, learned
 
 

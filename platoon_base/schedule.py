@@ -10,9 +10,23 @@ from typing import Any
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["STOP_POLICIES", "EveryN", "EverySeconds", "Limits", "Patience", "require_policy", "votes_suffice"]
+__all__ = [
+    "STOP_POLICIES",
+    "EveryN",
+    "EverySeconds",
+    "Limits",
+    "Patience",
+    "part_is_over",
+    "require_policy",
+    "votes_suffice",
+]
 
 STOP_POLICIES = ("any", "all", "leader")
+
+
+def part_is_over(part: float, count: int, n: int) -> bool:
+    """Return whether ``count`` steps of a period of ``n`` are that part of it, or more; at least one step."""
+    return count >= max(1, int(n * part))
 
 
 @dataclass
@@ -50,8 +64,8 @@ class EveryN:
         return True
 
     def is_past(self, part: float) -> bool:
-        """Return whether that part of a period is over since the last that was due, and a step at least."""
-        return self.count >= max(1, int(self.n * part))
+        """Return whether that part of a period is over since the last that was due; see `part_is_over`."""
+        return part_is_over(part, self.count, self.n)
 
     @property
     def part(self) -> float:

@@ -200,59 +200,51 @@ class SharedParameters:
             self._sync(self.center, arrays, synchronous, part, left_s)
 
     def _sync(self, center: Center, arrays: Sequence[Any], synchronous: bool, part: float, timeout_s: float) -> None:
-        _require_layout(self.parameters.layout, arrays, self.center)
+        _require_layout(self.parameters.layout, arrays, center)
         began = time.perf_counter()
-        taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
-        alone = self._alone()
+        alone, rounds = self._alone(), self.rounds
         self.count += 1
         rule: Any = self._adopting if alone else self._rule_for(self._connection.num_live[0])
         overlaps = not alone and overlap_of(rule) > 0
         # Of rounds that overlap those are judged that are completed.
-        judged = not alone and (not overlaps or (self.rounds is not None and self.rounds.under_way))
-        if judged:
-            self._watch.before_sync(taken[self._watched], rule)
+        judged = not alone and (not overlaps or (rounds is not None and rounds.under_way))
         position = self._progress.position
 
         def count(number: int, began: float) -> None:  # within the turn: a checkpoint is of one moment
             self._progress.count_sync(began, center.whole, number, position)
 
-        if self.rounds is not None and not alone:
-            refused = self.rounds.make(taken, part, timeout_s, count, overlaps)
-        else:
-            if self.rounds is not None:  # the others have left meanwhile
-                self.rounds.complete(taken, timeout_s)
-            with self._turns.take("sync", timeout_s, self.finish):
-                refused = center.sync(rule, taken, synchronous or alone, timeout_s)
-                count(0, began)
-        if judged:
-            self._watch.after_sync(taken[self._watched], rule)
-        try:
+        with _on_host(arrays, center) as taken:
+            if judged:
+                self._watch.before_sync(taken[self._watched], rule)
+            if rounds is not None and not alone:
+                refused = rounds.make(taken, part, timeout_s, count, overlaps)
+            else:
+                if rounds is not None:  # the others have left meanwhile
+                    rounds.complete(taken, timeout_s)
+                with self._turns.take("sync", timeout_s, self.finish):
+                    refused = center.sync(rule, taken, synchronous or alone, timeout_s)
+                    count(0, began)
+            if judged:
+                self._watch.after_sync(taken[self._watched], rule)
             if refused is not None:
                 self._handle_nonfinite(refused, taken, timeout_s)
-        finally:
-            for array, values in zip(arrays, taken):
-                if array is not values:
-                    assign(array, values)
 
     def complete_round(self, timeout_s: float, given: Sequence[Any] | None = None) -> None:
         """Complete a round that overlaps with training; see `Advanced.complete_round`."""
-        rounds = self.rounds
-        if rounds is None or not rounds.under_way:
+        rounds, center = self.rounds, self.center
+        if rounds is None or center is None or not rounds.under_way:
             return
         with self._call_lock.take("complete_round", timeout_s) as left_s, self._clock.phase(SYNC):
             arrays = self._borrow() if given is None else given
-            _require_layout(self.parameters.layout, arrays, self.center)
-            taken = [np.asarray(array, order="C") for array in arrays]
+            _require_layout(self.parameters.layout, arrays, center)
             try:
-                self._watch.before_sync(taken[self._watched], self._rule)
-                refused = rounds.complete(taken, left_s)
-                self._watch.after_sync(taken[self._watched], self._rule)
-                if refused is not None:
-                    self._handle_nonfinite(refused, taken, left_s)
+                with _on_host(arrays, center) as taken:
+                    self._watch.before_sync(taken[self._watched], self._rule)
+                    refused = rounds.complete(taken, left_s)
+                    self._watch.after_sync(taken[self._watched], self._rule)
+                    if refused is not None:
+                        self._handle_nonfinite(refused, taken, left_s)
             finally:
-                for array, values in zip(arrays, taken):
-                    if array is not values:
-                        assign(array, values)
                 if given is None:
                     self.parameters.give_back(arrays)
 
@@ -446,6 +438,21 @@ def _resolved(rule: Rule, workers: tuple[int, int]) -> Any:
     """Return a rule with the defaults for these numbers of workers: with this center, and of all hosts."""
     of_center, of_job = workers
     return member(rule.resolved(of_center), "in_job")(of_job)
+
+
+@contextlib.contextmanager
+def _on_host(arrays: Sequence[Any], center: Center) -> Iterator[Sequence[Any]]:
+    """Give the arrays as C-contiguous ndarrays, unless the center is on devices too; then they get what these hold.
+
+    They do so after an error as well: by then a round may have been completed.
+    """
+    taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
+    try:
+        yield taken
+    finally:
+        for array, values in zip(arrays, taken):
+            if array is not values:
+                assign(array, values)
 
 
 def _require_layout(layout: Layout, arrays: Sequence[Any], center: Center | None) -> None:

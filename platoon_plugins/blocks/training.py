@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from platoon_base import Worker
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.rules import Rule, at_period, default_rule, overlap_of, shares_moments, waits
+from platoon_base.schedule import part_is_over
 from platoon_base.theano_ops import vary_noise
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values, start_training
 from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule
@@ -223,7 +224,7 @@ class Training:
         self.worker.progress(steps=1, epoch=status["epochs_done"] + 1)
         if self.worker.advanced.round_under_way:
             batches, period = status["iterations_done"] - self._synchronized_at, self.settings.period or self._longest
-            if batches >= max(1, int(period * overlap_of(self._rule))):
+            if part_is_over(overlap_of(self._rule), batches, period):
                 self.worker.advanced.complete_round(timeout_s=self.timeout_s)
         if not self.lockstep and self.worker.should_stop:
             self.request_finish()
@@ -232,12 +233,10 @@ class Training:
         """Make the main loop end after this batch or epoch."""
         self._main_loop.log.current_row["training_finish_requested"] = True
 
-    def synchronize(self, completes: bool = False) -> None:
-        """Apply the rule once, if there is one, and complete a round that overlaps, before others read the center."""
+    def synchronize(self) -> None:
+        """Apply the rule once, if there is one."""
         if self.worker.advanced.shares:
             self.worker.sync_params(part=self._part_of_period(), timeout_s=self.timeout_s)
-            if completes:
-                self.worker.advanced.complete_round(timeout_s=self.timeout_s)
             self.synchronized |= not self.finished
 
     def end_round(self) -> None:
@@ -259,7 +258,7 @@ class Training:
                 self.settings.period,
             )
         if never or self._in_rounds:
-            self.synchronize(completes=True)
+            self.synchronize()
         self._evaluated = []
         self._evaluated_at = self._main_loop.status["iterations_done"]
 
@@ -368,7 +367,7 @@ class Training:
         """Wait for the ends of the others, and copy the center to the parameters; return whether they end too."""
         stays = self._validated_at == self._main_loop.status["iterations_done"] and not self._in_rounds
         if not stays:  # otherwise the last record of a monitoring describes the present center, which must stay
-            self.synchronize(completes=True)  # adds the latest steps to the center
+            self.synchronize()  # adds the latest steps to the center
         if self.meet(END) is None:
             return False
         self.average_statistics()
