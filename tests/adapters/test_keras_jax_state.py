@@ -55,3 +55,8 @@ def test_rounds_that_overlap_with_several_steps_of_one_call_have_the_same_bits(t
     (bits, counts), (asked, asked_counts) = trained("nothing, two", rule), trained("asks, two", rule)
     assert bits == asked
     require_the_lists(counts, asked_counts)
+
+
+def test_the_state_can_be_had_after_an_error_behind_a_synchronization(trained):
+    bits, _ = trained("fails", RULE)
+    assert len(bits) == 2

@@ -2,9 +2,12 @@
 
 WAY is what is done to the model: "nothing"; "asks": a callback asks for the state after each batch; "copies": the step
 is wrapped by a function that copies the lists of the state; "sets" and "asks and sets": a callback halves the weights
-at the end of the seventh batch, by the variables.
+at the end of the seventh batch, by the variables; "fails": the fourth step of the second epoch, behind a
+synchronization, raises an error, which the script catches.
 """
 
+import contextlib
+import functools
 import hashlib
 import os
 import sys
@@ -30,7 +33,7 @@ class Counting(keras.Model):
 
 
 class Meddler(keras.callbacks.Callback):
-    """Does what the way says, before and behind what synchronizes."""
+    """Does what the way says."""
 
     done = 0
 
@@ -38,16 +41,27 @@ class Meddler(keras.callbacks.Callback):
         plain = self.model.train_function
         if way == "copies" and not hasattr(plain, "copies"):
 
+            @functools.wraps(plain)
             def step(state, *args):
                 logs, state = plain(tuple(list(each) for each in state), *args)
                 return logs, tuple(list(each) for each in state)
 
             step.copies = True
             self.model.train_function = step
+        if way == "fails" and epoch == 1:
+            steps = iter(range(4))
+
+            @functools.wraps(plain)
+            def failing(*args):
+                if next(steps) == 3:
+                    raise RuntimeError("as the test asks")
+                return plain(*args)
+
+            self.model.train_function = failing
 
     def on_train_batch_end(self, batch, logs=None):
         self.done += 1
-        if "asks" in way:
+        if way.startswith("asks"):
             self.model.jax_state_sync()
         if "sets" in way and self.done == 7:
             self.model.jax_state_sync()
@@ -63,14 +77,16 @@ inputs = keras.Input((6,))
 hidden = keras.layers.BatchNormalization()(keras.layers.Dense(8, activation="relu")(inputs))
 model = Counting(inputs, keras.layers.Dense(1)(hidden))
 model.compile(keras.optimizers.Adam(0.01), "mse", steps_per_execution=2 if way.endswith("two") else 1)
-model.fit(
-    *shard(x, y),
-    batch_size=4,
-    epochs=2,
-    shuffle=False,
-    verbose=0,
-    callbacks=distribute([Meddler()], rule=parse_rule(rule, "the test"), every_n_batches=3),
-)
+with contextlib.suppress(RuntimeError) if way == "fails" else contextlib.nullcontext():
+    model.fit(
+        *shard(x, y),
+        batch_size=4,
+        epochs=2,
+        shuffle=False,
+        verbose=0,
+        callbacks=distribute([Meddler()], rule=parse_rule(rule, "the test"), every_n_batches=3),
+    )
+model.jax_state_sync()
 values = model.get_weights() + [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]
 bits = hashlib.sha256(b"".join(np.ascontiguousarray(value).tobytes() for value in values)).hexdigest()
 print(f"rank {worker.global_rank}: {bits} {model.syncs}", flush=True)
