@@ -79,6 +79,8 @@ def given_options(context: click.Context, without: Container[str]) -> list[str]:
         from_user = context.get_parameter_source(name) in (ParameterSource.COMMANDLINE, ParameterSource.DEFAULT_MAP)
         if isinstance(parameter, click.Option) and name not in without and from_user:
             value = context.params[name]
+            if value is None:  # of the file, and left out
+                continue
             option = max(parameter.opts, key=len)
             if parameter.is_flag:
                 words += [option] if value else []  # a file may say false

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from platoon_base.cli.help_page import did_you_mean
+from platoon_base.devices.discovery import KINDS
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule, default_period, parse_rule, rule_names, settings_of
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
@@ -22,7 +23,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
 
-__all__ = ["config_option", "of_script", "training_line"]
+__all__ = ["config_option", "of_script", "of_workers", "training_line"]
 
 _TRAINING, _LINE, _ARGS = "training", "platoon_base.training_line", "platoon_base.args"
 _PERIODS = ("every_n_batches", "avg_freq")
@@ -250,6 +251,17 @@ def of_script(context: click.Context, parameter: click.Parameter, args: tuple[st
     named = context.get_parameter_source("script") is ParameterSource.COMMANDLINE
     from_file: tuple[str, ...] = context.meta.get(_ARGS, ())
     return args if named else from_file
+
+
+def of_workers(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """Leave out the file's number of workers where the command line names single devices, and the other way round."""
+    number, devices = "workers", "devices"
+    other = devices if parameter.name == number else number
+    from_file = context.get_parameter_source(parameter.name or "") is ParameterSource.DEFAULT_MAP
+    if not from_file or context.get_parameter_source(other) is not ParameterSource.COMMANDLINE:
+        return value
+    words = value if parameter.name == devices else context.params[devices]
+    return value if len(words) == 1 and words[0] in KINDS else () if parameter.name == devices else None
 
 
 def training_line(context: click.Context) -> str:

@@ -16,6 +16,7 @@ from platoon_base.system.environment import MAX_WORKERS
 
 __all__ = [
     "CPU_DEFAULT",
+    "KINDS",
     "Choice",
     "CudaDevices",
     "can_share_center",
@@ -29,6 +30,7 @@ __all__ = [
 CPU_DEFAULT = 4  # each worker has a copy of the model and, often, of the data: no more than this unless asked for
 
 _ALL = ("auto", "cuda")
+KINDS = (*_ALL, "cpu")  # the words of -D with which -n may stand
 _NAME = re.compile(r"cpu|cuda(\d+)|opencl\d+:\d+")
 _OLD_NAME = re.compile(r"gpu(\d*)")  # of Theano until 0.9
 _QUERY_TIMEOUT_S = 60

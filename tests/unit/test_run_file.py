@@ -51,9 +51,31 @@ def test_keys_are_the_long_names_of_options_and_the_command_line_wins(parse):
     """
     params = parse(text, "-n", "4").params
     assert (params["script"], params["args"], params["workers"]) == ("train.py", ("--epochs", "10"), 4)
-    assert (params["devices"], params["host_names"]) == (("cuda0", "cuda1"), "n1,n2")
+    assert (params["devices"], params["host_names"]) == ((), "n1,n2")
     assert (params["checkpoint_every"], params["host_timeout"], str(params["resume"])) == (60.0, 3.0, "kept")
     assert (params["fail_fast"], params["allow_failures"]) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "workers", "devices"),
+    [
+        ('devices = ["cpu", "cpu", "cpu"]', ["-n", "2"], 2, ()),
+        ('devices = ["cuda1"]', ["-n", "2"], 2, ()),
+        ('devices = "cpu"', ["-n", "2"], 2, ("cpu",)),
+        ('devices = "cpu"\nworkers = 3', ["-n", "2"], 2, ("cpu",)),
+        ("workers = 4", ["-D", "cuda0", "-D", "cuda1"], None, ("cuda0", "cuda1")),
+        ("workers = 4", ["-D", "cuda1"], None, ("cuda1",)),
+        ("workers = 4", ["-D", "cpu"], 4, ("cpu",)),
+        ('devices = ["cuda0"]\nworkers = 2', [], 2, ("cuda0",)),
+    ],
+)
+def test_what_the_command_line_says_of_workers_leaves_out_what_the_file_says_otherwise(
+    parse, text, words, workers, devices
+):
+    context = parse(f'script = "a.py"\n{text}', *words)
+    assert (context.params["workers"], context.params["devices"]) == (workers, devices)
+    again = command.make_context("launch", [*given_options(context, {"config"}), "a.py"])
+    assert (again.params["workers"], again.params["devices"]) == (workers, devices)
 
 
 def test_a_file_may_begin_with_the_mark_of_utf_8(parse):

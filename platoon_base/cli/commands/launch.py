@@ -25,7 +25,7 @@ from platoon_base.cli.log_folder import LogFolder, new_log_folder
 from platoon_base.cli.metrics_port import Metrics, MetricsPort, metrics_option
 from platoon_base.cli.other_host import other_hosts, serve_other_host
 from platoon_base.cli.output import lenient_output
-from platoon_base.cli.run_file import config_option, of_script, training_line
+from platoon_base.cli.run_file import config_option, of_script, of_workers, training_line
 from platoon_base.cli.run_report import RunReport, report_options, reporting
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
@@ -90,13 +90,19 @@ _GROUPS = {
 
 @click.command("launch", cls=GroupedCommand, examples=_EXAMPLES, groups=_GROUPS, context_settings=SCRIPT)
 @click.option(
-    "-n", "--workers", type=int, metavar="N", help="Number of workers: on the first N CUDA devices, or on the CPU."
+    "-n",
+    "--workers",
+    type=int,
+    metavar="N",
+    callback=of_workers,
+    help="Number of workers: on the first N CUDA devices, or on the CPU.",
 )
 @click.option(
     "-D",
     "--devices",
     multiple=True,
     metavar="DEV ...",
+    callback=of_workers,
     help="One worker for each device, such as cuda0 cuda1. Or one word: cuda, all CUDA devices; cpu, with -n; auto, "
     "cuda where there is one, else cpu.  [auto]",
 )
