@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from platoon_base.centers.fragments import Fragment
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule
 from platoon_base.rules.outer import OuterRule
@@ -112,8 +113,21 @@ class Center(Protocol):
 class RoundCenter(Center, Protocol):
     """A center for an outer-step rule, with which all workers synchronize together in rounds."""
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether this worker has trained parts of rounds that were not contributed yet to all fragments."""
+        ...
+
+    def begin_at(self, number: int) -> None:
+        """Let a new center come after round ``number``, before others attach."""
+        ...
+
+    def fragment(self, number: int) -> Fragment:
+        """Return the part of the center that round ``number`` takes."""
+        ...
+
     def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:
-        """Add this worker's progress since it copied the center, except to parts that have changed since.
+        """Add this worker's progress in the next round's fragment since it copied that, except where it has changed.
 
         An element whose progress is not finite contributes nothing.
 
@@ -129,9 +143,11 @@ class RoundCenter(Center, Protocol):
         ...
 
     def take_over(
-        self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float
+        self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float, apart: bool = False
     ) -> NonFiniteElement | None:
-        """Make the outer step of round ``number`` where no other worker has, and copy the center to ``arrays``.
+        """Make the outer step of round ``number`` where no other worker has, and copy its fragment to ``arrays``.
+
+        They are the parameters, or ``apart`` the pieces of the fragment.
 
         Call it after all workers of the round have contributed, with the same number on each, greater than that of
         the previous round.

@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement, RoundCenter
+from platoon_base.centers.stripes import copy_all, cut
 from platoon_base.channels.client import ControlClient
 from platoon_base.coordination import messages as msg
 from platoon_base.errors import ConfigurationError
+from platoon_base.layout import Layout
 from platoon_base.rules.outer import OuterRule
 from platoon_base.shm.turns import NoTurns, Turns
 
@@ -42,7 +44,7 @@ class WorkerRounds:
 
     A round that overlaps is begun by `make` and completed by the next one, or by `complete`. Meanwhile the worker
     trains on from its own values, and what it learns then stays: with ``s`` the values that it contributed,
-    ``x := c + (x - s)``.
+    ``x := c + (x - s)``. Of rules with fragments each round is of one of them, and leaves the other parameters alone.
 
     Parameters
     ----------
@@ -63,9 +65,7 @@ class WorkerRounds:
     ) -> None:
         self._client, self._center, self._rule_for, self._turns = client, center, rule_for, turns
         self._sent: _Sent | None = None
-        # Memory for rounds that overlap: what was contributed, and the new center.
-        self._values: list[Array] = []
-        self._new: list[Array] = []
+        self._values, self._new = _Memory(), _Memory()  # of rounds that overlap: what was contributed, the new center
 
     @property
     def under_way(self) -> bool:
@@ -81,7 +81,7 @@ class WorkerRounds:
         ----------
         arrays : sequence of ndarray
         part : float in [0, 1]
-            The fraction of the period that this worker trained; see `platoon_base.rules.outer`.
+            The fraction of the time between two rounds that this worker trained; see `platoon_base.rules.outer`.
         timeout_s : float
             Bound on the wait for the others, and on the wait for the center's stripes.
         count : callable
@@ -117,9 +117,8 @@ class WorkerRounds:
         """Take what a worker learns from these values on for its progress during the round under way."""
         if self._sent is None:
             return
-        self._values = self._values or [np.empty(array.shape, array.dtype) for array in arrays]
-        for values, array in zip(self._values, arrays):
-            np.copyto(values, array)
+        fragment = self._center.fragment(self._sent.number)
+        copy_all(self._values.of(fragment.layout), cut(arrays, fragment.pieces))
 
     def complete(self, arrays: Sequence[Array], timeout_s: float) -> NonFiniteElement | None:
         """Give ``arrays`` the center of the round under way, and what they have learned since; see `make`.
@@ -129,23 +128,37 @@ class WorkerRounds:
         sent = self._sent
         if sent is None:
             return None
-        self._new = self._new or [np.empty_like(values) for values in self._values]
+        fragment = self._center.fragment(sent.number)
+        center, values = self._new.of(fragment.layout), self._values.of(fragment.layout)
 
         def count(number: int, began: float) -> None:
             self._sent = None
-            for array, new, values in zip(arrays, self._new, self._values):
-                _go_on(array, new, values)
+            for array, new, contributed in zip(cut(arrays, fragment.pieces), center, values):
+                _go_on(array, new, contributed)
             sent.on_center(number, began)
 
-        return self._take_over(sent._replace(on_center=count), self._new, timeout_s, time.perf_counter())
+        return self._take_over(sent._replace(on_center=count), center, timeout_s, time.perf_counter(), apart=True)
 
     def _take_over(
-        self, sent: _Sent, arrays: Sequence[Array], timeout_s: float, began: float
+        self, sent: _Sent, arrays: Sequence[Array], timeout_s: float, began: float, apart: bool = False
     ) -> NonFiniteElement | None:
         with self._turns.take("step", timeout_s, self._center.finish):
-            stepped = self._center.take_over(sent.rule, arrays, sent.number, timeout_s)
+            stepped = self._center.take_over(sent.rule, arrays, sent.number, timeout_s, apart)
             sent.on_center(sent.number, began)
         return stepped
+
+
+class _Memory:
+    """Memory for the pieces of one fragment at a time."""
+
+    def __init__(self) -> None:
+        self._buffer: Array = np.empty(0, np.uint8)
+
+    def of(self, layout: Layout) -> list[Array]:
+        """Return its arrays for a fragment, which keep their values until they are those of another one."""
+        if self._buffer.nbytes < layout.nbytes:
+            self._buffer = np.empty(layout.nbytes, np.uint8)
+        return layout.views(self._buffer)
 
 
 def _go_on(array: Array, new: Array, sent: Array) -> None:

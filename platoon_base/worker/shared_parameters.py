@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +34,7 @@ from platoon_base.rules.center import (
     settings_of,
     shares_moments,
 )
-from platoon_base.rules.outer import overlap_of, step_form_of, waits
+from platoon_base.rules.outer import fragments_of, overlap_of, step_form_of, waits
 from platoon_base.shm.phases import SYNC
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
@@ -93,11 +95,15 @@ class SharedParameters:
         self._watched = slice(watched)
         names = [spec.name for spec in parameters.layout.specs[self._watched]]
         # At least 30 mini-batches by the rule's own period, as gradients may be accumulated over several.
-        patience = max(3, -(-30 // member(rule, "period")))
+        patience = max(3, -(-30 * fragments_of(rule) // member(rule, "period")))
         self._unchanged_watch = UnchangedWatch(names, self._rank, patience, parameters.frozen)
         self._watch = DivergenceWatch(self._rank)
         self._unlink: Callable[[], None] | None = None
         self.count = self._before = 0  # synchronizations of this training, and those of earlier ones
+        # Where this worker was at its latest rounds, one for each fragment: the center has all until the first.
+        at = self._progress.position
+        self._positions = collections.deque([at] * fragments_of(rule), fragments_of(rule))
+        self._warned = False
 
     def continue_count(self, before: int) -> None:
         """Count on from where the job is, if this worker has resumed it or joined late, after ``before`` earlier ones.
@@ -147,6 +153,8 @@ class SharedParameters:
                 self.rounds = WorkerRounds(client, of_rounds, self._rule_for, self._turns)
             if create:
                 self.center.fill(self._borrow_as_shared(), states)
+                if waits(rule):
+                    of_rounds.begin_at(role.round)
                 ready = client.ask(msg.CenterReady(), (msg.Done, msg.CenterRole), timeout_s)
                 self._unlink = centers.unlink
                 if isinstance(ready, msg.CenterRole):  # the center was filled from another host's meanwhile
@@ -179,7 +187,7 @@ class SharedParameters:
                 center.read(arrays, True, left_s, begin=True, averaged=averaged)
             self.parameters.give_back(arrays)
 
-    def sync(self, synchronous: bool, part: float, timeout_s: float) -> None:
+    def sync(self, synchronous: bool, part: float, timeout_s: float, whole: bool = False) -> None:
         """Apply the rule to the parameters; see `Worker.sync_params`."""
         if self.center is None:
             return
@@ -187,7 +195,7 @@ class SharedParameters:
             arrays = self._borrow()
             self._unchanged_watch.before_sync(arrays[self._watched])
             try:
-                self._sync(self.center, arrays, synchronous, part, left_s)
+                self._sync(self.center, arrays, synchronous, part, left_s, whole)
             finally:
                 self.parameters.give_back(arrays)
             self._unchanged_watch.after_sync(arrays[self._watched])
@@ -199,7 +207,15 @@ class SharedParameters:
         with self._call_lock.take("sync_arrays", timeout_s) as left_s, self._clock.phase(SYNC):
             self._sync(self.center, arrays, synchronous, part, left_s)
 
-    def _sync(self, center: Center, arrays: Sequence[Any], synchronous: bool, part: float, timeout_s: float) -> None:
+    def _sync(
+        self,
+        center: Center,
+        arrays: Sequence[Any],
+        synchronous: bool,
+        part: float,
+        timeout_s: float,
+        whole: bool = False,
+    ) -> None:
         _require_layout(self.parameters.layout, arrays, center)
         began = time.perf_counter()
         alone, rounds = self._alone(), self.rounds
@@ -208,26 +224,37 @@ class SharedParameters:
         overlaps = not alone and overlap_of(rule) > 0
         # Of rounds that overlap those are judged that are completed.
         judged = not alone and (not overlaps or (rounds is not None and rounds.under_way))
-        position = self._progress.position
-
-        def count(number: int, began: float) -> None:  # within the turn: a checkpoint is of one moment
-            self._progress.count_sync(began, center.whole, number, position)
-
         with _on_host(arrays, center) as taken:
             if judged:
                 self._watch.before_sync(taken[self._watched], rule)
             if rounds is not None and not alone:
-                refused = rounds.make(taken, part, timeout_s, count, overlaps)
+                refused = self._make_rounds(rounds, taken, part, timeout_s, overlaps, whole)
             else:
                 if rounds is not None:  # the others have left meanwhile
                     rounds.complete(taken, timeout_s)
                 with self._turns.take("sync", timeout_s, self.finish):
                     refused = center.sync(rule, taken, synchronous or alone, timeout_s)
-                    count(0, began)
+                    self._progress.count_sync(began, center.whole)
             if judged:
                 self._watch.after_sync(taken[self._watched], rule)
             if refused is not None:
                 self._handle_nonfinite(refused, taken, timeout_s)
+
+    def _make_rounds(
+        self, rounds: WorkerRounds, arrays: Sequence[Array], part: float, timeout_s: float, overlaps: bool, whole: bool
+    ) -> NonFiniteElement | None:
+        """Make a round; or, of the whole center, one of each fragment that is completed at once."""
+        deadline, refusals = time.monotonic() + timeout_s, []
+        for turn in range(fragments_of(self._given) if whole else 1):
+            self._positions.append(self._progress.position)
+            count = functools.partial(self._count_round, position=self._positions[0])
+            left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
+            refusals.append(rounds.make(arrays, 0.0 if turn else part, left_s, count, overlaps and not whole))
+        return next((refused for refused in refusals if refused is not None), None)
+
+    def _count_round(self, number: int, began: float, position: tuple[int, int, int]) -> None:
+        """Count a round, within the turn: a checkpoint is of one moment."""
+        self._progress.count_sync(began, True, number, position)
 
     def complete_round(self, timeout_s: float, given: Sequence[Any] | None = None) -> None:
         """Complete a round that overlaps with training; see `Advanced.complete_round`."""
@@ -324,8 +351,20 @@ class SharedParameters:
             self.sync(True, 1.0, timeout_s)
         elif self.center is not None:
             self.complete_round(timeout_s)
+            self._warn_of_unsent()
             self._take_over(self.center, timeout_s, averaged=True)
             self._progress.count_copy()
+
+    def _warn_of_unsent(self) -> None:
+        """Warn once if what the parameters have learned is about to be lost, as no round took those fragments since."""
+        center: Any = self.center
+        if self.rounds is not None and fragments_of(self._given) > 1 and center.has_unsent and not self._warned:
+            self._warned = True
+            log.warning(
+                "rank %d: the center replaces parameters that have learned since the latest rounds of their fragments, "
+                "which is lost: before, call sync_params(whole=True) on every worker",
+                self._rank,
+            )
 
     def copy_to_global(self, timeout_s: float) -> None:
         """Center := parameters, and all workers resume at the position of this one."""

@@ -1,0 +1,113 @@
+"""Rounds in fragments against NumPy, bit by bit; real launchers, the hosts are folders."""
+
+import zlib
+
+import numpy as np
+import pytest
+from scripts_here import script_path
+
+from platoon_base.compression.codecs import codec_of
+from platoon_base.compression.packing import Packing
+from platoon_base.errors import ConfigurationError
+from platoon_base.layout import Layout
+from platoon_base.rules import DiLoCo, LocalSGD
+
+pytestmark = pytest.mark.base
+
+FRAGMENTS = 4
+
+
+class ByHand:
+    """One array, which is a fragment, of all workers; and its center, which hosts with residuals have alike."""
+
+    def __init__(self, rule, start, hosts, codec):
+        self.rule, self.hosts, self.codec = rule, hosts, codec
+        self.center = start.copy()
+        self.state = tuple(np.zeros_like(start) for _ in rule.center_state)
+        self.own = [start.copy() for host in hosts for _ in host]
+        self.residuals = [np.zeros_like(start) for _ in hosts]
+        self.sent = None
+        self.part = 0.0
+
+    def contribute(self):
+        """Take part in a round."""
+        totals = []
+        for host, residual in zip(self.hosts, self.residuals):
+            total = np.zeros_like(self.center)
+            for rank in host:
+                total += self.own[rank] - self.center
+            if self.codec is not None:
+                packing = Packing(Layout.of([total]), self.codec)
+                packing.pack([total], [residual], [residual], np.zeros(packing.nbytes, "u1"))
+            totals.append(total)
+        total = totals[0]
+        for other in totals[1:]:
+            total += other
+        self.sent = total / np.float32(len(self.own)), [own.copy() for own in self.own], self.part / FRAGMENTS
+        self.part = 0.0
+
+    def complete(self):
+        if self.sent is None:
+            return
+        mean, values, part = self.sent
+        self.rule.step(mean, self.center, self.state, part)
+        for own, value in zip(self.own, values):
+            own[...] = np.where(own == value, self.center, self.center + (own - value))
+        self.sent = None
+
+
+def by_hand(rule, workers, codec=None):
+    """Return for each worker what the script says."""
+    ranks = iter(range(sum(workers)))
+    hosts = [[next(ranks) for _ in range(count)] for count in workers]
+    arrays = [ByHand(rule, np.full(100_000, k, "f4"), hosts, codec) for k in range(FRAGMENTS)]
+    said = [[] for _ in range(sum(workers))]
+    number = 0
+
+    def tell(what):
+        for rank, lines in enumerate(said):
+            values = [array.own[rank] for array in arrays]
+            lines.append([what, *([float(own[0]), float(own[-1]), zlib.crc32(own)] for own in values)])
+
+    for step in range(1, 12):
+        for k, array in enumerate(arrays):
+            for rank, own in enumerate(array.own):
+                own[0] += np.float32((rank + 1) * step / 7 + k)
+                own[1:] += np.float32((rank - 0.3) * step * k)
+        whole = step in (6, 11)
+        for turn in range(FRAGMENTS if whole else 1):
+            for array in arrays:
+                array.part += 0.0 if turn else 0.5 if step in (3, 6) else 1.0
+                array.complete()
+            arrays[number % FRAGMENTS].contribute()
+            number += 1
+            if whole or not rule.overlap:
+                arrays[(number - 1) % FRAGMENTS].complete()
+        tell(step)
+        if step == 8:
+            for array in arrays:
+                array.complete()
+            tell("completed")
+    for array in arrays:
+        array.own = [array.center] * sum(workers)
+    tell("copied")
+    return said
+
+
+RULES = [LocalSGD(fragments=4), DiLoCo(fragments=4), DiLoCo(0.5, 0.6, overlap=0.25, fragments=4)]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize(
+    ("workers", "codec"), [((2,), "none"), ((2, 1), "none"), ((1, 2), "int4"), ((1, 1), "topk(0.5)")], ids=repr
+)
+def test_each_round_is_of_one_fragment_and_a_whole_one_of_all(hosts, rule, workers, codec):
+    options = [] if codec == "none" else ["--hosts-compression", codec]
+    done = hosts.run(script_path("fragments"), *options, workers=workers, args=[repr(rule)])
+    assert done == [0] * len(workers), hosts.output(0)
+    expected = by_hand(rule, workers, codec_of(codec))
+    hosts_of_ranks = [host for host, count in enumerate(workers) for _ in range(count)]
+    found = [hosts.said(rank, host) for rank, host in enumerate(hosts_of_ranks)]
+    assert found == expected
+    for step in (6, 11, "copied"):
+        assert len({str([line for line in each if line[0] == step]) for each in found}) == 1
