@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from platoon_base.centers.fragments import Fragment
+from platoon_base.centers.fragments import Fragments
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule
 from platoon_base.rules.outer import OuterRule
@@ -111,19 +111,18 @@ class Center(Protocol):
 
 
 class RoundCenter(Center, Protocol):
-    """A center for an outer-step rule, with which all workers synchronize together in rounds."""
+    """A center for an outer-step rule, with which all workers synchronize together in rounds.
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether this worker has trained parts of rounds that were not contributed yet to all fragments."""
-        ...
+    Attributes
+    ----------
+    fragments : Fragments
+        The parts of the center that the rounds take in turn.
+    """
 
-    def begin_at(self, number: int) -> None:
-        """Let a new center come after round ``number``, before others attach."""
-        ...
+    fragments: Fragments
 
-    def fragment(self, number: int) -> Fragment:
-        """Return the part of the center that round ``number`` takes."""
+    def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int = 0) -> None:
+        """Fill a new center that comes after round ``number``; see `Center.fill`."""
         ...
 
     def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:

@@ -84,9 +84,12 @@ class Fragments:
 
 
 def stripe_bytes_for(layout: Layout, count: int, wanted: int) -> int:
-    """Return the size of stripes, ``wanted`` or so small that there are at least ``count``, where that is possible."""
-    size = sum(spec.nbytes for spec in layout.specs)
-    return wanted if count == 1 else min(wanted, max(ALIGNMENT, size // count))
+    """Return the size of stripes: ``wanted``, or so much less that each fragment has the same number of them."""
+    if count == 1:
+        return wanted
+    each = sum(spec.nbytes for spec in layout.specs) // count
+    stripes = -(-each // wanted)
+    return max(ALIGNMENT, -(-each // max(stripes, 1)))
 
 
 def _groups(layout: Layout, stripes: Sequence[tuple[Piece, ...]], count: int) -> list[range]:

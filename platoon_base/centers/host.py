@@ -12,7 +12,7 @@ import numpy as np
 
 from platoon_base.centers.across_hosts import AcrossHosts
 from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.fragments import Fragment, Fragments, stripe_bytes_for
+from platoon_base.centers.fragments import Fragments, stripe_bytes_for
 from platoon_base.centers.host_memory import (
     CONTROLLER,
     COURIER,
@@ -73,6 +73,8 @@ class HostCenter:
         The interface that makes the centers of all hosts equal; None in a job on one host.
     has_hosts_rounds : bool
         See `platoon_base.checkpoints.writer.Readable`.
+    fragments : Fragments
+        The parts of the center that its rounds take in turn.
     overwrites : Overwrites
         The overwrites that other hosts have to receive.
     values : list of ndarray
@@ -116,9 +118,9 @@ class HostCenter:
         self._locks = StripeLocks(segment, self._stripes, rank, gone)
         behind = first + step * (1 + shape.states)
         self._rounds: Rounds | None = None
+        self.fragments = Fragments(layout, pieces, shape.fragments)
         if shape.rounds:
-            fragments = Fragments(layout, pieces, shape.fragments)
-            self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states, fragments)
+            self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states, self.fragments)
         remembering = [state for state, source in zip(self._local_states, sources) if source is None]
         self._shift = Shift(layout, wide(layout).views(segment.buffer, behind), remembering) if shape.shift else None
         self.across_hosts: AcrossHosts | None = None
@@ -177,24 +179,6 @@ class HostCenter:
 
         self._visit_round(note, timeout_s)
 
-    def begin_at(self, number: int) -> None:
-        """Let a new center come after round ``number``."""
-        _in_rounds(self._rounds).begin_at(number)
-
-    @property
-    def fragments(self) -> Fragments:
-        """The parts of the center that the rounds take in turn."""
-        return _in_rounds(self._rounds).fragments
-
-    def fragment(self, number: int) -> Fragment:
-        """Return the part of the center that round ``number`` takes."""
-        return self.fragments.of_round(number)
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether this worker has trained parts of rounds that were not contributed yet to all fragments."""
-        return any(_in_rounds(self._rounds).parts)
-
     def take_over(
         self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float, apart: bool = False
     ) -> NonFiniteElement | None:
@@ -203,7 +187,7 @@ class HostCenter:
         They are the parameters, of which those of other fragments stay as they are; or ``apart`` the pieces of the
         round's fragment.
         """
-        fragment = self.fragment(number)
+        fragment = self.fragments.of_round(number)
 
         def take(rounds: Rounds, stripe: Stripe) -> tuple[int, int] | None:
             if stripe.index not in fragment.stripes:
@@ -222,7 +206,9 @@ class HostCenter:
         self, work: Callable[[Rounds, Stripe], tuple[int, int] | None], timeout_s: float
     ) -> NonFiniteElement | None:
         """Do one step of a round on each stripe; wait for locked stripes too, since a round needs all of them."""
-        rounds, refusals = _in_rounds(self._rounds), []
+        rounds, refusals = self._rounds, []
+        if rounds is None:
+            raise ConfigurationError("this center has no rounds: it was made for a rule that does not wait")
 
         def visit(stripe: Stripe) -> None:
             refused = work(rounds, stripe)
@@ -313,14 +299,18 @@ class HostCenter:
 
         return not self._visit(put, True, PATIENCE_S)
 
-    def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
-        """Give a new center its first values, and start the rule's states on this worker; before others attach."""
+    def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int = 0) -> None:
+        """Give a new center its first values, and start the rule's states on this worker; before others attach.
+
+        It comes after round ``number``.
+        """
         for stripe in self._stripes:
             self._put(stripe, cut(values, stripe.pieces))
         for state, given in zip(self.states, states):  # last: an average becomes what is put
             copy_all(state, given)
         for stripe in self._stripes:
             self._start(stripe)
+            stripe.holder["round"] = number
 
     def _put(self, stripe: Stripe, values: Sequence[Array]) -> None:
         """Write values into a stripe, and reset this worker's states to them."""
@@ -476,12 +466,6 @@ class HostCenter:
             raise ConfigurationError("the center is closed: nothing can be done after close()")
 
 
-def _in_rounds(rounds: Rounds | None) -> Rounds:
-    if rounds is None:
-        raise ConfigurationError("this center has no rounds: it was made for a rule that does not wait")
-    return rounds
-
-
 def _required(shift: Shift | None) -> Shift:
     if shift is None:
         raise ConfigurationError("this center is that of a job on one host: no other moves it")
@@ -521,7 +505,6 @@ class HostCenters:
         """Create the segment; replace one that was left by a creator which died."""
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
         fragments = fragments_of(rule)
-        stripes_wanted = -(-stripes_wanted // fragments) * fragments
         stripe_bytes = stripe_bytes_for(layout, fragments, max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted)))
         Fragments(layout, layout.stripes(stripe_bytes), fragments)
         average = average_of(rule)

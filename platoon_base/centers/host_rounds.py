@@ -249,11 +249,6 @@ class Rounds:
         words["round"] = max(int(words["round"]), number)
         return None
 
-    def begin_at(self, number: int) -> None:
-        """Record that a new center comes after round ``number``."""
-        for stripe in self.stripes:
-            stripe.words["round"] = number
-
     def _step(self, index: int, rule: OuterRule, number: int) -> tuple[int, int] | None:
         words = self.stripes[index].words
         used = int(words["in_use"])

@@ -49,11 +49,7 @@ class OpenCenter(MovingCenter, Protocol):
 
     states: list[list[Array]]
     across_hosts: AcrossHosts | None
-
-    @property
-    def fragments(self) -> Fragments:
-        """The fragments that rounds take; of a rule that waits."""
-        ...
+    fragments: Fragments
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states."""

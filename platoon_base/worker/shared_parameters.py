@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -100,10 +98,6 @@ class SharedParameters:
         self._watch = DivergenceWatch(self._rank)
         self._unlink: Callable[[], None] | None = None
         self.count = self._before = 0  # synchronizations of this training, and those of earlier ones
-        # Where this worker was at its latest rounds, one for each fragment: the center has all until the first.
-        at = self._progress.position
-        self._positions = collections.deque([at] * fragments_of(rule), fragments_of(rule))
-        self._warned = False
 
     def continue_count(self, before: int) -> None:
         """Count on from where the job is, if this worker has resumed it or joined late, after ``before`` earlier ones.
@@ -150,11 +144,14 @@ class SharedParameters:
             self._watch = DivergenceWatch(self._rank, _DEVICE_POLL_INTERVAL_S if self.center.on_device else 0.0)
             if waits(rule):
                 of_rounds: Any = self.center
-                self.rounds = WorkerRounds(client, of_rounds, self._rule_for, self._turns)
+                self.rounds = WorkerRounds(
+                    client, of_rounds, self._rule_for, self._turns, self._progress, fragments_of(rule)
+                )
             if create:
-                self.center.fill(self._borrow_as_shared(), states)
                 if waits(rule):
-                    of_rounds.begin_at(role.round)
+                    of_rounds.fill(self._borrow_as_shared(), states, role.round)
+                else:
+                    self.center.fill(self._borrow_as_shared(), states)
                 ready = client.ask(msg.CenterReady(), (msg.Done, msg.CenterRole), timeout_s)
                 self._unlink = centers.unlink
                 if isinstance(ready, msg.CenterRole):  # the center was filled from another host's meanwhile
@@ -228,7 +225,7 @@ class SharedParameters:
             if judged:
                 self._watch.before_sync(taken[self._watched], rule)
             if rounds is not None and not alone:
-                refused = self._make_rounds(rounds, taken, part, timeout_s, overlaps, whole)
+                refused = rounds.make(taken, part, timeout_s, overlaps, whole)
             else:
                 if rounds is not None:  # the others have left meanwhile
                     rounds.complete(taken, timeout_s)
@@ -239,22 +236,6 @@ class SharedParameters:
                 self._watch.after_sync(taken[self._watched], rule)
             if refused is not None:
                 self._handle_nonfinite(refused, taken, timeout_s)
-
-    def _make_rounds(
-        self, rounds: WorkerRounds, arrays: Sequence[Array], part: float, timeout_s: float, overlaps: bool, whole: bool
-    ) -> NonFiniteElement | None:
-        """Make a round; or, of the whole center, one of each fragment that is completed at once."""
-        deadline, refusals = time.monotonic() + timeout_s, []
-        for turn in range(fragments_of(self._given) if whole else 1):
-            self._positions.append(self._progress.position)
-            count = functools.partial(self._count_round, position=self._positions[0])
-            left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
-            refusals.append(rounds.make(arrays, 0.0 if turn else part, left_s, count, overlaps and not whole))
-        return next((refused for refused in refusals if refused is not None), None)
-
-    def _count_round(self, number: int, began: float, position: tuple[int, int, int]) -> None:
-        """Count a round, within the turn: a checkpoint is of one moment."""
-        self._progress.count_sync(began, True, number, position)
 
     def complete_round(self, timeout_s: float, given: Sequence[Any] | None = None) -> None:
         """Complete a round that overlaps with training; see `Advanced.complete_round`."""
@@ -351,20 +332,10 @@ class SharedParameters:
             self.sync(True, 1.0, timeout_s)
         elif self.center is not None:
             self.complete_round(timeout_s)
-            self._warn_of_unsent()
+            if self.rounds is not None:
+                self.rounds.leave(self._rank)
             self._take_over(self.center, timeout_s, averaged=True)
             self._progress.count_copy()
-
-    def _warn_of_unsent(self) -> None:
-        """Warn once if what the parameters have learned is about to be lost, as no round took those fragments since."""
-        center: Any = self.center
-        if self.rounds is not None and fragments_of(self._given) > 1 and center.has_unsent and not self._warned:
-            self._warned = True
-            log.warning(
-                "rank %d: the center replaces parameters that have learned since the latest rounds of their fragments, "
-                "which is lost: before, call sync_params(whole=True) on every worker",
-                self._rank,
-            )
 
     def copy_to_global(self, timeout_s: float) -> None:
         """Center := parameters, and all workers resume at the position of this one."""

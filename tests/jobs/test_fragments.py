@@ -8,7 +8,6 @@ from scripts_here import script_path
 
 from platoon_base.compression.codecs import codec_of
 from platoon_base.compression.packing import Packing
-from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules import DiLoCo, LocalSGD
 
