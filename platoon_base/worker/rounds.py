@@ -206,10 +206,10 @@ class _Memory:
         self._buffer: Array = np.empty(0, np.uint8)
 
     def of(self, layout: Layout) -> list[Array]:
-        """Return its arrays for a fragment, which keep their values until they are those of another one."""
+        """Return its flat arrays for a fragment, which keep their values until they are those of another one."""
         if self._buffer.nbytes < layout.nbytes:
             self._buffer = np.empty(layout.nbytes, np.uint8)
-        return layout.views(self._buffer)
+        return [array.reshape(-1) for array in layout.views(self._buffer)]
 
 
 def _go_on(array: Array, new: Array, sent: Array) -> None:
