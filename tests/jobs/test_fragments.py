@@ -110,3 +110,49 @@ def test_each_round_is_of_one_fragment_and_a_whole_one_of_all(hosts, rule, worke
     assert found == expected
     for step in (6, 11, "copied"):
         assert len({str([line for line in each if line[0] == step]) for each in found}) == 1
+
+
+def test_a_center_begins_with_the_fragment_of_the_next_round(run_job):
+    run_job(script_path("fragments_again")).require_success()
+
+
+@pytest.mark.parametrize("rule", ["LocalSGD(fragments=4)", "LocalSGD(overlap=0.25, fragments=4)"])
+def test_a_position_is_that_of_what_all_fragments_have(run_job, rule):
+    run_job(script_path("fragments_position"), args=[rule]).require_success()
+
+
+@pytest.mark.parametrize("workers", [(2,), (1, 1)], ids=repr)
+def test_rounds_of_all_fragments_go_together_with_those_in_the_middle_of_an_epoch(hosts, workers):
+    """Rounds 5 to 8 are those of the end on rank 0; its rounds 9 and 10 rank 1 makes alone."""
+    assert hosts.run(script_path("fragments_uneven"), workers=workers) == [0] * len(workers), hosts.output(0)
+    assert [hosts.said(rank, host) for rank, host in enumerate((0, len(workers) - 1))] == [[[5.5, 5.0, 5.0, 5.0]]] * 2
+
+
+@pytest.mark.parametrize("codec", ["none", "int4"])
+@pytest.mark.parametrize("rule", ["LocalSGD(fragments=4)", "LocalSGD(overlap=0.25, fragments=4)"])
+def test_a_worker_that_comes_again_goes_on_with_the_others(hosts, rule, codec):
+    options = ["--max-restarts", "1", "--hosts-compression", codec]
+    script = script_path("fragments_again_after_a_kill")
+    assert hosts.run(script, *options, workers=(2, 1), args=[rule]) == [0, 0], hosts.output(0)
+    found = [hosts.said(rank, host)[-1] for rank, host in ((0, 0), (1, 0), (2, 1))]
+    assert found == [found[0]] * 3
+    assert all(8 < value < 13 for value in found[0][:4])
+    assert found[0][4]
+
+
+def test_what_is_not_finite_stays_out_of_its_fragment(run_job):
+    found = run_job(script_path("fragments_nonfinite")).require_success().reported
+    assert found["x 0"] == found["x 1"]
+    assert found["least 0"] > 5
+
+
+def test_a_job_may_go_on_with_another_number_of_fragments(platoon):
+    script = script_path("fragments_saved")
+    for rule, start in (("LocalSGD(fragments=4)", 0), ("LocalSGD(fragments=2)", 6), ("LocalSGD()", 12)):
+        done = platoon("launch", "-n", 2, "--checkpoint-every", 60, "--resume", "kept", script, rule, start)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_who_drops_what_was_learned_is_told_so(run_job):
+    outcome = run_job(script_path("fragments_left")).require_success()
+    assert [log.count("call sync_params(whole=True) before") for log in outcome.logs] == [1, 1], outcome.logs
