@@ -19,10 +19,15 @@ trains. After that part of the period it takes over the center, and adds what it
 
     x_i := c + (x_i - s_i)            s_i: what it contributed
 
-That is the overlap of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512) without fragments, but all of what was
-learned meanwhile stays, as in LOSCAR-SGD (arXiv 2605.20866). In a loop of your own `Advanced.complete_round` does it,
-or else the next synchronization; the later, the more the workers drift apart. Before an evaluation a round is completed
-at once. A worker keeps two more copies of its parameters.
+That is the overlap of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512), but all of what was learned meanwhile
+stays, as in LOSCAR-SGD (arXiv 2605.20866). In a loop of your own `Advanced.complete_round` does it, or else the next
+synchronization; the later, the more the workers drift apart. Before an evaluation a round is completed at once. A
+worker keeps two more copies of its parameters.
+
+With ``fragments`` a round takes one contiguous part of the parameters, in turn, as in Streaming DiLoCo; all others stay
+as they are. A round follows each so many-th part of the period, see `round_every`, so that each parameter has one round
+in a period, and ``part`` is what was trained since. ``overlap`` is at most that part of the period. A synchronization
+before an evaluation, ``sync_params(whole=True)``, is a round of each fragment.
 
 Such a rule takes a center in the memory of the host, also where parameters are on devices: the center on devices has
 no rounds. Contributions are added in the order of arrival, so with three or more workers the last bits depend on it.
