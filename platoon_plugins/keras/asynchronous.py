@@ -13,7 +13,7 @@ import numpy as np
 from platoon_base import Worker
 from platoon_base.errors import PlatoonError
 from platoon_base.fingerprint import checksum
-from platoon_base.rules import Rule, overlap_of, round_every, shares_moments, waits
+from platoon_base.rules import Rule, fragments_of, overlap_of, round_every, shares_moments, waits
 from platoon_base.schedule import EveryN
 from platoon_base.worker import LossWatch
 from platoon_plugins.keras.backends.base import Backend, Variable
@@ -66,10 +66,11 @@ class Asynchronous(Mode):
 
     def batches_done(self, count: int) -> None:
         """Synchronize if it is due; complete a round that overlaps after that part of the period."""
-        due = [self._period.due() for _ in range(count)]
+        due = sum(self._period.due() for _ in range(count))
         overlap = overlap_of(self.rule)
-        if any(due):
-            self._sync(1.0)
+        if due:
+            for _ in range(min(due, fragments_of(self.rule))):  # several after several batches of one execution
+                self._sync(1.0)
         elif overlap and self._worker.advanced.round_under_way and self._period.is_past(overlap):
             self._backend.attach(self._model)
             self._worker.advanced.complete_round()
