@@ -152,15 +152,16 @@ def test_progress_that_does_not_count_leaves_the_residual_as_it_was():
             make(group, number)
         second = Residuals(group.hosts[1].layout, group.hosts[1].memory)
         before = [array.tobytes() for array in second.latest]
-        train(group, [0], 4)
-        group.begin(4, [0])  # while nobody works on the second host, whose center falls behind
-        group.end(4, 0)
-        train(group, [0, 1], 5)
-        group.begin(5, [0, 1])
-        group.end(5)
+        for number in (4, 5, 6):  # while nobody works on the second host, whose center falls behind
+            train(group, [0], number)
+            group.begin(number, [0])
+            group.end(number, 0)
+        train(group, [0, 1], 7)  # on the second host to the fragment of round 4, which is that of round 7
+        group.begin(7, [0, 1])
+        group.end(7)
         require_same_center(*group.hosts)
         assert [array.tobytes() for array in second.latest] == before
-        for number in (6, 7, 8, 9):
+        for number in (8, 9, 10, 11):
             make(group, number)
             require_same_center(*group.hosts)
 

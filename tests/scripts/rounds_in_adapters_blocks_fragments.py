@@ -1,6 +1,14 @@
 import sys
 
-from blocks_preamble import DataStream, FinishAfter, IndexableDataset, ParameterSync, Scale, SequentialScheme
+from blocks_preamble import (
+    DataStream,
+    DistributedMonitoring,
+    FinishAfter,
+    IndexableDataset,
+    ParameterSync,
+    Scale,
+    SequentialScheme,
+)
 from blocks_preamble import SimpleExtension, T, loop, np, rank, theano
 
 from blocks.roles import PARAMETER, add_role
@@ -25,6 +33,10 @@ class Watch(SimpleExtension):
             assert value == (1.5 * turn + own * (step - turn) if over else own * step), (step, fragment, value)
 
 
-extensions = [ParameterSync(rule, every_n_batches=8), Watch(), FinishAfter(after_n_epochs=1)]
-loop(cost, DataStream(rows, iteration_scheme=SequentialScheme(18, 2)), extensions, Scale(1.0)).run()
+one = DataStream(IndexableDataset({"features": np.ones((4, 2), "float32")}), iteration_scheme=SequentialScheme(4, 2))
+validation = DistributedMonitoring([cost], one, prefix="valid", after_epoch=True)
+extensions = [validation, ParameterSync(rule, every_n_batches=8), Watch(), FinishAfter(after_n_epochs=1)]
+main_loop = loop(cost, DataStream(rows, iteration_scheme=SequentialScheme(18, 2)), extensions, Scale(1.0))
+main_loop.run()
+assert main_loop.log.current_row["valid_cost"] == 64 * 1.5 * 9, main_loop.log.current_row
 assert w.get_value().tolist() == [1.5 * 9] * 64, w.get_value()
