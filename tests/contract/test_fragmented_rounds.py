@@ -218,3 +218,26 @@ def test_who_fetches_the_center_keeps_the_contributions_to_other_fragments():
         assert group.hosts[1].center.replace(values, states, 2)
         make(group, 3)
         assert bits(group) == expected(2, "none")[2]
+
+
+@pytest.mark.parametrize("codec", ["none", "int4"])
+@pytest.mark.parametrize("has_sent", [False, True])
+def test_a_host_lost_in_the_midst_counts_on_all_others_or_on_none(has_sent, codec):
+    with Group([1.0, 1.0, 1.0], RULE, compression=codec) as group:
+        ready(group)
+        make(group, 1)
+        train(group, [0, 1, 2], 2)
+        if has_sent:
+            group.begin(2, [0, 1, 2])
+            has_all = [host.news for host in group.hosts[:2]]
+            group.until(lambda: all(sum(isinstance(n, between.Gathered) for n in news) == 2 for news in has_all))
+            group.lose(2)
+        else:
+            group.lose(2)
+            group.begin(2, [0, 1])
+        group.end(2, 0, 1)
+        for number in (3, 4, 5, 6):
+            train(group, [0, 1], number)
+            group.begin(number, [0, 1])
+            group.end(number, 0, 1)
+            require_same_center(*group.hosts[:2])

@@ -35,7 +35,9 @@ def go_on(hosts, script, codec, args, workers=(1, 1)):
     return again
 
 
-@pytest.mark.parametrize(("rule", "codec"), [("LocalSGD()", "int4"), ("DiLoCo()", "topk(0.1)")])
+@pytest.mark.parametrize(
+    ("rule", "codec"), [("LocalSGD()", "int4"), ("DiLoCo()", "topk(0.1)"), ("DiLoCo(fragments=3)", "int4")]
+)
 def test_a_job_that_is_resumed_has_the_bits_of_one_that_was_not_interrupted(hosts, rule, codec):
     options = ["--hosts-compression", codec]
     assert hosts.run(RESUMED, *options, workers=(1, 1), args=[rule, "0", "6"]) == [0, 0], hosts.output(0)
