@@ -132,7 +132,7 @@ def round_every(rule: Any, period: int) -> int:
     if period < fragments:
         raise ConfigurationError(
             f"got {rule!r} and a period of {period} batch{'' if period == 1 else 'es'}: a round follows each "
-            f"{fragments}th part of it; synchronize every {fragments} batches or more, or have fewer fragments"
+            f"1/{fragments} of it; synchronize every {fragments} batches or more, or have fewer fragments"
         )
     return period // fragments
 
@@ -166,8 +166,8 @@ def require_overlap(overlap: Any, fragments: int = 1) -> None:
         )
     if overlap * fragments > 1 + 1e-9:
         raise ConfigurationError(
-            f"got overlap={overlap} and fragments={fragments}: a round follows each {fragments}th part of the period, "
-            f"and the one before is completed by then; give at most {1 / fragments:.4g}"
+            f"got overlap={overlap} and fragments={fragments}: a round follows each 1/{fragments} of the period, "
+            f"and the one before is completed by then; give at most {10_000 // fragments / 10_000}"
         )
 
 

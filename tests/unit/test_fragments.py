@@ -67,6 +67,9 @@ def test_rules_say_what_does_not_go_together():
     with pytest.raises(ConfigurationError, match="got overlap=0.5 and fragments=4: .* give at most 0.25"):
         DiLoCo(overlap=0.5, fragments=4)
     for fragments in range(2, 30):
+        with pytest.raises(ConfigurationError) as refused:
+            DiLoCo(overlap=0.9, fragments=fragments)
+        assert DiLoCo(overlap=float(str(refused.value).split()[-1]), fragments=fragments)
         assert overlap_of(LocalSGD(overlap=1 / fragments, fragments=fragments)) == pytest.approx(1)
 
 
@@ -82,5 +85,5 @@ def test_rules_are_written_as_they_are_read():
 def test_a_round_follows_each_part_of_the_period():
     assert [round_every(LocalSGD(fragments=4), period) for period in (4, 10, 20)] == [1, 2, 5]
     assert [round_every(rule, 7) for rule in (LocalSGD(), EASGD())] == [7, 7]
-    with pytest.raises(ConfigurationError, match="a period of 3 batches: a round follows each 4th part"):
+    with pytest.raises(ConfigurationError, match="a period of 3 batches: a round follows each 1/4 of it"):
         round_every(LocalSGD(fragments=4), 3)
