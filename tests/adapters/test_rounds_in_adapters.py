@@ -80,10 +80,13 @@ def test_keras_completes_a_round_that_overlaps_in_the_middle_of_the_period(run_k
 
 
 @pytest.mark.keras
-@pytest.mark.parametrize("rule", ["LocalSGD(fragments=4)", "LocalSGD(overlap=0.25, fragments=4)"])
-def test_keras_exchanges_one_fragment_after_each_part_of_the_period(run_keras, rule):
+@pytest.mark.parametrize(
+    ("rule", "at_once"),
+    [("LocalSGD(fragments=4)", 1), ("LocalSGD(overlap=0.25, fragments=4)", 1), ("LocalSGD(fragments=4)", 4)],
+)
+def test_keras_exchanges_one_fragment_after_each_part_of_the_period(run_keras, rule, at_once):
     """Gradients are constant, so all values can be computed by hand; at the end all have all that was learned."""
-    run_keras(script_path("rounds_in_adapters_keras_fragments"), args=[rule]).require_success()
+    run_keras(script_path("rounds_in_adapters_keras_fragments"), args=[rule, str(at_once)]).require_success()
 
 
 @pytest.mark.keras
