@@ -241,3 +241,22 @@ def test_a_host_lost_in_the_midst_counts_on_all_others_or_on_none(has_sent, code
             group.begin(number, [0, 1])
             group.end(number, 0, 1)
             require_same_center(*group.hosts[:2])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_couriers_that_are_killed_again_and_again_change_no_bit(seed):
+    random = np.random.default_rng(seed)
+    with Group([1.0, 1.0, 1.0], RULE, compression="int4") as group:
+        ready(group)
+
+        def kill():
+            for killed in random.integers(3, size=random.integers(3)):
+                for host in random.integers(3, size=random.integers(40)):
+                    group.hosts[host].courier.step([])
+                    group.report()
+                group.hosts[killed].restart()
+                group.introduce()
+
+        for number in range(1, ROUNDS + 1):
+            make(group, number, kill)
+            assert bits(group) == expected(3, "int4")[number - 1]

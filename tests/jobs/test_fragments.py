@@ -112,8 +112,9 @@ def test_each_round_is_of_one_fragment_and_a_whole_one_of_all(hosts, rule, worke
         assert len({str([line for line in each if line[0] == step]) for each in found}) == 1
 
 
-def test_a_center_begins_with_the_fragment_of_the_next_round(run_job):
-    run_job(script_path("fragments_again")).require_success()
+@pytest.mark.parametrize("workers", [(2,), (1, 1)], ids=repr)
+def test_a_center_begins_with_the_fragment_of_the_next_round(hosts, workers):
+    assert hosts.run(script_path("fragments_again"), workers=workers) == [0] * len(workers), hosts.output(0)
 
 
 @pytest.mark.parametrize("rule", ["LocalSGD(fragments=4)", "LocalSGD(overlap=0.25, fragments=4)"])
