@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import logging
 import time
@@ -84,8 +83,7 @@ class WorkerRounds:
     ) -> None:
         self._client, self._center, self._rule_for, self._turns = client, center, rule_for, turns
         self._progress, self._fragments = progress, fragments
-        # Where this worker was at its latest rounds, one for each fragment: the center has all until the first.
-        self._positions = collections.deque([progress.position] * fragments, fragments)
+        self._positions = [progress.position] * fragments  # of this worker at the latest round of each fragment
         self._behind: set[int] = set()  # the fragments that were trained since their latest round
         self._warned = False
         self._sent: _Sent | None = None
@@ -136,10 +134,12 @@ class WorkerRounds:
             kept_out = self._center.contribute(arrays, part, left_s)
         met = self._client.wait_for_all(msg.Round(timeout_s=max(deadline - time.monotonic(), 0.0)), msg.RoundReached)
         # All workers pass the same number of workers, whichever of them makes the step on a stripe.
-        self._positions.append(self._progress.position)
+        taken = met.number % self._fragments
+        self._positions[taken] = self._progress.position
         self._behind.update(range(self._fragments) if part else ())
-        self._behind.discard(met.number % self._fragments)
-        count = functools.partial(self._count, position=self._positions[0])
+        self._behind.discard(taken)
+        # The center has all of this worker's steps up to the earliest.
+        count = functools.partial(self._count, position=min(self._positions, key=_all_steps))
         sent = _Sent(met.number, self._rule_for(len(met.ranks)), count)
         left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
         if overlaps and kept_out is None:
@@ -153,8 +153,8 @@ class WorkerRounds:
     def _count(self, number: int, began: float, position: tuple[int, int, int]) -> None:
         self._progress.count_sync(began, True, number, position)
 
-    def leave(self, rank: int) -> None:
-        """Warn once if the center is about to replace what fragments have learned since their latest rounds."""
+    def forget(self, rank: int) -> None:
+        """Let the center replace what fragments have learned since their latest rounds; warn once if there is any."""
         if self._behind and not self._warned:
             self._warned = True
             log.warning(
@@ -197,6 +197,10 @@ class WorkerRounds:
             stepped = self._center.take_over(sent.rule, arrays, sent.number, timeout_s, apart)
             sent.on_center(sent.number, began)
         return stepped
+
+
+def _all_steps(position: tuple[int, int, int]) -> int:
+    return position[2]
 
 
 class _Memory:

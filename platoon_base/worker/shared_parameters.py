@@ -333,7 +333,7 @@ class SharedParameters:
         elif self.center is not None:
             self.complete_round(timeout_s)
             if self.rounds is not None:
-                self.rounds.leave(self._rank)
+                self.rounds.forget(self._rank)
             self._take_over(self.center, timeout_s, averaged=True)
             self._progress.count_copy()
 
