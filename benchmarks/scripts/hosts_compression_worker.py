@@ -49,7 +49,7 @@ def make_rounds(worker, size_bytes: int, steps: int, step_s: float, rounds: int,
     worker.init_shared_params([x], used, timeout_s=WAIT_S)
     progress = random.standard_normal(x.size).astype(np.float32) * np.float32(1e-3)
     worker.barrier("begin", timeout_s=WAIT_S)
-    taken, sent, cpu = [], [], []
+    taken, sent, cpu, at_first = [], [], [], sent_bytes()
     for _ in range(rounds):
         waited = 0.0
         for step in range(steps):
@@ -68,7 +68,9 @@ def make_rounds(worker, size_bytes: int, steps: int, step_s: float, rounds: int,
         worker.barrier("met", timeout_s=WAIT_S)
         sent.append(sent_bytes() - before)
         cpu.append(courier_cpu_s() - before_s)
-    return {"rounds_s": taken, "courier_cpu_s": cpu, "sent_bytes": sent}
+    worker.advanced.complete_round(timeout_s=WAIT_S)
+    worker.barrier("completed", timeout_s=WAIT_S)
+    return {"rounds_s": taken, "courier_cpu_s": cpu, "sent_bytes": sent, "total_bytes": sent_bytes() - at_first}
 
 
 def make_averages(worker, size_bytes: int, calls: int) -> dict:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from platoon_base.centers.fragments import Fragments
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule
 from platoon_base.rules.outer import OuterRule
@@ -110,10 +111,22 @@ class Center(Protocol):
 
 
 class RoundCenter(Center, Protocol):
-    """A center for an outer-step rule, with which all workers synchronize together in rounds."""
+    """A center for an outer-step rule, with which all workers synchronize together in rounds.
+
+    Attributes
+    ----------
+    fragments : Fragments
+        The parts of the center that the rounds take in turn.
+    """
+
+    fragments: Fragments
+
+    def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int = 0) -> None:
+        """Fill a new center that comes after round ``number``; see `Center.fill`."""
+        ...
 
     def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:
-        """Add this worker's progress since it copied the center, except to parts that have changed since.
+        """Add this worker's progress in the next round's fragment since it copied that, except where it has changed.
 
         An element whose progress is not finite contributes nothing.
 
@@ -129,9 +142,11 @@ class RoundCenter(Center, Protocol):
         ...
 
     def take_over(
-        self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float
+        self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float, apart: bool = False
     ) -> NonFiniteElement | None:
-        """Make the outer step of round ``number`` where no other worker has, and copy the center to ``arrays``.
+        """Make the outer step of round ``number`` where no other worker has, and copy its fragment to ``arrays``.
+
+        They are the parameters, or ``apart`` the pieces of the fragment.
 
         Call it after all workers of the round have contributed, with the same number on each, greater than that of
         the previous round.

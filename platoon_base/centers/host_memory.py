@@ -29,7 +29,7 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 _MAGIC = b"PLTNCNTR"
-_VERSION = 11
+_VERSION = 12
 FREE, CONTROLLER, COURIER = -1, -2, -3  # values in place of a rank
 HOLDER_NAMES = {CONTROLLER: "the controller", COURIER: "the courier"}
 
@@ -44,6 +44,7 @@ _HEADER = np.dtype(
         ("rounds", "u4"),
         ("several_hosts", "u4"),
         ("average", "i4"),
+        ("fragments", "u4"),
         ("written", "u8"),
         ("spread", "u8"),
         ("stamp", "u8"),
@@ -70,6 +71,8 @@ class Shape(NamedTuple):
         Whether other hosts take part. Without rounds the sum of their moves follows then, see `host_shift`.
     average : int
         Which of the states is the average of the center; -1 if there is none.
+    fragments : int
+        In how many parts the rounds take the center in turn.
     """
 
     stripe_bytes: int
@@ -77,6 +80,7 @@ class Shape(NamedTuple):
     rounds: bool
     several_hosts: bool
     average: int
+    fragments: int = 1
 
     @property
     def shift(self) -> bool:
@@ -111,7 +115,7 @@ class Shape(NamedTuple):
             return None
         header: Any = array_on(segment.buffer, (), _HEADER)
         found = (header["magic"].item(), header["version"].item(), header["fingerprint"].tobytes())
-        if found != (_MAGIC, _VERSION, layout.fingerprint) or not header["stripe_bytes"]:
+        if found != (_MAGIC, _VERSION, layout.fingerprint) or not (header["stripe_bytes"] and header["fragments"]):
             return None
         shape = cls(
             header["stripe_bytes"].item(),
@@ -119,6 +123,7 @@ class Shape(NamedTuple):
             bool(header["rounds"]),
             bool(header["several_hosts"]),
             header["average"].item(),
+            header["fragments"].item(),
         )
         return shape if len(segment.buffer) == shape.size_bytes(layout) else None
 

@@ -10,6 +10,9 @@ Rounds do not mix. A worker adds to a stripe only if the stripe's generation is 
 adds to a stripe for the next round has made sure before that this round's step was made there. The stripe's round
 number records that.
 
+A round takes one fragment of the center, see `platoon_base.centers.fragments`. Of the other stripes only the round
+number changes: workers go on from what they copied of them before, and contribute to them when it is their turn.
+
 A worker that dies leaves nothing half done. Each stripe has two totals, with their numbers of contributions: a worker
 writes the new sum into the totals that are not in use, and then switches to them by one store. If it dies before that,
 it has added nothing; the mean of each stripe is over its actual contributions. The step copies each block before it
@@ -27,6 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from platoon_base.centers.fragments import Fragments
 from platoon_base.centers.round_kernels import RoundKernels, blocks, undo_bytes
 from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, cut
 from platoon_base.layout import Layout
@@ -90,7 +94,12 @@ def rounds_bytes(layout: Layout, stripe_bytes: int, states: int) -> int:
 
 
 def open_rounds(
-    buffer: Any, start: int, layout: Layout, stripes: Sequence[Stripe], states: Sequence[Sequence[Array]]
+    buffer: Any,
+    start: int,
+    layout: Layout,
+    stripes: Sequence[Stripe],
+    states: Sequence[Sequence[Array]],
+    fragments: Fragments,
 ) -> Rounds:
     """Open the rounds whose memory starts at byte ``start`` of a buffer."""
     totals = [layout.views(buffer, start + i * layout.nbytes) for i in range(2)]
@@ -102,7 +111,7 @@ def open_rounds(
         each = [tuple(state[i] for state in own) for i in range(len(stripe.pieces))]
         both = cut(totals[0], stripe.pieces), cut(totals[1], stripe.pieces)
         opened.append(StripeArrays(stripe.holder, stripe.center, both, each, undo[stripe.index]))
-    return Rounds(opened)
+    return Rounds(opened, fragments)
 
 
 def use_other(words: Any, count: int, parts: float, gathered: int) -> None:
@@ -119,14 +128,19 @@ class Rounds:
     Parameters
     ----------
     stripes : sequence of StripeArrays
+    fragments : Fragments
 
     Attributes
     ----------
     stripes : list of StripeArrays
+    fragments : Fragments
+    parts : list of float
+        By stripe, the sum of the parts of rounds that this worker has trained since it contributed to the stripe.
     """
 
-    def __init__(self, stripes: Sequence[StripeArrays]) -> None:
-        self.stripes = list(stripes)
+    def __init__(self, stripes: Sequence[StripeArrays], fragments: Fragments) -> None:
+        self.stripes, self.fragments = list(stripes), fragments
+        self.parts = [0.0] * len(self.stripes)
         self._kernels = [
             [RoundKernels(*piece, s.undo) for piece in zip(s.center, zip(*s.totals), s.states)] for s in stripes
         ]
@@ -137,18 +151,23 @@ class Rounds:
         """Add ``x - c`` to a stripe's total, if this worker's parameters started from the stripe's current values.
 
         Nothing is added either if a worker died during the step on the stripe: another has to finish it first. Nor is
-        it if all have contributed to a round whose step was not made yet: this worker came too late for it.
+        it if all have contributed to a round whose step was not made yet: this worker came too late for it. If it is
+        not the stripe's turn, ``part`` is added to that of its next turn.
 
         Returns
         -------
         (piece, element) of the first element that was left out, since its total would not be finite, or None.
         """
         words = self.stripes[index].words
+        self.parts[index] += part
+        if index not in self.fragments.of_round(int(words["round"]) + 1).stripes:
+            return None
         if self._begun[index] != words["generation"] or self._is_half_done(index) or words["met"] > words["round"]:
             return None
         self._begun[index] = _NO_GENERATION  # a second call must not count twice
         used = int(words["in_use"])
         refused = [(piece, k.contribute(x, used)) for piece, (k, x) in enumerate(zip(self._kernels[index], local))]
+        part, self.parts[index] = min(self.parts[index] / len(self.fragments), 1.0), 0.0
         self._use_other(index, int(words["count"][used]) + 1, float(words["parts"][used]) + part)
         return next(((piece, element) for piece, element in refused if element is not None), None)
 
@@ -208,6 +227,8 @@ class Rounds:
     def take_over(self, index: int, rule: OuterRule, local: Sequence[Array], number: int) -> tuple[int, int] | None:
         """Make the outer step of round ``number`` on a stripe unless it was made, and copy the values to ``local``.
 
+        `pass_by` is for stripes of other fragments.
+
         Returns
         -------
         (piece, element) of the first center value that would not have been finite, or None. Such elements and their
@@ -217,8 +238,16 @@ class Rounds:
         first = self._step(index, rule, number) if words["round"] < number else None
         for x, c in zip(local, center):
             np.copyto(x, c)
-        self._begun[index] = int(words["generation"])
+        self._begun[index], self.parts[index] = int(words["generation"]), 0.0
         return first
+
+    def pass_by(self, index: int, rule: OuterRule, number: int) -> tuple[int, int] | None:
+        """Record round ``number`` on a stripe that it does not take; finish the step of a worker that died there."""
+        words = self.stripes[index].words
+        if words["round"] < number and self._is_half_done(index):
+            return self._step(index, rule, number)
+        words["round"] = max(int(words["round"]), number)
+        return None
 
     def _step(self, index: int, rule: OuterRule, number: int) -> tuple[int, int] | None:
         words = self.stripes[index].words
@@ -254,12 +283,13 @@ class Rounds:
     def begin(self) -> None:
         """Record that this worker's parameters are now equal to the stripes last read or written."""
         self._begun = list(self._read)
+        self.parts = [0.0] * len(self.stripes)
 
     def note_changed(self, index: int) -> None:
         """Record that this worker has changed a stripe without a round, as a single worker does."""
         words = self.stripes[index].words
         words["generation"] += 1
-        self._begun[index] = int(words["generation"])
+        self._begun[index], self.parts[index] = int(words["generation"]), 0.0
 
     def write(self, index: int, values: Sequence[Array]) -> None:
         """Write values into a stripe; progress from earlier values no longer counts."""
@@ -267,6 +297,7 @@ class Rounds:
         if not all(np.array_equal(c, value) for c, value in zip(center, values)):
             self.replace(index, values)
         self._read[index] = self._begun[index] = int(words["generation"])
+        self.parts[index] = 0.0
 
     def replace(self, index: int, values: Sequence[Array]) -> None:
         """Write values into a stripe, and drop the contributions to its next step."""

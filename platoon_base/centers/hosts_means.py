@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from platoon_base.centers.fragments import Fragments
 from platoon_base.centers.overwrites import await_count
 from platoon_base.centers.round_totals import RoundTotals
 from platoon_base.layout import Layout
@@ -71,7 +72,7 @@ class HostsMeans:
 
     def new_totals(self) -> RoundTotals:
         """Allocate memory for a copy."""
-        return RoundTotals(self._layout, ())
+        return RoundTotals(Fragments(self._layout, ()))
 
     def are_gathered(self, number: int) -> bool:
         """Return whether a mean was written to this center."""

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from platoon_base.centers.fragments import Fragment, Fragments
 from platoon_base.centers.host_rounds import Rounds, StripeArrays, use_other
 from platoon_base.centers.stripes import Stripe, copy_all, cut, wait_until
 from platoon_base.errors import CollectiveTimeoutError
-from platoon_base.layout import ALIGNMENT, Layout, Piece
+from platoon_base.layout import ALIGNMENT, Piece
 
 __all__ = ["HostsRounds", "RoundTotals", "are_gathered", "gather", "read_own"]
 
@@ -32,31 +33,43 @@ class RoundTotals:
 
     Parameters
     ----------
-    layout : Layout
-    stripes : sequence of tuple of Piece
-        The pieces of each stripe of the center; the same on all hosts.
+    fragments : Fragments
+        Of the center; the same on all hosts.
 
     Attributes
     ----------
     buffer : memoryview
+        Of any round's totals; those of one take its first `size_bytes`.
     head : ndarray of float64
         What lies before the arrays in the buffer.
-    arrays : list of ndarray
-        The sum of ``x - c`` over the workers, one array for each parameter.
     counts, parts : ndarray of float64, shape (stripes,)
         For each stripe the number of contributions, and the sum of their parts.
     """
 
-    def __init__(self, layout: Layout, stripes: Sequence[tuple[Piece, ...]]) -> None:
-        count = len(stripes)
+    def __init__(self, fragments: Fragments) -> None:
+        count = len(fragments.stripes)
         words = -(-(_FIRST + 2 * count) * 8 // ALIGNMENT) * ALIGNMENT // 8
-        whole = np.zeros(words + layout.nbytes // 8, np.float64)
+        whole = np.zeros(words + fragments.largest_bytes // 8, np.float64)
         self.buffer = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
-        self._stripes = stripes
+        self._fragments = fragments
         self.head = whole[:words]
         self.counts = self.head[_FIRST:][:count]
         self.parts = self.head[_FIRST + count :][:count]
-        self.arrays = layout.views(self.buffer, 8 * words)
+
+    @property
+    def fragment(self) -> Fragment:
+        """The part of the center that the round takes."""
+        return self._fragments.of_round(self.number)
+
+    @property
+    def arrays(self) -> list[Array]:
+        """The sum of ``x - c`` over the workers, one array for each piece of the fragment."""
+        return self.fragment.layout.views(self.buffer, self.head.nbytes)
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes of the buffer belong to the round."""
+        return int(self.head.nbytes) + self.fragment.layout.nbytes
 
     @property
     def number(self) -> int:
@@ -77,9 +90,10 @@ class RoundTotals:
         self.head[_BASE] = base
 
     def without_contribution(self) -> Iterator[tuple[Piece, ...]]:
-        """Iterate over the pieces of stripes without a contribution."""
-        for pieces, count in zip(self._stripes, self.counts):
-            if not count:
+        """Iterate over stripes of the fragment without a contribution: their pieces in `arrays`."""
+        fragment = self.fragment
+        for index, pieces in zip(fragment.stripes, fragment.within):
+            if not self.counts[index]:
                 yield pieces
 
 
@@ -88,7 +102,6 @@ class HostsRounds:
 
     Parameters
     ----------
-    layout : Layout
     stripes : sequence of Stripe
     rounds : Rounds
     holders : structured array
@@ -102,15 +115,12 @@ class HostsRounds:
 
     def __init__(
         self,
-        layout: Layout,
         stripes: Sequence[Stripe],
         rounds: Rounds,
         holders: Array,
         visit: Callable[[Callable[[Stripe], None], float], list[Stripe]],
     ) -> None:
-        self._layout, self._stripes, self._rounds = layout, stripes, rounds
-        self._holders, self._visit = holders, visit
-        self._each = np.arange(len(stripes))
+        self._stripes, self._rounds, self._holders, self._visit = stripes, rounds, holders, visit
 
     @property
     def made(self) -> int:
@@ -119,7 +129,7 @@ class HostsRounds:
 
     def new_totals(self) -> RoundTotals:
         """Allocate memory for the totals of a round."""
-        return RoundTotals(self._layout, [stripe.pieces for stripe in self._stripes])
+        return RoundTotals(self._rounds.fragments)
 
     def wait(self, number: int, timeout_s: float) -> None:
         """Wait until all stripes hold the sum over all hosts for a round; raises `CollectiveTimeoutError`."""
@@ -130,21 +140,24 @@ class HostsRounds:
             )
 
     def are_gathered(self, number: int) -> bool:
-        """Return whether all stripes hold the sum over all hosts for a round, or its step was made."""
-        holders = self._holders
-        latest = holders["gathered"][self._each, holders["in_use"]]
+        """Return whether all stripes of a round hold the sum over all hosts, or its step was made."""
+        stripes = self._rounds.fragments.of_round(number).stripes
+        holders = self._holders[stripes.start : stripes.stop]
+        latest = holders["gathered"][np.arange(len(holders)), holders["in_use"]]
         return bool(((holders["round"] >= number) | (latest == number)).all())
 
     def read(self, totals: RoundTotals, number: int) -> bool:
         """Copy this host's own totals of a round; False if a stripe stayed locked: call it again."""
-        totals.number, totals.base = 0, min(self.made, number - 1)
+        totals.number, totals.base = number, min(self.made, number - 1)
+        totals.counts[:] = totals.parts[:] = 0
 
         def copy(stripe: Stripe) -> None:
-            read_own(self._rounds.stripes[stripe.index], stripe, totals, number)
+            if stripe.index in totals.fragment.stripes:
+                read_own(self._rounds.stripes[stripe.index], stripe.index, totals, number)
 
         if self._visit(copy, _PATIENCE_S):
+            totals.number = 0
             return False
-        totals.number = number
         return True
 
     def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
@@ -152,35 +165,40 @@ class HostsRounds:
 
         The totals include their numbers of contributions, so ``workers`` is not used.
         """
+        taken = self._rounds.fragments.of_round(number).stripes
 
         def put(stripe: Stripe) -> None:
-            gather(self._rounds.stripes[stripe.index], stripe, totals, number)
+            if stripe.index in taken:
+                gather(self._rounds.stripes[stripe.index], stripe.index, totals, number)
 
         return not self._visit(put, _PATIENCE_S)
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's, and set the number of its round; see `read`."""
         number = max(number, self.made)
+        taken = self._rounds.fragments.of_round(number).stripes
 
         def put(stripe: Stripe) -> None:
-            arrays = self._rounds.stripes[stripe.index]
+            arrays, new = self._rounds.stripes[stripe.index], cut(values, stripe.pieces)
             for given, own in zip(states, zip(*arrays.states)):
                 copy_all(own, cut(given, stripe.pieces))
-            self._rounds.replace(stripe.index, cut(values, stripe.pieces))
+            # Elsewhere contributions to later rounds count if they began from the same values.
+            if stripe.index in taken or not all(map(np.array_equal, arrays.center, new)):
+                self._rounds.replace(stripe.index, new)
             stripe.holder["round"] = number
 
         return not self._visit(put, _PATIENCE_S)
 
 
-def read_own(stripe: StripeArrays, place: Stripe, totals: RoundTotals, number: int) -> None:
+def read_own(stripe: StripeArrays, index: int, totals: RoundTotals, number: int) -> None:
     """Copy this host's totals of round ``number`` of one locked stripe, even if the sum has replaced them already."""
     words = stripe.words
     used = int(words["in_use"])
     if are_gathered(words, number):
         used = 1 - used
-    totals.counts[place.index], totals.parts[place.index] = words["count"][used], words["parts"][used]
-    targets = cut(totals.arrays, place.pieces)
-    if totals.counts[place.index]:
+    totals.counts[index], totals.parts[index] = words["count"][used], words["parts"][used]
+    targets = cut(totals.arrays, totals.fragment.of_stripe(index))
+    if totals.counts[index]:
         copy_all(targets, stripe.totals[used])
     else:  # without a contribution the totals are undefined
         for target in targets:
@@ -192,16 +210,16 @@ def are_gathered(words: Any, number: int) -> bool:
     return bool(words["round"] >= number or words["gathered"][words["in_use"]] == number)
 
 
-def gather(stripe: StripeArrays, place: Stripe, totals: Sequence[RoundTotals], number: int) -> None:
+def gather(stripe: StripeArrays, index: int, totals: Sequence[RoundTotals], number: int) -> None:
     """Replace this host's totals by the sum of several hosts' totals; the stripe is locked."""
     if are_gathered(stripe.words, number):
         return
     target = stripe.totals[1 - int(stripe.words["in_use"])]
-    own = [cut(each.arrays, place.pieces) for each in totals]
+    own = [cut(each.arrays, each.fragment.of_stripe(index)) for each in totals]
     for piece, into in enumerate(target):
         into[...] = own[0][piece] if own else 0
         with np.errstate(over="ignore", invalid="ignore"):  # the step leaves out elements that are not finite
             for other in own[1:]:
                 into += other[piece]
-    count = sum(int(each.counts[place.index]) for each in totals)
-    use_other(stripe.words, count, sum(float(each.parts[place.index]) for each in totals), number)
+    count = sum(int(each.counts[index]) for each in totals)
+    use_other(stripe.words, count, sum(float(each.parts[index]) for each in totals), number)

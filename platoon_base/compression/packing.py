@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from platoon_base.compression.codecs import CHUNK, Codec
-from platoon_base.layout import ALIGNMENT, Layout
+from platoon_base.layout import ALIGNMENT, Layout, Piece
 from platoon_base.views import array_on
 
 __all__ = ["Packing", "Residuals", "decode_and_keep", "residual_layout"]
 
 Array = np.ndarray[Any, Any]
 
-_LATEST, _STAMP, _PACKED, _RESTORED, _DROPPED = range(5)  # the words of `Residuals`
+_LATEST, _STAMP, _PACKED, _RESTORED, _DROPPED, _DIFFER = range(6)  # the words of `Residuals`
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
@@ -196,8 +196,9 @@ class Residuals:
         own = residual_layout(layout)
         # Twice the round that the latest residuals come from, and which of the two they are: one word, so that the end
         # of the process leaves no half of it. Behind it the stamp of the center, the round that was packed last or is
-        # being packed, whether saved residuals were put in, and the latest round without this host's contribution.
-        self._words = array_on(buffer, (5,), "i8")
+        # being packed, whether saved residuals were put in, the latest round without this host's contribution, and the
+        # round in whose fragment alone the two differ.
+        self._words = array_on(buffer, (6,), "i8")
         self._both = [own.views(buffer, ALIGNMENT + i * own.nbytes) for i in range(2)]
 
     @staticmethod
@@ -210,23 +211,36 @@ class Residuals:
         """The residuals that the next contribution takes along."""
         return self._both[int(self._words[_LATEST]) & 1]
 
-    def begin(self, number: int, stamp: int) -> tuple[list[Array], list[Array]]:
+    def begin(
+        self, number: int, stamp: int, pieces: Callable[[int], tuple[Piece, ...]] = lambda number: ()
+    ) -> tuple[list[Array], list[Array]]:
         """Return the residuals before round ``number``, and the memory for those after it; `end` follows.
+
+        That memory has to be written in the fragment of the round.
 
         Parameters
         ----------
         number : int
         stamp : int
             Of the center, see `platoon_base.centers.overwrites`: with an overwrite the residuals start again at zero.
+        pieces : callable
+            Returns those of the fragment that a round takes.
         """
         self.undo(number)
         self._words[_PACKED] = number
         if self._words[_STAMP] != stamp:
-            for array in self.latest:
+            for array in (*self._both[0], *self._both[1]):
                 array[...] = 0
             self._words[_STAMP] = stamp
         latest = int(self._words[_LATEST]) & 1
-        return self._both[latest], self._both[1 - latest]
+        before, after = self._both[latest], self._both[1 - latest]
+        differ = pieces(int(self._words[_DIFFER]))
+        if differ != pieces(number):
+            for parameter, *ends in differ:
+                own = slice(*ends)
+                np.copyto(after[parameter].reshape(-1)[own], before[parameter].reshape(-1)[own])
+        self._words[_DIFFER] = number
+        return before, after
 
     def end(self, number: int) -> None:
         """Make the residuals after round ``number`` the latest ones."""
@@ -274,6 +288,7 @@ class Residuals:
 
         An earlier courier may have died while it did so.
         """
-        for i, array in enumerate(self._both[0]):
-            np.copyto(array, 0 if saved is None else saved[i])
+        for both in self._both:
+            for i, array in enumerate(both):
+                np.copyto(array, 0 if saved is None else saved[i])
         self._words[_RESTORED] = 1

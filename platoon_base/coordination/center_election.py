@@ -63,10 +63,12 @@ class CenterElection:
         Whether the next center is created from the job's checkpoint.
     saved : bool
         Whether the job saves the center of host 0, so that there has to be one.
+    round_before : int
+        The latest round before the next center, or the current ones.
     """
 
     def __init__(self, roster: Roster) -> None:
-        self.dropped = 0
+        self.dropped = self.round_before = 0
         self.resumes = self.saved = False
         self._roster = roster
         self._centers: dict[int, _Center] = {}  # by host
@@ -216,7 +218,7 @@ class CenterElection:
                     return self._replace_creator(host, center)
         return []
 
-    def drop(self) -> list[Action]:
+    def drop(self, latest_round: int = 0) -> list[Action]:
         """Let the next one that shares parameters make a center; one that is being made now is another's, and stays."""
         shared = self.shared
         if shared is None:
@@ -225,6 +227,7 @@ class CenterElection:
         self._centers = {host: center for host, center in self._centers.items() if not center.ready}
         self._source = 0
         self.dropped += 1
+        self.round_before = latest_round
         for participant in self._roster.values():
             if participant.phase.shares:
                 self._roster.move(participant, Event.RELEASE)
@@ -246,7 +249,9 @@ class CenterElection:
 
     def _create(self, requester: Requester, host: int) -> SendReply:
         # Another host may not have the file, and gets the values of host 0 anyway.
-        return SendReply(requester, msg.CenterRole(create=True, resume=self.resumes and host == 0))
+        return SendReply(
+            requester, msg.CenterRole(create=True, resume=self.resumes and host == 0, round=self.round_before)
+        )
 
 
 def _impossible(layout: Layout) -> msg.Failure | None:

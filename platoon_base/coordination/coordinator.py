@@ -272,7 +272,7 @@ class Coordinator:
         if drops_center(calls):
             for rank in calls:
                 self.roster[rank].for_center = None  # it has met the others: the next center is its own too
-            actions = self._election.drop()
+            actions = self._election.drop(self._rounds)
         self.bound |= binds
         in_round = [rank for rank, call in calls.items() if isinstance(call, msg.Round)]
         if in_round:

@@ -361,10 +361,14 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
 
 
 class CenterRole(Message, frozen=True, kw_only=True, tag="center-role"):
-    """Create the center, or attach to the one that exists; ``resume`` to create it from the job's checkpoint."""
+    """Create the center, or attach to the one that exists; ``resume`` to create it from the job's checkpoint.
+
+    ``round`` is the latest round before the center.
+    """
 
     create: bool
     resume: bool = False
+    round: int = 0
 
 
 class CollectiveReply(Message, frozen=True, kw_only=True):

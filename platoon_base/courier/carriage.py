@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from platoon_base.centers.across_hosts import AcrossHosts
+from platoon_base.centers.fragments import Fragments
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.round_totals import RoundTotals
-from platoon_base.centers.stripes import cut
+from platoon_base.centers.stripes import copy_all, cut
 from platoon_base.compression.codecs import Codec
 from platoon_base.compression.packing import Packing, Residuals
 from platoon_base.courier.conversation import TotalsBuffer
-from platoon_base.layout import Layout
+from platoon_base.layout import Piece
 
 __all__ = ["Carriage", "CompressedCarriage", "PlainCarriage"]
+
+Array = np.ndarray[Any, Any]
 
 
 class Carriage(Protocol):
@@ -64,7 +68,7 @@ class PlainCarriage:
 
     def seal(self, own: RoundTotals) -> memoryview:
         """Return this host's contributions as bytes."""
-        return own.buffer
+        return own.buffer[: own.size_bytes]
 
     def open(self, received: RoundTotals) -> RoundTotals:
         """Return the contributions in a buffer."""
@@ -84,9 +88,10 @@ class PlainCarriage:
 class _PackedTotals:
     """The head of `RoundTotals` and the packed arrays, in one buffer."""
 
-    def __init__(self, words: int, nbytes: int) -> None:
-        whole = np.zeros(words + -(-nbytes // 8), np.float64)
-        self.head, self.data = whole[:words], whole[words:].view(np.uint8)
+    def __init__(self, words: int, packings: Sequence[Packing]) -> None:
+        self._packings = packings
+        whole = np.zeros(words + max(packing.nbytes for packing in packings) // 8, np.float64)
+        self.head, self._data = whole[:words], whole[words:].view(np.uint8)
         self.buffer = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
 
     @property
@@ -94,17 +99,33 @@ class _PackedTotals:
         """The number of the round."""
         return int(self.head[0])
 
+    @property
+    def packing(self) -> Packing:
+        """Of the fragment of the round."""
+        return self._packings[(self.number - 1) % len(self._packings)]
+
+    @property
+    def data(self) -> Array:
+        """The packed arrays."""
+        return self._data[: self.packing.nbytes]
+
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes of the buffer belong to the round."""
+        return int(self.head.nbytes) + self.packing.nbytes
+
 
 class CompressedCarriage:
     """Sends packed contributions, with error feedback.
 
     A host adds its residual to its contributions, packs them, and takes what the other hosts will unpack for its own
     part of the sum, so that all hosts add the same bits. The rest is its residual for the next round. Stripes to which
-    none of its workers has contributed add nothing, and keep their residual.
+    none of its workers has contributed add nothing, and keep their residual, as all other fragments do.
 
     Parameters
     ----------
-    layout : Layout
+    fragments : Fragments
+        Of the center.
     rounds : AcrossHosts
     codec : Codec
     residuals : Residuals
@@ -113,36 +134,40 @@ class CompressedCarriage:
     """
 
     def __init__(
-        self, layout: Layout, rounds: AcrossHosts, codec: Codec, residuals: Residuals, overwrites: Overwrites
+        self, fragments: Fragments, rounds: AcrossHosts, codec: Codec, residuals: Residuals, overwrites: Overwrites
     ) -> None:
+        self._fragments = fragments
         self._rounds, self._residuals, self._overwrites = rounds, residuals, overwrites
-        self._packing = Packing(layout, codec)
+        self._packings = [Packing(fragment.layout, codec) for fragment in fragments]
         self._words = len(rounds.new_totals().head)
-        self._own = _PackedTotals(self._words, self._packing.nbytes)
+        self._own = _PackedTotals(self._words, self._packings)
         self._packed: list[_PackedTotals] = []
         self._spare: list[RoundTotals] = []
 
     def buffer(self) -> _PackedTotals:
         """Return memory into which contributions are received."""
-        return self._packed.pop() if self._packed else _PackedTotals(self._words, self._packing.nbytes)
+        return self._packed.pop() if self._packed else _PackedTotals(self._words, self._packings)
 
     def seal(self, own: RoundTotals) -> memoryview:
         """Return this host's contributions as bytes; ``own`` becomes what the other hosts get from them."""
-        before, after = self._residuals.begin(own.number, self._overwrites.stamp)
-        self._packing.pack(own.arrays, before, after, self._own.data)
-        for pieces in own.without_contribution():
-            for target, source in zip(cut(after, pieces), cut(before, pieces)):
-                np.copyto(target, source)
-        _clear(own)
+        both = self._residuals.begin(own.number, self._overwrites.stamp, self._pieces)
+        before, after = (cut(each, own.fragment.pieces) for each in both)
         self._own.head[:] = own.head
+        self._own.packing.pack(own.arrays, before, after, self._own.data)
+        for pieces in own.without_contribution():
+            copy_all(cut(after, pieces), cut(before, pieces))
+        _clear(own)
         self._residuals.end(own.number)
-        return self._own.buffer
+        return self._own.buffer[: self._own.size_bytes]
+
+    def _pieces(self, number: int) -> tuple[Piece, ...]:
+        return self._fragments.of_round(number).pieces
 
     def open(self, received: _PackedTotals) -> RoundTotals:
         """Return the contributions in a buffer, which the caller owns until `release`."""
         totals = self._spare.pop() if self._spare else self._rounds.new_totals()
         totals.head[:] = received.head
-        self._packing.unpack(received.data, totals.arrays)
+        received.packing.unpack(received.data, totals.arrays)
         _clear(totals)
         self._packed.append(received)
         return totals
@@ -153,7 +178,7 @@ class CompressedCarriage:
 
     def renew(self) -> None:
         """Leave the memory of `seal` alone: it is still to be sent."""
-        self._own = _PackedTotals(self._words, self._packing.nbytes)
+        self._own = _PackedTotals(self._words, self._packings)
 
     def has_not_counted(self, number: int) -> None:
         """Restore the residuals before round ``number``, which has gone on without this host's contributions."""

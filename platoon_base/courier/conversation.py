@@ -51,6 +51,11 @@ class TotalsBuffer(Protocol):
         """The number of the round whose contributions it holds."""
         ...
 
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes of the memory these take; it goes by the number."""
+        ...
+
 
 class Conversation:
     """The link to the courier of another host, and the `Receiver` of that courier's records.
@@ -197,9 +202,21 @@ class Conversation:
             self._whole, self._received[_WHOLE] = bytearray(offset), 0
         else:
             self._received[tag] += length
-            if self._received[tag] == len(self._target(tag)):
+            whole = self._size_of_totals() if tag == TOTALS else len(self._target(tag))
+            if self._received[tag] == whole:
                 self._received[tag] = 0
                 self._is_whole(tag)
+
+    def _size_of_totals(self) -> int:
+        """Return the size of the totals of which at least the beginning has arrived, with the number of the round."""
+        if self.totals_buffer is None:
+            return 0
+        if not 0 <= self.totals_buffer.head[0] < _MOST_COUNT:
+            raise BrokenStreamError("got totals of a round whose number is none")
+        size = self.totals_buffer.size_bytes
+        if self._received[TOTALS] > size:
+            raise BrokenStreamError(f"got {self._received[TOTALS]} bytes of totals, and expected {size}")
+        return size
 
     def _is_whole(self, tag: int) -> None:
         if tag == MOVE and self._packing is not None:

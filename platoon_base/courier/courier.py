@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from platoon_base.centers.across_hosts import AcrossHosts
+from platoon_base.centers.fragments import Fragments
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.codecs import Codec, codec_of
@@ -48,6 +49,7 @@ class OpenCenter(MovingCenter, Protocol):
 
     states: list[list[Array]]
     across_hosts: AcrossHosts | None
+    fragments: Fragments
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states."""
@@ -176,7 +178,7 @@ class Courier:
         carriage = None
         codec, residuals = self._codec, self._residuals
         if codec is not None and residuals is not None and rounds.workers_wait:  # the mean of centers must be exact
-            carriage = CompressedCarriage(self._layout, rounds, codec, residuals, center.overwrites)
+            carriage = CompressedCarriage(center.fragments, rounds, codec, residuals, center.overwrites)
         return HostsRound(self._world.host, rounds, self, self._report, carriage)
 
     def step(self, fds: list[int]) -> set[int]:

@@ -7,7 +7,14 @@ from typing import ClassVar
 
 from platoon_base.rules.center import CenterState
 from platoon_base.rules.forms import Form
-from platoon_base.rules.outer import OuterRule, momentum_args, require_momentum, require_outer_lr, require_overlap
+from platoon_base.rules.outer import (
+    OuterRule,
+    momentum_args,
+    require_fragments,
+    require_momentum,
+    require_outer_lr,
+    require_overlap,
+)
 
 __all__ = ["DiLoCo"]
 
@@ -38,6 +45,8 @@ class DiLoCo(OuterRule):
     overlap : float in [0, 1)
         The part of the period in which the workers train on while a round is exchanged; see
         `platoon_base.rules.outer`.
+    fragments : int, at least 1
+        In how many parts the parameters are exchanged, one in each round, in turn; likewise.
 
     Raises
     ------
@@ -53,6 +62,7 @@ class DiLoCo(OuterRule):
     outer_lr: float = 0.7
     momentum: float = 0.8
     overlap: float = 0.0
+    fragments: int = 1
 
     center_state: ClassVar[tuple[CenterState | str, ...]] = (CenterState("m"),)
     step_kernel: ClassVar[str | None] = "outer_nesterov"
@@ -68,12 +78,14 @@ class DiLoCo(OuterRule):
     def __post_init__(self) -> None:
         require_outer_lr(self.outer_lr)
         require_momentum(self.momentum)
-        require_overlap(self.overlap)
+        require_fragments(self.fragments)
+        require_overlap(self.overlap, self.fragments)
 
     def __repr__(self) -> str:
         """Return it as a script writes it."""
-        overlap = f", overlap={self.overlap}" if self.overlap else ""
-        return f"DiLoCo(outer_lr={self.outer_lr!r}, momentum={self.momentum!r}{overlap})"
+        more = f", overlap={self.overlap}" if self.overlap else ""
+        more += f", fragments={self.fragments}" if self.fragments > 1 else ""
+        return f"DiLoCo(outer_lr={self.outer_lr!r}, momentum={self.momentum!r}{more})"
 
     def step_args(self, part: float) -> tuple[float, ...]:
         """Return ``outer_lr``, what is left of m, and the part of m in the step."""

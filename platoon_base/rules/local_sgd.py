@@ -8,7 +8,7 @@ from typing import ClassVar
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import require_flag
 from platoon_base.rules.forms import Form
-from platoon_base.rules.outer import OuterRule, require_overlap
+from platoon_base.rules.outer import OuterRule, require_fragments, require_overlap
 
 __all__ = ["LocalSGD"]
 
@@ -33,11 +33,14 @@ class LocalSGD(OuterRule):
     overlap : float in [0, 1)
         The part of the period in which the workers train on while a round is exchanged; see
         `platoon_base.rules.outer`. Not with ``moments``: second moments might fall below 0.
+    fragments : int, at least 1
+        In how many parts the parameters are exchanged, one in each round, in turn; see `platoon_base.rules.outer`. Not
+        with ``moments``.
 
     Raises
     ------
     ConfigurationError
-        If an argument is outside its range, or both are given.
+        If an argument is outside its range, or they do not go together.
 
     References
     ----------
@@ -49,13 +52,15 @@ class LocalSGD(OuterRule):
 
     moments: bool = False
     overlap: float = 0.0
+    fragments: int = 1
 
     step_kernel: ClassVar[str | None] = "outer_mean"
     form: ClassVar[Form | None] = Form("c := c + d")
 
     def __post_init__(self) -> None:
         require_flag("moments", self.moments)
-        require_overlap(self.overlap)
+        require_fragments(self.fragments, self.moments)
+        require_overlap(self.overlap, self.fragments)
         if self.moments and self.overlap:
             raise ConfigurationError(
                 f"got LocalSGD(moments=True, overlap={self.overlap}): what a worker learns during a round is added to "
@@ -64,5 +69,9 @@ class LocalSGD(OuterRule):
 
     def __repr__(self) -> str:
         """Return it as a script writes it."""
-        given = [f"{name}={value}" for name, value in (("moments", self.moments), ("overlap", self.overlap)) if value]
-        return f"LocalSGD({', '.join(given)})"
+        values = (
+            ("moments", self.moments),
+            ("overlap", self.overlap),
+            ("fragments", self.fragments - 1 and self.fragments),
+        )
+        return f"LocalSGD({', '.join(f'{name}={value}' for name, value in values if value)})"

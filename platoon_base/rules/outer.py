@@ -19,10 +19,15 @@ trains. After that part of the period it takes over the center, and adds what it
 
     x_i := c + (x_i - s_i)            s_i: what it contributed
 
-That is the overlap of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512) without fragments, but all of what was
-learned meanwhile stays, as in LOSCAR-SGD (arXiv 2605.20866). In a loop of your own `Advanced.complete_round` does it,
-or else the next synchronization; the later, the more the workers drift apart. Before an evaluation a round is completed
-at once. A worker keeps two more copies of its parameters.
+That is the overlap of Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512), but all of what was learned meanwhile
+stays, as in LOSCAR-SGD (arXiv 2605.20866). In a loop of your own `Advanced.complete_round` does it, or else the next
+synchronization; the later, the more the workers drift apart. Before an evaluation a round is completed at once. A
+worker keeps two more copies of its parameters.
+
+With ``fragments`` a round takes one contiguous part of the parameters, in turn, as in Streaming DiLoCo; all others stay
+as they are. A round follows each so many-th part of the period, see `round_every`, so that each parameter has one round
+in a period, and ``part`` is what was trained since. ``overlap`` is at most that part of the period. A synchronization
+before an evaluation, ``sync_params(whole=True)``, is a round of each fragment.
 
 Such a rule takes a center in the memory of the host, also where parameters are on devices: the center on devices has
 no rounds. Contributions are added in the order of arrival, so with three or more workers the last bits depend on it.
@@ -40,11 +45,14 @@ from platoon_base.rules.forms import COMPILED, Form
 
 __all__ = [
     "OuterRule",
+    "fragments_of",
     "momentum_args",
     "overlap_of",
+    "require_fragments",
     "require_momentum",
     "require_outer_lr",
     "require_overlap",
+    "round_every",
     "step_form_of",
     "waits",
 ]
@@ -61,10 +69,13 @@ class OuterRule(Rule):
         Name of the loops that are made from ``form``; None if there is only `step`.
     overlap : float in [0, 1)
         The part of the period in which the workers train on while a round is exchanged.
+    fragments : int, at least 1
+        In how many parts the parameters are exchanged, one in each round, in turn.
     """
 
     waits: ClassVar[bool] = True
     overlap = 0.0
+    fragments = 1
     step_kernel: ClassVar[str | None] = None
 
     _form_is: ClassVar[tuple[str, str, tuple[str, str]]] = "step_kernel", "step", ("d", "c")
@@ -100,8 +111,30 @@ def waits(rule: Any) -> bool:
 
 
 def overlap_of(rule: Any) -> float:
-    """Return the part of the period in which the workers train on while a round of this rule is exchanged."""
-    return float(member(rule, "overlap", OuterRule))
+    """Return the part of the time from one round to the next in which the workers train on while one is exchanged."""
+    return float(member(rule, "overlap", OuterRule)) * fragments_of(rule)
+
+
+def fragments_of(rule: Any) -> int:
+    """Return in how many parts the parameters are exchanged by this rule, one in each round."""
+    return int(member(rule, "fragments", OuterRule))
+
+
+def round_every(rule: Any, period: int) -> int:
+    """Return the batches from one round to the next: the period, in which each parameter has its turn, by fragments.
+
+    Raises
+    ------
+    ConfigurationError
+        If the period has fewer batches than there are fragments.
+    """
+    fragments = fragments_of(rule)
+    if period < fragments:
+        raise ConfigurationError(
+            f"got {rule!r} and a period of {period} batch{'' if period == 1 else 'es'}: a round follows each "
+            f"1/{fragments} of it; synchronize every {fragments} batches or more, or have fewer fragments"
+        )
+    return period // fragments
 
 
 def step_form_of(rule: Any) -> Form | None:
@@ -125,11 +158,30 @@ def require_outer_lr(outer_lr: Any) -> None:
         )
 
 
-def require_overlap(overlap: Any) -> None:
+def require_overlap(overlap: Any, fragments: int = 1) -> None:
     if isinstance(overlap, bool) or not (isinstance(overlap, (int, float, np.number)) and 0 <= overlap < 1):
         raise ConfigurationError(
             f"got overlap={overlap!r}: it is the part of the period in which a round may be exchanged, from 0, for "
             "rounds that are waited for, to less than 1; try 0.25, or 0.5 on a slower link"
+        )
+    if overlap * fragments > 1 + 1e-9:
+        raise ConfigurationError(
+            f"got overlap={overlap} and fragments={fragments}: a round follows each 1/{fragments} of the period, "
+            f"and the one before is completed by then; give at most {10_000 // fragments / 10_000}"
+        )
+
+
+def require_fragments(fragments: Any, moments: bool = False) -> None:
+    whole = isinstance(fragments, (int, np.integer)) and not isinstance(fragments, bool)
+    if not whole or fragments < 1:
+        raise ConfigurationError(
+            f"got fragments={fragments!r}: it is the number of parts in which the parameters are exchanged in turn, 1 "
+            "for all at once; try 4"
+        )
+    if moments and fragments > 1:
+        raise ConfigurationError(
+            f"got moments=True and fragments={fragments}: the moments of a parameter would be averaged in another "
+            "round than the parameter; leave one of them out"
         )
 
 

@@ -131,7 +131,9 @@ class Worker:
         """
         self._sharing.release(timeout_s)
 
-    def sync_params(self, synchronous: bool = True, *, part: float = 1.0, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def sync_params(
+        self, synchronous: bool = True, *, part: float = 1.0, whole: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
         """Apply the rule once between the parameters and the center.
 
         With an outer-step rule, such as `DiLoCo`, this is a collective call: it waits for all workers.
@@ -139,11 +141,12 @@ class Worker:
         Parameters
         ----------
         synchronous : bool
-            Whether to lock each stripe of the center while it is updated. Without locks parts of simultaneous updates
-            may be lost. Outer steps always lock.
+            Whether to lock each stripe while it is updated: else simultaneous updates may be lost. Outer steps do.
         part : float in [0, 1]
-            For outer-step rules: the number of batches since the last synchronization, divided by the period. It is
+            For outer-step rules: the batches since the last synchronization over those from one to the next. It is
             below 1 at the end of an epoch, for instance; momentum is applied in proportion. Other rules ignore it.
+        whole : bool
+            For outer-step rules: exchange all fragments, and complete the round at once, as before an evaluation.
         timeout_s : float
             Bound on the wait for the center, or for the other workers.
 
@@ -154,11 +157,10 @@ class Worker:
         WorkerLostError
             If the controller is gone.
         CollectiveTimeoutError
-            If the rule is an outer-step rule and some workers did not synchronize within ``timeout_s``; the message
-            names them.
+            If the rule is an outer-step rule and some workers, whom the message names, did not synchronize in time.
         """
         require_part(part)
-        self._sharing.require_served().sync(synchronous, part, timeout_s)
+        self._sharing.require_served().sync(synchronous, part, timeout_s, whole)
 
     def copy_to_local(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Copy the center to the parameters: parameters := center."""

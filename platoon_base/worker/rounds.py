@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -9,11 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement, RoundCenter
+from platoon_base.centers.stripes import copy_all, cut
 from platoon_base.channels.client import ControlClient
 from platoon_base.coordination import messages as msg
 from platoon_base.errors import ConfigurationError
+from platoon_base.layout import Layout
 from platoon_base.rules.outer import OuterRule
 from platoon_base.shm.turns import NoTurns, Turns
+from platoon_base.worker.progress_row import ProgressRow
 
 __all__ = ["WorkerRounds", "require_part"]
 
@@ -23,15 +28,24 @@ _BLOCK = 1 << 15  # elements that the caches hold
 _MIN_S = 3.0  # for copying the center, even if the wait for the others has used up the timeout
 
 
-Count = Callable[[int, float], None]
+log = logging.getLogger(__name__)
 
 
 class _Sent(NamedTuple):
-    """A round that this worker has contributed to, and whose center it has not copied yet."""
+    """A round that this worker has contributed to, and whose center it has not copied yet.
+
+    Attributes
+    ----------
+    number : int
+    rule : OuterRule
+    on_center : callable
+        Called when the worker has copied it, still within the turn: a checkpoint is of one moment. Its arguments are
+        the number and when the completion began, by `time.perf_counter`.
+    """
 
     number: int
     rule: OuterRule
-    on_center: Count
+    on_center: Callable[[int, float], None]
 
 
 class WorkerRounds:
@@ -42,7 +56,7 @@ class WorkerRounds:
 
     A round that overlaps is begun by `make` and completed by the next one, or by `complete`. Meanwhile the worker
     trains on from its own values, and what it learns then stays: with ``s`` the values that it contributed,
-    ``x := c + (x - s)``.
+    ``x := c + (x - s)``. Of rules with fragments each round is of one of them, and leaves the other parameters alone.
 
     Parameters
     ----------
@@ -52,6 +66,10 @@ class WorkerRounds:
         Returns the rule for a number of workers.
     turns : Turns or NoTurns
         By turns contributions are added in the same order each time.
+    progress : ProgressRow
+        Of this worker.
+    fragments : int
+        Of the rule.
     """
 
     def __init__(
@@ -60,12 +78,16 @@ class WorkerRounds:
         center: RoundCenter,
         rule_for: Callable[[int], OuterRule],
         turns: Turns | NoTurns,
+        progress: ProgressRow,
+        fragments: int,
     ) -> None:
         self._client, self._center, self._rule_for, self._turns = client, center, rule_for, turns
+        self._progress, self._fragments = progress, fragments
+        self._positions = [progress.position] * fragments  # of this worker at the latest round of each fragment
+        self._behind: set[int] = set()  # the fragments that were trained since their latest round
+        self._warned = False
         self._sent: _Sent | None = None
-        # Memory for rounds that overlap: what was contributed, and the new center.
-        self._values: list[Array] = []
-        self._new: list[Array] = []
+        self._values, self._new = _Memory(), _Memory()  # of rounds that overlap: what was contributed, the new center
 
     @property
     def under_way(self) -> bool:
@@ -73,28 +95,37 @@ class WorkerRounds:
         return self._sent is not None
 
     def make(
-        self, arrays: Sequence[Array], part: float, timeout_s: float, count: Count, overlaps: bool
+        self, arrays: Sequence[Array], part: float, timeout_s: float, overlaps: bool, whole: bool = False
     ) -> NonFiniteElement | None:
         """Complete the round under way, and make the next one; change ``arrays`` in place.
+
+        A round of the whole center is one of each fragment, so it goes together with the rounds of workers that are
+        elsewhere in their epochs.
 
         Parameters
         ----------
         arrays : sequence of ndarray
         part : float in [0, 1]
-            The fraction of the period that this worker trained; see `platoon_base.rules.outer`.
+            The fraction of the time between two rounds that this worker trained; see `platoon_base.rules.outer`.
         timeout_s : float
             Bound on the wait for the others, and on the wait for the center's stripes.
-        count : callable
-            Called when ``arrays`` are of the new center, still within the turn: ``count(number, began)``, the number
-            of the round and when its completion began, by `time.perf_counter`; later, if the round overlaps.
         overlaps : bool
             Whether to return once all workers have contributed, and to leave the rest to the next call.
+        whole : bool
+            Whether the center is to have all afterwards; such rounds do not overlap.
 
         Returns
         -------
         NonFiniteElement or None
             The first element that was kept out of the center.
         """
+        deadline, refusals = time.monotonic() + timeout_s, []
+        for turn in range(self._fragments if whole else 1):
+            left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
+            refusals.append(self._make(arrays, 0.0 if turn else part, left_s, overlaps and not whole))
+        return next((refused for refused in refusals if refused is not None), None)
+
+    def _make(self, arrays: Sequence[Array], part: float, timeout_s: float, overlaps: bool) -> NonFiniteElement | None:
         deadline = time.monotonic() + timeout_s
         refused = self.complete(arrays, timeout_s)
         began = time.perf_counter()
@@ -103,6 +134,12 @@ class WorkerRounds:
             kept_out = self._center.contribute(arrays, part, left_s)
         met = self._client.wait_for_all(msg.Round(timeout_s=max(deadline - time.monotonic(), 0.0)), msg.RoundReached)
         # All workers pass the same number of workers, whichever of them makes the step on a stripe.
+        taken = met.number % self._fragments
+        self._positions[taken] = self._progress.position
+        self._behind.update(range(self._fragments) if part else ())
+        self._behind.discard(taken)
+        # The center has all of this worker's steps up to the earliest.
+        count = functools.partial(self._count, position=min(self._positions, key=_all_steps))
         sent = _Sent(met.number, self._rule_for(len(met.ranks)), count)
         left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
         if overlaps and kept_out is None:
@@ -113,13 +150,26 @@ class WorkerRounds:
         stepped = self._take_over(sent, arrays, left_s, began)
         return next((each for each in (refused, kept_out, stepped) if each is not None), None)
 
+    def _count(self, number: int, began: float, position: tuple[int, int, int]) -> None:
+        self._progress.count_sync(began, True, number, position)
+
+    def forget(self, rank: int) -> None:
+        """Let the center replace what fragments have learned since their latest rounds; warn once if there is any."""
+        if self._behind and not self._warned:
+            self._warned = True
+            log.warning(
+                "rank %d: the center replaces parameters whose fragments have learned since their latest rounds, which "
+                "is lost: call sync_params(whole=True) before, on every worker",
+                rank,
+            )
+        self._behind.clear()
+
     def go_on_from(self, arrays: Sequence[Array]) -> None:
         """Take what a worker learns from these values on for its progress during the round under way."""
         if self._sent is None:
             return
-        self._values = self._values or [np.empty(array.shape, array.dtype) for array in arrays]
-        for values, array in zip(self._values, arrays):
-            np.copyto(values, array)
+        fragment = self._center.fragments.of_round(self._sent.number)
+        copy_all(self._values.of(fragment.layout), cut(arrays, fragment.pieces))
 
     def complete(self, arrays: Sequence[Array], timeout_s: float) -> NonFiniteElement | None:
         """Give ``arrays`` the center of the round under way, and what they have learned since; see `make`.
@@ -129,23 +179,41 @@ class WorkerRounds:
         sent = self._sent
         if sent is None:
             return None
-        self._new = self._new or [np.empty_like(values) for values in self._values]
+        fragment = self._center.fragments.of_round(sent.number)
+        center, values = self._new.of(fragment.layout), self._values.of(fragment.layout)
 
         def count(number: int, began: float) -> None:
             self._sent = None
-            for array, new, values in zip(arrays, self._new, self._values):
-                _go_on(array, new, values)
+            for array, new, contributed in zip(cut(arrays, fragment.pieces), center, values):
+                _go_on(array, new, contributed)
             sent.on_center(number, began)
 
-        return self._take_over(sent._replace(on_center=count), self._new, timeout_s, time.perf_counter())
+        return self._take_over(sent._replace(on_center=count), center, timeout_s, time.perf_counter(), apart=True)
 
     def _take_over(
-        self, sent: _Sent, arrays: Sequence[Array], timeout_s: float, began: float
+        self, sent: _Sent, arrays: Sequence[Array], timeout_s: float, began: float, apart: bool = False
     ) -> NonFiniteElement | None:
         with self._turns.take("step", timeout_s, self._center.finish):
-            stepped = self._center.take_over(sent.rule, arrays, sent.number, timeout_s)
+            stepped = self._center.take_over(sent.rule, arrays, sent.number, timeout_s, apart)
             sent.on_center(sent.number, began)
         return stepped
+
+
+def _all_steps(position: tuple[int, int, int]) -> int:
+    return position[2]
+
+
+class _Memory:
+    """Memory for the pieces of one fragment at a time."""
+
+    def __init__(self) -> None:
+        self._buffer: Array = np.empty(0, np.uint8)
+
+    def of(self, layout: Layout) -> list[Array]:
+        """Return its flat arrays for a fragment, which keep their values until they are those of another one."""
+        if self._buffer.nbytes < layout.nbytes:
+            self._buffer = np.empty(layout.nbytes, np.uint8)
+        return [array.reshape(-1) for array in layout.views(self._buffer)]
 
 
 def _go_on(array: Array, new: Array, sent: Array) -> None:

@@ -32,7 +32,7 @@ from platoon_base.rules.center import (
     settings_of,
     shares_moments,
 )
-from platoon_base.rules.outer import overlap_of, step_form_of, waits
+from platoon_base.rules.outer import fragments_of, overlap_of, step_form_of, waits
 from platoon_base.shm.phases import SYNC
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
@@ -93,7 +93,7 @@ class SharedParameters:
         self._watched = slice(watched)
         names = [spec.name for spec in parameters.layout.specs[self._watched]]
         # At least 30 mini-batches by the rule's own period, as gradients may be accumulated over several.
-        patience = max(3, -(-30 // member(rule, "period")))
+        patience = max(3, -(-30 * fragments_of(rule) // member(rule, "period")))
         self._unchanged_watch = UnchangedWatch(names, self._rank, patience, parameters.frozen)
         self._watch = DivergenceWatch(self._rank)
         self._unlink: Callable[[], None] | None = None
@@ -144,9 +144,14 @@ class SharedParameters:
             self._watch = DivergenceWatch(self._rank, _DEVICE_POLL_INTERVAL_S if self.center.on_device else 0.0)
             if waits(rule):
                 of_rounds: Any = self.center
-                self.rounds = WorkerRounds(client, of_rounds, self._rule_for, self._turns)
+                self.rounds = WorkerRounds(
+                    client, of_rounds, self._rule_for, self._turns, self._progress, fragments_of(rule)
+                )
             if create:
-                self.center.fill(self._borrow_as_shared(), states)
+                if waits(rule):
+                    of_rounds.fill(self._borrow_as_shared(), states, role.round)
+                else:
+                    self.center.fill(self._borrow_as_shared(), states)
                 ready = client.ask(msg.CenterReady(), (msg.Done, msg.CenterRole), timeout_s)
                 self._unlink = centers.unlink
                 if isinstance(ready, msg.CenterRole):  # the center was filled from another host's meanwhile
@@ -179,7 +184,7 @@ class SharedParameters:
                 center.read(arrays, True, left_s, begin=True, averaged=averaged)
             self.parameters.give_back(arrays)
 
-    def sync(self, synchronous: bool, part: float, timeout_s: float) -> None:
+    def sync(self, synchronous: bool, part: float, timeout_s: float, whole: bool = False) -> None:
         """Apply the rule to the parameters; see `Worker.sync_params`."""
         if self.center is None:
             return
@@ -187,7 +192,7 @@ class SharedParameters:
             arrays = self._borrow()
             self._unchanged_watch.before_sync(arrays[self._watched])
             try:
-                self._sync(self.center, arrays, synchronous, part, left_s)
+                self._sync(self.center, arrays, synchronous, part, left_s, whole)
             finally:
                 self.parameters.give_back(arrays)
             self._unchanged_watch.after_sync(arrays[self._watched])
@@ -199,7 +204,15 @@ class SharedParameters:
         with self._call_lock.take("sync_arrays", timeout_s) as left_s, self._clock.phase(SYNC):
             self._sync(self.center, arrays, synchronous, part, left_s)
 
-    def _sync(self, center: Center, arrays: Sequence[Any], synchronous: bool, part: float, timeout_s: float) -> None:
+    def _sync(
+        self,
+        center: Center,
+        arrays: Sequence[Any],
+        synchronous: bool,
+        part: float,
+        timeout_s: float,
+        whole: bool = False,
+    ) -> None:
         _require_layout(self.parameters.layout, arrays, center)
         began = time.perf_counter()
         alone, rounds = self._alone(), self.rounds
@@ -208,22 +221,17 @@ class SharedParameters:
         overlaps = not alone and overlap_of(rule) > 0
         # Of rounds that overlap those are judged that are completed.
         judged = not alone and (not overlaps or (rounds is not None and rounds.under_way))
-        position = self._progress.position
-
-        def count(number: int, began: float) -> None:  # within the turn: a checkpoint is of one moment
-            self._progress.count_sync(began, center.whole, number, position)
-
         with _on_host(arrays, center) as taken:
             if judged:
                 self._watch.before_sync(taken[self._watched], rule)
             if rounds is not None and not alone:
-                refused = rounds.make(taken, part, timeout_s, count, overlaps)
+                refused = rounds.make(taken, part, timeout_s, overlaps, whole)
             else:
                 if rounds is not None:  # the others have left meanwhile
                     rounds.complete(taken, timeout_s)
                 with self._turns.take("sync", timeout_s, self.finish):
                     refused = center.sync(rule, taken, synchronous or alone, timeout_s)
-                    count(0, began)
+                    self._progress.count_sync(began, center.whole)
             if judged:
                 self._watch.after_sync(taken[self._watched], rule)
             if refused is not None:
@@ -324,6 +332,8 @@ class SharedParameters:
             self.sync(True, 1.0, timeout_s)
         elif self.center is not None:
             self.complete_round(timeout_s)
+            if self.rounds is not None:
+                self.rounds.forget(self._rank)
             self._take_over(self.center, timeout_s, averaged=True)
             self._progress.count_copy()
 

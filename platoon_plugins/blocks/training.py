@@ -51,7 +51,9 @@ class Settings(NamedTuple):
     worker : Worker or None
         None for the worker of this process.
     period : int or None
-        Batches from one synchronization to the next; None if it follows from other triggers.
+        Batches in which all parameters are synchronized; None if that follows from other triggers.
+    every : int or None
+        Batches from one synchronization to the next: fewer, if the rule has fragments.
     """
 
     rule: Rule | str | None
@@ -61,6 +63,7 @@ class Settings(NamedTuple):
     timeout_s: float = DEFAULT_TIMEOUT_S
     worker: Worker | None = None
     period: int | None = None
+    every: int | None = None
 
 
 class Training:
@@ -113,7 +116,7 @@ class Training:
         self._owners: dict[str, set[int]] = {}  # for each sharded monitoring, the workers whose batches it included
         self._warned = False
         self._led = worker.is_leader  # at the latest `meet`, as the leader may change at any time
-        self._longest = settings.period or 0
+        self._longest = settings.every or 0
 
     @property
     def ranks(self) -> list[int]:
@@ -223,7 +226,7 @@ class Training:
         status = self._main_loop.status
         self.worker.progress(steps=1, epoch=status["epochs_done"] + 1)
         if self.worker.advanced.round_under_way:
-            batches, period = status["iterations_done"] - self._synchronized_at, self.settings.period or self._longest
+            batches, period = status["iterations_done"] - self._synchronized_at, self.settings.every or self._longest
             if part_is_over(overlap_of(self._rule), batches, period):
                 self.worker.advanced.complete_round(timeout_s=self.timeout_s)
         if not self.lockstep and self.worker.should_stop:
@@ -233,10 +236,10 @@ class Training:
         """Make the main loop end after this batch or epoch."""
         self._main_loop.log.current_row["training_finish_requested"] = True
 
-    def synchronize(self) -> None:
-        """Apply the rule once, if there is one."""
+    def synchronize(self, whole: bool = False) -> None:
+        """Apply the rule once, if there is one; ``whole`` as in `Worker.sync_params`."""
         if self.worker.advanced.shares:
-            self.worker.sync_params(part=self._part_of_period(), timeout_s=self.timeout_s)
+            self.worker.sync_params(part=self._part_of_period(), whole=whole, timeout_s=self.timeout_s)
             self.synchronized |= not self.finished
 
     def end_round(self) -> None:
@@ -258,7 +261,7 @@ class Training:
                 self.settings.period,
             )
         if never or self._in_rounds:
-            self.synchronize()
+            self.synchronize(whole=True)
         self._evaluated = []
         self._evaluated_at = self._main_loop.status["iterations_done"]
 
@@ -367,7 +370,7 @@ class Training:
         """Wait for the ends of the others, and copy the center to the parameters; return whether they end too."""
         stays = self._validated_at == self._main_loop.status["iterations_done"] and not self._in_rounds
         if not stays:  # otherwise the last record of a monitoring describes the present center, which must stay
-            self.synchronize()  # adds the latest steps to the center
+            self.synchronize(whole=True)  # adds the latest steps to the center
         if self.meet(END) is None:
             return False
         self.average_statistics()

@@ -13,7 +13,7 @@ import numpy as np
 from platoon_base import Worker
 from platoon_base.errors import PlatoonError
 from platoon_base.fingerprint import checksum
-from platoon_base.rules import Rule, overlap_of, shares_moments, waits
+from platoon_base.rules import Rule, fragments_of, overlap_of, round_every, shares_moments, waits
 from platoon_base.schedule import EveryN
 from platoon_base.worker import LossWatch
 from platoon_plugins.keras.backends.base import Backend, Variable
@@ -41,7 +41,7 @@ class Asynchronous(Mode):
     def __init__(self, worker: Worker, backend: Backend, rule: Rule, every_n_batches: int, policy: str) -> None:
         self.rule = rule
         self._worker, self._backend, self._policy = worker, backend, policy
-        self._period = EveryN(every_n_batches)
+        self._every_n_batches, self._period = every_n_batches, EveryN(round_every(rule, every_n_batches))
         self._losses = LossWatch(worker.global_rank)
         self._epochs_over = 0
         self._participants: list[int] = []
@@ -51,7 +51,7 @@ class Asynchronous(Mode):
 
     def describe(self, model: Any) -> str:
         """Return a text of the settings that must be the same on all workers."""
-        return f"rule={self.rule!r}, every_n_batches={self._period.n}"
+        return f"rule={self.rule!r}, every_n_batches={self._every_n_batches}"
 
     def moments(self, model: Any) -> list[Any]:
         if not shares_moments(self.rule):
@@ -66,10 +66,11 @@ class Asynchronous(Mode):
 
     def batches_done(self, count: int) -> None:
         """Synchronize if it is due; complete a round that overlaps after that part of the period."""
-        due = [self._period.due() for _ in range(count)]
+        due = sum(self._period.due() for _ in range(count))
         overlap = overlap_of(self.rule)
-        if any(due):
-            self._sync(1.0)
+        if due:
+            for _ in range(min(due, fragments_of(self.rule))):  # several after several batches of one execution
+                self._sync(1.0)
         elif overlap and self._worker.advanced.round_under_way and self._period.is_past(overlap):
             self._backend.attach(self._model, by_ours=True)
             self._worker.advanced.complete_round()
@@ -95,10 +96,9 @@ class Asynchronous(Mode):
                 self._worker.global_rank,
                 self._period.count,
                 "" if self._period.count == 1 else "es",
-                self._period.n,
+                self._every_n_batches,
             )
-        self._sync(self._period.part)
-        self._worker.advanced.complete_round()
+        self._sync(self._period.part, whole=True)
         self._period = EveryN(self._period.n)
 
     def set_participants(self, ranks: list[int]) -> None:
@@ -187,11 +187,11 @@ class Asynchronous(Mode):
         self._swapped, self._entered_checksums = None, []
         _entered.pop(self._worker, None)
 
-    def _sync(self, part: float) -> None:
+    def _sync(self, part: float, whole: bool = False) -> None:
         self._backend.attach(self._model, by_ours=True)
         if self.stops and not all(np.isfinite(values).all() for values in _copies(self._backend.weights(self._model))):
             return  # TerminateOnNaN ends the fit, so `on_nonfinite` must not raise
-        self._worker.sync_params(part=part)
+        self._worker.sync_params(part=part, whole=whole)
 
     def _checksums(self) -> list[int]:
         """Return a checksum of each shared variable: copies would take the memory of the model once or twice more."""

@@ -8,7 +8,16 @@ from typing import Any
 
 from platoon_base import Rule, Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import at_period, default_period, default_rule, overlap_of, require_rule, shares_moments, waits
+from platoon_base.rules import (
+    at_period,
+    default_period,
+    default_rule,
+    overlap_of,
+    require_rule,
+    round_every,
+    shares_moments,
+    waits,
+)
 from platoon_base.schedule import EveryN
 from platoon_base.theano_ops import Sync, Synchronizer, vary_noise_once
 from platoon_base.worker import DEFAULT_TIMEOUT_S
@@ -97,12 +106,13 @@ def sync_updates(
             "leave the others out of params"
         )
     rule = _resolved(rule, wanted, params, worker, on_nonfinite)
-    period = EveryN(default_period(rule) if every_n_batches is None else wanted)
+    wanted = default_period(rule) if every_n_batches is None else wanted
+    period = EveryN(round_every(rule, wanted))
     training = Training.of(worker) if rule is None else _begin(worker)
     used = shared_variables(updates.values())
     warn_of_unscaled_schedule(updates, params, worker)
     if rule is not None:
-        rule = at_period(rule, period.n)
+        rule = at_period(rule, wanted)
         moments = find_moments(updates, params, statistics) if shares_moments(rule) else []
         shared = [*params, *moments]
         worker.init_shared_params(params, rule, moments=moments, on_nonfinite=on_nonfinite, timeout_s=timeout_s)
@@ -113,7 +123,7 @@ def sync_updates(
     vary_noise_once(used, worker.global_rank)
     wrapped = OrderedDict(updates)
     if rule is not None and worker.advanced.shares:
-        training.period, training.waits = period, waits(rule)
+        training.period, training.every_n_batches, training.waits = period, wanted, waits(rule)
         sync = Sync(Synchronizer(worker, period, timeout_s, overlap_of(rule)))
         wrapped.update(zip(shared, sync(*(updates[variable] for variable in shared), return_list=True)))
     return wrapped

@@ -35,7 +35,9 @@ class Training:
     shares : bool
         Whether `sync_updates` shares parameters.
     period : EveryN or None
-        The period of the compiled function that synchronizes them.
+        The batches from one synchronization of the compiled function to the next.
+    every_n_batches : int
+        The batches in which all parameters are synchronized; more, if the rule has fragments.
     waits : bool
         Whether the rule waits: each synchronization waits for all workers.
     averaged : weak set of Theano shared variable
@@ -46,6 +48,7 @@ class Training:
         self.statistics: list[Any] = []
         self.shares = self.waits = False
         self.period: EveryN | None = None
+        self.every_n_batches = 0
         self.averaged: weakref.WeakSet[Any] = weakref.WeakSet()
         # At the latest evaluation: the period, the number of its synchronizations, and the batches since the last one.
         self._before: tuple[Any, int, int] = None, 0, 0
@@ -127,11 +130,10 @@ class Training:
                 "workers synchronize at evaluations only; make it smaller, or evaluate less often",
                 worker.global_rank,
                 period.count,
-                period.n,
+                self.every_n_batches,
             )
         if never or self.waits:
-            worker.sync_params(part=period.part, timeout_s=timeout_s)
-            worker.advanced.complete_round(timeout_s=timeout_s)
+            worker.sync_params(part=period.part, whole=True, timeout_s=timeout_s)
             period.restart()
         self._before = period, period.periods, period.count
 
@@ -226,8 +228,8 @@ def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | No
             worker.global_rank,
         )
     if shares and not training.evaluated_as_it_is:
-        worker.sync_params(part=1.0 if training.period is None else training.period.part, timeout_s=timeout_s)
-        worker.advanced.complete_round(timeout_s=timeout_s)
+        part = 1.0 if training.period is None else training.period.part
+        worker.sync_params(part=part, whole=True, timeout_s=timeout_s)
     training.meet(worker, "finish_training", timeout_s)
     training.require_same_model(worker, timeout_s)
     if shares:

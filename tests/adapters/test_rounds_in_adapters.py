@@ -61,13 +61,13 @@ def test_keras_shortens_steps_when_the_loss_has_risen(run_keras):
 
 
 @pytest.mark.keras
-@pytest.mark.parametrize("overlap", [False, True])
-def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras, overlap):
+@pytest.mark.parametrize("rule", ["", "overlaps", "fragments"])
+def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras, rule):
     """5 and 7 batches at a period of 3, and short rounds at the ends of epochs; all begin each epoch at the center."""
     outcome = run_keras(
         script_path("rounds_in_adapters_keras_workers_with_more_batches_make_their"),
         workers=2,
-        args=[overlap * "overlaps"],
+        args=[rule],
     ).require_success()
     assert outcome.reported["val_loss 0"] == outcome.reported["val_loss 1"]
     assert not any("never reached" in log for log in outcome.logs)
@@ -77,6 +77,16 @@ def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras, over
 def test_keras_completes_a_round_that_overlaps_in_the_middle_of_the_period(run_keras):
     """And at the end of an epoch; gradients are constant, so all values can be computed by hand."""
     run_keras(script_path("rounds_in_adapters_keras_overlap")).require_success()
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize(
+    ("rule", "at_once"),
+    [("LocalSGD(fragments=4)", 1), ("LocalSGD(overlap=0.25, fragments=4)", 1), ("LocalSGD(fragments=4)", 4)],
+)
+def test_keras_exchanges_one_fragment_after_each_part_of_the_period(run_keras, rule, at_once):
+    """Gradients are constant, so all values can be computed by hand; at the end all have all that was learned."""
+    run_keras(script_path("rounds_in_adapters_keras_fragments"), args=[rule, str(at_once)]).require_success()
 
 
 @pytest.mark.keras
@@ -223,6 +233,13 @@ def test_lasagne_completes_a_round_that_overlaps_in_the_middle_of_the_period(run
 
 
 @needs_theano
+@pytest.mark.parametrize("rule", ["LocalSGD(fragments=4)", "LocalSGD(overlap=0.25, fragments=4)"])
+def test_lasagne_exchanges_one_fragment_after_each_part_of_the_period(run_lasagne, rule):
+    """Gradients are constant, so all values can be computed by hand; at the end all have all that was learned."""
+    run_lasagne(script_path("rounds_in_adapters_lasagne_fragments"), args=[rule]).require_success()
+
+
+@needs_theano
 @pytest.mark.slow
 def test_lasagne_rounds_go_on_without_a_worker_that_is_killed_and_with_the_one_that_stands_in(run_lasagne):
     """DiLoCo on a quadratic: whoever makes the rounds, the center comes to the solution, and all end with it."""
@@ -254,19 +271,26 @@ def test_blocks_moments_are_averaged_with_the_parameters(run_blocks):
 
 
 @needs_blocks
-@pytest.mark.parametrize("overlap", [False, True])
-def test_blocks_main_loops_with_more_batches_make_their_rounds_alone(run_blocks, overlap):
+@pytest.mark.parametrize("rule", ["", "overlaps", "fragments"])
+def test_blocks_main_loops_with_more_batches_make_their_rounds_alone(run_blocks, rule):
     """5 and 8 batches an epoch at a period of 3, with monitoring at each epoch and a common end."""
     run_blocks(
         script_path("rounds_in_adapters_blocks_main_loops_with_more_batches_make"),
         workers=2,
-        args=[overlap * "overlaps"],
+        args=[rule],
     ).require_success()
 
 
 @needs_blocks
 def test_blocks_completes_a_round_that_overlaps_in_the_middle_of_the_period(run_blocks):
     run_blocks(script_path("rounds_in_adapters_blocks_overlap")).require_success()
+
+
+@needs_blocks
+@pytest.mark.parametrize("rule", ["LocalSGD(fragments=4)", "LocalSGD(overlap=0.25, fragments=4)"])
+def test_blocks_exchanges_one_fragment_after_each_part_of_the_period(run_blocks, rule):
+    """Gradients are constant, so all values can be computed by hand; at the end all have all that was learned."""
+    run_blocks(script_path("rounds_in_adapters_blocks_fragments"), args=[rule]).require_success()
 
 
 @needs_blocks

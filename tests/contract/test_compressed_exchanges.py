@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 
+from platoon_base.centers.fragments import Fragments
 from platoon_base.centers.round_totals import RoundTotals
 from platoon_base.compression.codecs import Blocks
 from platoon_base.compression.packing import Packing
@@ -197,7 +198,7 @@ def test_a_broken_record_ends_the_link_and_nothing_else(tag, payload):
         here = server.accept()[0]
     with here, there:
         conversation = Conversation(Stream(here, None, None), layout, Packing(layout, Blocks(8)))
-        conversation.totals_buffer = RoundTotals(layout, [()])
+        conversation.totals_buffer = RoundTotals(Fragments(layout, [()]))
         there.sendall(struct.pack("<IIQ", len(payload), tag, 0) + payload)
         with pytest.raises(BrokenStreamError, match="got"):
             talk(conversation)

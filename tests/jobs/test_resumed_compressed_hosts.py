@@ -35,7 +35,9 @@ def go_on(hosts, script, codec, args, workers=(1, 1)):
     return again
 
 
-@pytest.mark.parametrize(("rule", "codec"), [("LocalSGD()", "int4"), ("DiLoCo()", "topk(0.1)")])
+@pytest.mark.parametrize(
+    ("rule", "codec"), [("LocalSGD()", "int4"), ("DiLoCo()", "topk(0.1)"), ("DiLoCo(fragments=3)", "int4")]
+)
 def test_a_job_that_is_resumed_has_the_bits_of_one_that_was_not_interrupted(hosts, rule, codec):
     options = ["--hosts-compression", codec]
     assert hosts.run(RESUMED, *options, workers=(1, 1), args=[rule, "0", "6"]) == [0, 0], hosts.output(0)
@@ -47,14 +49,15 @@ def test_a_job_that_is_resumed_has_the_bits_of_one_that_was_not_interrupted(host
     require_restored(again)
 
 
-def test_workers_that_are_all_started_again_go_on_with_the_same_bits(hosts, tmp_path):
+@pytest.mark.parametrize("rule", ["DiLoCo()", "DiLoCo(fragments=3)"])
+def test_workers_that_are_all_started_again_go_on_with_the_same_bits(hosts, tmp_path, rule):
     options = ["--hosts-compression", "int4"]
-    assert hosts.run(RESUMED, *options, workers=(1, 1), args=["DiLoCo()", "0", "6"]) == [0, 0], hosts.output(0)
+    assert hosts.run(RESUMED, *options, workers=(1, 1), args=[rule, "0", "6"]) == [0, 0], hosts.output(0)
     expected = hosts.said(0, 0)
     (tmp_path / "expected.json").write_text(json.dumps(expected))
     again = Hosts(hosts.folder, hosts.environment)
     try:
-        args = ["DiLoCo()", str(tmp_path / "expected.json"), "6", "3", str(tmp_path / "died"), "dies"]
+        args = [rule, str(tmp_path / "expected.json"), "6", "3", str(tmp_path / "died"), "dies"]
         again.run(RESUMED, *options, *SAVING, "--max-restarts", "1", workers=(1, 1), args=args)
         for rank in (0, 1):
             found = again.said(rank, rank)

@@ -44,6 +44,6 @@ for step in range(first, last):
             time.sleep(0.01)
     x += np.random.default_rng([step, rank]).standard_normal(len(x)).astype("float32")
     y += rank + 1
-    worker.sync_params()
+    worker.sync_params(whole=True)
     say(step, digest())
 worker.barrier("end")

@@ -5,13 +5,15 @@ from blocks_preamble import stream, values
 
 from platoon_plugins.blocks import DiLoCo
 
+RULES = {"": DiLoCo(), "overlaps": DiLoCo(overlap=0.5), "fragments": DiLoCo(overlap=0.3, fragments=3)}
+
 cost, error = network()
 monitoring = DistributedMonitoring(
     [cost], stream(40, seed=1), prefix="valid", before_first_epoch=True, after_epoch=True
 )
 extensions = [
     monitoring,
-    ParameterSync(DiLoCo(overlap=0.5 * (sys.argv[2] == "overlaps")), every_n_batches=3),
+    ParameterSync(RULES[sys.argv[2]], every_n_batches=3),
     FinishAfter(after_n_epochs=4),
 ]
 main_loop = loop(cost, stream(40 + 24 * rank), extensions, Scale(0.1))

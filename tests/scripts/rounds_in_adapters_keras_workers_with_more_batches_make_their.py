@@ -4,6 +4,8 @@ from keras_preamble import Watch, data, dense, distribute, everyones, flat, kera
 
 from platoon_plugins.keras import DiLoCo
 
+RULES = {"": DiLoCo(), "overlaps": DiLoCo(overlap=0.5), "fragments": DiLoCo(overlap=0.3, fragments=3)}
+
 x, y = data((40, 56)[rank], seed=rank)
 begins = []
 watch = Watch(epoch_begin=lambda callback, epoch: begins.append(flat(callback.model.get_weights())))
@@ -15,7 +17,7 @@ logs = model.fit(
     epochs=4,
     verbose=0,
     validation_data=data(60, seed=7),
-    callbacks=distribute([watch], rule=DiLoCo(overlap=0.5 * (sys.argv[2] == "overlaps")), every_n_batches=3),
+    callbacks=distribute([watch], rule=RULES[sys.argv[2]], every_n_batches=3),
 ).history
 assert logs["val_loss"][-1] < 0.9 * logs["val_loss"][0], logs
 for at_begin in begins[1:]:
