@@ -23,7 +23,6 @@ import numpy as np
 
 from platoon_base.centers.across_hosts import AcrossHosts
 from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.gossip_hosts import HostsMemory
 from platoon_base.centers.gossip_means import GossipMeans
 from platoon_base.centers.gossip_memory import GossipShape, Slot, shares_of
 from platoon_base.centers.gossip_roads import Outgoing, Roads

@@ -1,9 +1,9 @@
 """The consensus of all hosts, taken while all workers wait.
 
 It is a round like those of `platoon_base.centers.hosts_means`. When no message is under way any more, each host's
-courier takes the mean of its slots and its weight, and sends both to the others; then each host takes the mean of these,
-by their weights and in the order of the hosts. So all hosts have the same bits. Slots stay as they are: what the workers
-read is that mean, until one of them trains on.
+courier takes the mean of its slots and its weight, and sends both to the others. Then each host takes the mean of
+these, by their weights and in the order of the hosts, so all hosts have the same bits. Slots stay as they are: what
+workers read is that mean, until one of them trains on.
 """
 
 from __future__ import annotations
@@ -105,9 +105,7 @@ class GossipMeans:
         for index, pieces in enumerate(self._pieces if finite else []):
             weighted = [each for each in finite if each[-1][index]] or finite[:1]  # else all of it was lost
             weights = [float(each[-1][index]) for each in weighted] if len(weighted) > 1 else [1.0]
-            copy_all(
-                cut(self._memory.mean, pieces), weighted_mean([cut(each, pieces) for each in weighted], weights)
-            )
+            copy_all(cut(self._memory.mean, pieces), weighted_mean([cut(each, pieces) for each in weighted], weights))
         self._memory.agreed = bool(finite)
         self._memory.made = number
         return True

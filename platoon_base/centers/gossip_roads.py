@@ -25,14 +25,14 @@ class Outgoing(NamedTuple):
     Attributes
     ----------
     road : Road
-    index : int
+    worker : int
         Which of the living workers there, in the order of their ranks.
     stamp : int
         That of the latest overwrite, from before the values of the message were read.
     """
 
     road: Road
-    index: int
+    worker: int
     stamp: int
 
 
@@ -90,7 +90,7 @@ class Roads:
 
     def write(self, outgoing: Outgoing, weights: Sequence[int], values: Sequence[Array]) -> None:
         """Write a message, which `Road.post` leaves to the courier."""
-        outgoing.road.message.write(self._memory.life, outgoing.index, outgoing.stamp, weights, values)
+        outgoing.road.message.write(self._memory.life, outgoing.worker, outgoing.stamp, weights, values)
 
     def release(self) -> None:
         """End what `claim` began."""

@@ -8,20 +8,23 @@ import os
 import selectors
 import struct
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any, Union
 
 import numpy as np
 
 from platoon_base.centers.across_hosts import AcrossHosts
+from platoon_base.centers.gossip import GossipCenter
+from platoon_base.centers.host import HostCenter
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.codecs import Codec, codec_of
 from platoon_base.compression.packing import Packing, Residuals
 from platoon_base.courier import messages as between
-from platoon_base.courier.background import BackgroundExchanges, MovingCenter
+from platoon_base.courier.background import BackgroundExchanges
 from platoon_base.courier.carriage import CompressedCarriage
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
+from platoon_base.courier.gossip import GossipCourier
 from platoon_base.courier.keeping import ResidualKeeper
 from platoon_base.courier.overwriting import Overwriting
 from platoon_base.courier.rounds import HostsRound
@@ -40,33 +43,19 @@ Array = np.ndarray[Any, Any]
 
 _NICE = 5
 POLL_INTERVAL_S = 0.05
+_GOSSIP_POLL_INTERVAL_S = 0.01  # for the messages of workers
 _TAIL = struct.Struct("<QQ")  # behind a whole center: the number of its latest round, and its stamp
 
 
-class OpenCenter(MovingCenter, Protocol):
-    """The center of this host; see `platoon_base.centers.host.HostCenter`."""
-
-    states: list[list[Array]]
-    across_hosts: AcrossHosts | None
-
-    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
-        """Copy the values and the rule's states."""
-        ...
-
-    def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Replace the center by another host's; False if a worker held a part of it for too long."""
-        ...
-
-    def close(self) -> None:
-        """Release its memory."""
-        ...
+OpenCenter = Union[HostCenter, GossipCenter]  # the center of this host, or its slots
 
 
 class Courier:
     """Exchanges between the center of this host and those of others.
 
     With rules that do not wait, exchanges run in the background (`platoon_base.courier.background`). With rules that
-    wait, they are part of each round (`platoon_base.courier.rounds`).
+    wait, they are part of each round (`platoon_base.courier.rounds`). Of workers that gossip it carries the messages
+    (`platoon_base.courier.gossip`).
 
     Parameters
     ----------
@@ -110,6 +99,7 @@ class Courier:
         self._background = BackgroundExchanges(world, layout.trained, rule, every_s, report, self._packing)
         self._rounds: HostsRound | None = None
         self._overwriting: Overwriting | None = None
+        self._gossip: GossipCourier | None = None
         self._filled, self._source = filled, 0
         self._listener = Listener(world.addresses[world.host])
         caller = Caller(world.host, bytes.fromhex(world.data_key), frozenset(range(world.host + 1, world.hosts)))
@@ -143,12 +133,16 @@ class Courier:
         elif isinstance(order, between.Made):
             self._center = self._open_center()
             self._overwriting = Overwriting(self._world.host, self._center.overwrites, self.give_center)
+            if isinstance(self._center, GossipCenter):
+                self._gossip = GossipCourier(self._world.host, self._center, self._background.workers)
             if self._center.across_hosts is not None:
                 self._rounds = self._new_rounds(self._center, self._center.across_hosts)
             for conversation in self._conversations.values():
                 self._send_stamp(conversation)
         elif isinstance(order, (between.Gather, between.Combine)):
             self._has_orders = True
+            if self._gossip is not None and isinstance(order, between.Gather):
+                self._gossip.handle_gather(order)
             if self._rounds is not None:
                 self._rounds.handle_order(order)
         elif isinstance(order, between.Keep):
@@ -201,6 +195,11 @@ class Courier:
             self._overwriting.step(self._conversations, self._known)
         if self._rounds is not None:
             self._rounds.step(self._conversations, self._lost)
+        if isinstance(center, GossipCenter):
+            if self._gossip is None:
+                return
+            self._gossip.step(self._conversations, self._lost, self._rounds is not None and self._rounds.under_way)
+            return
         if center.across_hosts is None or center.across_hosts.workers_wait:
             return
         if self._rounds is not None and self._rounds.under_way:
@@ -229,7 +228,8 @@ class Courier:
                 )
                 if events:
                     selector.register(conversation.stream, events)
-            wait_s, self._has_orders = 0.0 if self._has_orders else POLL_INTERVAL_S, False
+            poll_interval_s = POLL_INTERVAL_S if self._gossip is None else _GOSSIP_POLL_INTERVAL_S
+            wait_s, self._has_orders = 0.0 if self._has_orders else poll_interval_s, False
             return {key.fileobj for key, _ in selector.select(wait_s) if isinstance(key.fileobj, int)}
 
     def _begin(self, host: int, conversation: Conversation) -> None:
