@@ -210,10 +210,14 @@ class HostsMemory:
         """Return memory for a message that comes."""
         return Message(self._layout, self._stripes)
 
+    def has_heard(self, host: int, life: int) -> bool:
+        """Return whether `merged` is about the messages of a host whose memory has this life."""
+        return bool(self._roads_words["life"][host] == life)
+
     def merged_of(self, host: int, life: int) -> Array:
         """Return the row of `merged` of a host whose memory has this life; an earlier one is forgotten."""
         row: Array = self.merged[host]
-        if self._roads_words["life"][host] != life:
+        if not self.has_heard(host, life):
             row[...] = 0
             self._roads_words["life"][host] = life
         return row
