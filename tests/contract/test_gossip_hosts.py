@@ -1,5 +1,7 @@
 """Gossip over hosts: real slots, roads and couriers, which are turns of one loop; links break, couriers and hosts end."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -128,7 +130,7 @@ def test_a_message_of_workers_that_have_the_mean_waits_for_a_host_that_has_it_no
     first.courier.handle_order(combine)
     group.until(lambda: group.memory(first).made == 1)
     group.step(0, 100.0, ALWAYS)
-    (road, _), = group.under_way()
+    ((road, _),) = group.under_way()
     received = lambda: second.courier._conversations[0].has_message  # noqa: E731
     group.until(received)
     group.turn()
@@ -243,8 +245,6 @@ def test_a_message_is_merged_by_another_worker_where_the_drawn_one_is_stopped(ho
 
 
 def test_an_overwrite_reaches_all_workers_and_what_was_sent_before_it_only_adds_weight(hosts):
-    import threading
-
     group = hosts([2, 1, 1], [np.zeros(4)])
     for rank in range(4):
         group.step(rank, float(rank), ALWAYS)
