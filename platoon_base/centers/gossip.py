@@ -1,7 +1,7 @@
 """Gossip: each worker has a slot in its host's posix shared memory, in which the others merge what they send.
 
 There is no center. In its place the job validates and saves the consensus, which is the mean of all slots by weight.
-What is for a worker of another host goes through the courier, see `platoon_base.centers.gossip_hosts`.
+The courier carries what is for workers of other hosts, see `platoon_base.centers.gossip_hosts`.
 
 A slot has the parameters that its worker has published at its latest synchronization, merged with what has come since.
 Weights are whole units of `WHOLE`, so halves add up exactly. A sender halves the weight of its own slot first, and then
@@ -31,6 +31,7 @@ from platoon_base.centers.host_kernels import Plan
 from platoon_base.centers.host_memory import CONTROLLER, no_header
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.stripes import PATIENCE_S, STRIPE_BYTES, Stripe, copy_all, cut
+from platoon_base.compression.codecs import NONE
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.layout import Layout
@@ -112,7 +113,7 @@ class GossipCenter:
         self._roads: Roads | None = None
         if self.hosts is not None:
             pieces = shape.layout.stripes(shape.stripe_bytes)
-            self.across_hosts = GossipMeans(shape.layout, pieces, self.hosts, self._own_mean, self._put_all)
+            self.across_hosts = GossipMeans(shape.layout, pieces, self.slots, self.hosts, self._own_mean, self._put_all)
             self._roads = Roads(self.hosts, rank)
 
     def sync(self, rule: Any, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
@@ -149,10 +150,8 @@ class GossipCenter:
         if left_out.keys() - self._left_out.keys():
             log.warning("rank %d leaves out locked stripes: %s", self._rank, own.locks.timeout_text(left, PATIENCE_S))
         self._left_out = left_out
-        if isinstance(target, Outgoing) and self._roads is not None:
-            self._roads.write(target, self.under_way, arrays)
-            self.under_way = [0] * self._shape.stripes  # an interrupt in between loses weight, and makes none
-            target.road.post()
+        if isinstance(target, Outgoing):
+            self._leave_to_courier(target, arrays)
         elif isinstance(target, Slot):
             self._deliver(target, arrays)
         return min(refusals, default=None)
@@ -352,8 +351,12 @@ class GossipCenter:
         self.overwrites = Overwrites(no_header())
 
     def _hand_over(self, own: Slot) -> None:
-        """Send the whole weight to another worker, if there is any, and leave the slot to a new one."""
+        """Send the whole weight to another worker, if there is any, and leave the slot to a new one.
+
+        The last worker of a host sends half of its weight to another host, and leaves half to one that may come here.
+        """
         if not self.slots.others():
+            self._send_half(own)
             return
         own.owner = LEAVING  # from now on nothing comes
 
@@ -373,6 +376,32 @@ class GossipCenter:
             own.owner = self._rank
             return
         self.slots.leave(_PUSH_PATIENCE_S)
+
+    def _send_half(self, own: Slot) -> None:
+        roads = self._roads
+        away = None if roads is None or not roads.count() else roads.claim(0)
+        if roads is None or away is None:
+            return
+
+        def halve(stripe: Stripe) -> None:
+            self._take_back(own, stripe)
+            weight = int(own.weights[stripe.index])
+            own.weights[stripe.index] = weight - weight // 2
+            own.received[stripe.index] = 0
+            self.under_way[stripe.index] = weight // 2
+
+        try:
+            own.locks.visit(halve, True, _PUSH_PATIENCE_S, {})
+            self._leave_to_courier(away, own.values)
+        finally:
+            roads.release()
+
+    def _leave_to_courier(self, outgoing: Outgoing, arrays: Sequence[Array]) -> None:
+        """Put ``arrays``, with the weight that is under way, where the courier finds them."""
+        if self.hosts is not None:
+            outgoing.write(self.hosts.life, self.under_way, arrays)
+            self.under_way = [0] * self._shape.stripes  # an interrupt in between loses weight, and makes none
+            outgoing.road.post()
 
     def join(self) -> None:
         """Take a slot, with weight and values; see `Slots.join`."""
@@ -409,6 +438,13 @@ class GossipCenters:
 
     def create(self, layout: Layout, rule: Any, rank: int) -> GossipCenter:
         """Create the segment with a slot for each worker; replace one that was left by a creator which died."""
+        world = self._world
+        if world.several and world.compression != NONE and not world.host:
+            log.warning(
+                "--hosts-compression %s does not apply to %r: its messages between hosts have whole parameters",
+                world.compression,
+                rule,
+            )
         shape = GossipShape(max(STRIPE_BYTES, -(-layout.nbytes // _STRIPES)), layout, self._world.hosts)
         segment = Segment.create(self.name, shape.size_bytes(self._workers))
         shape.write_header(segment, self._workers, self._world)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.gossip_hosts import HostsMemory
+from platoon_base.centers.gossip_slots import Slots
 from platoon_base.centers.hosts_means import is_finite, weighted_mean
 from platoon_base.centers.overwrites import await_count
 from platoon_base.centers.round_totals import RoundTotals
@@ -36,6 +37,7 @@ class GossipMeans:
     layout : Layout
     pieces : list of tuple of Piece
         Of each stripe.
+    slots : Slots
     memory : HostsMemory
     own_mean : callable
         ``own_mean(out)`` copies the mean of this host's slots, and returns their weight for each stripe.
@@ -44,6 +46,8 @@ class GossipMeans:
 
     Attributes
     ----------
+    slots : Slots
+    memory : HostsMemory
     is_quiet : callable
         ``is_quiet(number)`` returns whether every message from before this round is merged; the courier sets it.
     """
@@ -54,11 +58,13 @@ class GossipMeans:
         self,
         layout: Layout,
         pieces: list[tuple[Piece, ...]],
+        slots: Slots,
         memory: HostsMemory,
         own_mean: Callable[[list[Array]], list[int]],
         put: Callable[[Sequence[Array]], bool],
     ) -> None:
-        self._pieces, self._memory, self._own_mean, self._put = pieces, memory, own_mean, put
+        self.slots, self.memory = slots, memory
+        self._pieces, self._own_mean, self._put = pieces, own_mean, put
         weights = ParameterSpec("weights", (len(pieces),), "float64")
         self._layout = Layout((*layout.specs, weights))
         self.is_quiet: Callable[[int], bool] = lambda number: True
@@ -66,7 +72,7 @@ class GossipMeans:
     @property
     def made(self) -> int:
         """The latest mean that this host has."""
-        return self._memory.made
+        return self.memory.made
 
     def wait(self, number: int, timeout_s: float) -> None:
         """Wait until this host has a mean; raises `CollectiveTimeoutError`."""
@@ -101,22 +107,22 @@ class GossipMeans:
                 len(totals) - len(finite),
                 len(totals),
             )
-        self._memory.agreed = False
+        self.memory.agreed = False
         for index, pieces in enumerate(self._pieces if finite else []):
             weighted = [each for each in finite if each[-1][index]] or finite[:1]  # else all of it was lost
             weights = [float(each[-1][index]) for each in weighted] if len(weighted) > 1 else [1.0]
-            copy_all(cut(self._memory.mean, pieces), weighted_mean([cut(each, pieces) for each in weighted], weights))
-        self._memory.agreed = bool(finite)
-        self._memory.made = number
+            copy_all(cut(self.memory.mean, pieces), weighted_mean([cut(each, pieces) for each in weighted], weights))
+        self.memory.agreed = bool(finite)
+        self.memory.made = number
         return True
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite all slots with another host's values, which are the mean of round ``number``, if that is new."""
-        self._memory.agreed = False
+        self.memory.agreed = False
         if not self._put(values):
             return False
         if number > self.made:
-            copy_all(self._memory.mean, values)
-            self._memory.agreed = True
-            self._memory.made = number
+            copy_all(self.memory.mean, values)
+            self.memory.agreed = True
+            self.memory.made = number
         return True

@@ -35,6 +35,10 @@ class Outgoing(NamedTuple):
     worker: int
     stamp: int
 
+    def write(self, life: int, weights: Sequence[int], values: Sequence[Array]) -> None:
+        """Write a message, which `Road.post` leaves to the courier."""
+        self.road.message.write(life, self.worker, self.stamp, weights, values)
+
 
 class Roads:
     """The roads to other hosts, for one worker.
@@ -87,10 +91,6 @@ class Roads:
                 "the rule says. Lower GoSGD's probability, or synchronize more seldom",
                 self._rank, total, self.unsent, host,
             )  # fmt: skip
-
-    def write(self, outgoing: Outgoing, weights: Sequence[int], values: Sequence[Array]) -> None:
-        """Write a message, which `Road.post` leaves to the courier."""
-        outgoing.road.message.write(self._memory.life, outgoing.worker, outgoing.stamp, weights, values)
 
     def release(self) -> None:
         """End what `claim` began."""

@@ -8,20 +8,19 @@ import os
 import selectors
 import struct
 import time
-from collections.abc import Callable
-from typing import Any, Union
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from platoon_base.centers.across_hosts import AcrossHosts
-from platoon_base.centers.gossip import GossipCenter
-from platoon_base.centers.host import HostCenter
+from platoon_base.centers.gossip_means import GossipMeans
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.codecs import Codec, codec_of
 from platoon_base.compression.packing import Packing, Residuals
 from platoon_base.courier import messages as between
-from platoon_base.courier.background import BackgroundExchanges
+from platoon_base.courier.background import BackgroundExchanges, MovingCenter
 from platoon_base.courier.carriage import CompressedCarriage
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
 from platoon_base.courier.gossip import GossipCourier
@@ -47,7 +46,28 @@ _GOSSIP_POLL_INTERVAL_S = 0.01  # for the messages of workers
 _TAIL = struct.Struct("<QQ")  # behind a whole center: the number of its latest round, and its stamp
 
 
-OpenCenter = Union[HostCenter, GossipCenter]  # the center of this host, or its slots
+class OpenCenter(Protocol):
+    """The center of this host; see `platoon_base.centers.host.HostCenter`. Workers that gossip have slots instead."""
+
+    overwrites: Overwrites
+    across_hosts: AcrossHosts | None
+
+    @property
+    def states(self) -> list[list[Array]]:
+        """The rule's states."""
+        ...
+
+    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
+        """Copy the values and the rule's states."""
+        ...
+
+    def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
+        """Replace the center by another host's; False if a worker held a part of it for too long."""
+        ...
+
+    def close(self) -> None:
+        """Release its memory."""
+        ...
 
 
 class Courier:
@@ -100,6 +120,7 @@ class Courier:
         self._rounds: HostsRound | None = None
         self._overwriting: Overwriting | None = None
         self._gossip: GossipCourier | None = None
+        self._moving: MovingCenter | None = None  # the center, if exchanges in the background move it
         self._filled, self._source = filled, 0
         self._listener = Listener(world.addresses[world.host])
         caller = Caller(world.host, bytes.fromhex(world.data_key), frozenset(range(world.host + 1, world.hosts)))
@@ -133,8 +154,10 @@ class Courier:
         elif isinstance(order, between.Made):
             self._center = self._open_center()
             self._overwriting = Overwriting(self._world.host, self._center.overwrites, self.give_center)
-            if isinstance(self._center, GossipCenter):
-                self._gossip = GossipCourier(self._world.host, self._center, self._background.workers)
+            self._moving = self._center if isinstance(self._center, MovingCenter) else None
+            if isinstance(self._center.across_hosts, GossipMeans):
+                workers = self._background.workers
+                self._gossip = GossipCourier(self._world.host, self._center.across_hosts, workers)
             if self._center.across_hosts is not None:
                 self._rounds = self._new_rounds(self._center, self._center.across_hosts)
             for conversation in self._conversations.values():
@@ -195,19 +218,17 @@ class Courier:
             self._overwriting.step(self._conversations, self._known)
         if self._rounds is not None:
             self._rounds.step(self._conversations, self._lost)
-        if isinstance(center, GossipCenter):
-            if self._gossip is None:
-                return
-            self._gossip.step(self._conversations, self._lost, self._rounds is not None and self._rounds.under_way)
-            return
-        if center.across_hosts is None or center.across_hosts.workers_wait:
+        if self._gossip is not None:
+            under_way = self._rounds is not None and self._rounds.under_way
+            self._gossip.step(self._conversations, self._lost, under_way)
+        if self._moving is None or center.across_hosts is None or center.across_hosts.workers_wait:
             return
         if self._rounds is not None and self._rounds.under_way:
             self._background.drop()
             for conversation in self._conversations.values():
                 conversation.fresh = False  # an earlier copy, which must not block the link
             return
-        for host in self._background.step(center, self._conversations):
+        for host in self._background.step(self._moving, self._conversations):
             self._disconnect(host, "nothing goes by it")
 
     def _open_links(self) -> None:

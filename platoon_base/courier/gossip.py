@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from platoon_base.centers.gossip import GossipCenter
 from platoon_base.centers.gossip_hosts import Message, Road
 from platoon_base.centers.gossip_means import GossipMeans
 from platoon_base.centers.gossip_memory import Slot
 from platoon_base.centers.stripes import Stripe, cut
 from platoon_base.courier import messages as between
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
-from platoon_base.errors import ConfigurationError
 
 __all__ = ["GossipCourier"]
 
@@ -32,8 +30,8 @@ class GossipCourier:
     ----------
     host : int
         This one.
-    center : GossipCenter
-        The slots of this host.
+    means : GossipMeans
+        Of this host.
     workers : mapping of int to int
         The number of live workers of each host, by which workers draw.
 
@@ -43,11 +41,9 @@ class GossipCourier:
         How many messages of other hosts were merged here.
     """
 
-    def __init__(self, host: int, center: GossipCenter, workers: Mapping[int, int]) -> None:
-        if center.hosts is None or not isinstance(center.across_hosts, GossipMeans):
-            raise ConfigurationError("these slots are those of a job on one host: they need no courier")
-        self._host, self._slots, self._memory, self._workers = host, center.slots, center.hosts, workers
-        center.across_hosts.is_quiet = self.is_quiet
+    def __init__(self, host: int, means: GossipMeans, workers: Mapping[int, int]) -> None:
+        self._host, self._slots, self._memory, self._workers = host, means.slots, means.memory, workers
+        means.is_quiet = self.is_quiet
         self._sent: dict[int, tuple[Conversation, int]] = {}  # by host, the link that carried which message
         self._returning: set[int] = set()  # hosts whose message goes to a worker of this host
         self._gather: between.Gather | None = None

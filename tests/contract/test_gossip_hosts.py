@@ -1,4 +1,4 @@
-"""Gossip over hosts: real slots, roads and couriers, which are turns of one loop; links break, couriers and hosts end."""
+"""Gossip over hosts: real slots, roads and couriers, as turns of one loop; links break, couriers and hosts end."""
 
 import threading
 
@@ -156,9 +156,10 @@ def test_a_courier_that_is_killed_while_it_merges_loses_a_stripe_at_most_and_dou
             raise KeyboardInterrupt
         genuine(*arguments, **options)
 
-    with monkeypatch.context() as once, pytest.raises(KeyboardInterrupt):
-        once.setattr(Slot, where, dies)
+    monkeypatch.setattr(Slot, where, dies)
+    with pytest.raises(KeyboardInterrupt):
         group.until(lambda: False)
+    monkeypatch.setattr(Slot, where, genuine)
     group.restart(1)
     group.until_delivered()
     kept, lost = sorted(group.weights, reverse=True)
@@ -282,3 +283,16 @@ def test_elements_that_are_not_finite_stay_out_of_other_hosts(hosts):
     group.until_delivered()
     group.step(1, 0.0, NEVER)
     assert np.isfinite(group.hosts[1].params[1][0]).all()
+
+
+def test_the_last_worker_of_a_host_leaves_half_of_its_weight_there_and_sends_half(hosts):
+    group = hosts([1, 1], [np.zeros(4)])
+    group.step(1, 6.0)
+    group.hosts[1].leave(1)
+    group.until_delivered()
+    require_whole(group)
+    group.step(0)
+    np.testing.assert_allclose(group.hosts[0].params[0][0], 2)
+    group.hosts[1].join(2)
+    np.testing.assert_array_equal(group.hosts[1].params[2][0], 6)
+    require_whole(group)

@@ -45,8 +45,11 @@ def require_one_end(hosts, *where):
 
 def test_least_squares_on_two_hosts_ends_where_one_host_does(hosts):
     """Without noise all of them find the solution; the weights of both hosts are all that there is."""
-    assert hosts.run(script_path("gossip_hosts_least_squares"), workers=(2, 2), args=[str(hosts.folder)]) == [0, 0]
+    code, options = script_path("gossip_hosts_least_squares"), ["--hosts-compression", "int8"]
+    assert hosts.run(code, *options, workers=(2, 2), args=[str(hosts.folder)]) == [0, 0]
     assert require_one_end(hosts, (0, 0), (1, 0), (2, 1), (3, 1)) == WHOLE
+    logs = [hosts.log(rank, host) for rank, host in ((0, 0), (1, 0), (2, 1), (3, 1))]
+    assert sum(log.count("--hosts-compression int8 does not apply to GoSGD") for log in logs) == 1
 
 
 def test_couriers_that_are_killed_double_no_message(hosts):

@@ -1,5 +1,7 @@
 """A worker that fits least squares with GoSGD, on whichever host, and reports what all hosts have in the end."""
 
+# ruff: noqa: F401 - for the scripts
+
 import os
 import signal
 import sys
@@ -8,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hosts_preamble import rank, say, worker
+from hosts_preamble import rank, say, size, worker
+from watching import slots_of
 
 from platoon_base.rules import GoSGD
 
@@ -40,13 +43,6 @@ def train_until(name):
         train(20, seed)
 
 
-def slots():
-    """The slots of this host, and the messages that wait here for the courier."""
-    center = worker._sharing.current.center
-    roads = [] if center.hosts is None else list(center.hosts.roads.values())
-    return center.slots.every(), roads
-
-
 def end():
     """Train together to the end, and report the consensus, and the weight on this host in units.
 
@@ -57,11 +53,11 @@ def end():
         train(60, 1000 + part)
     worker.barrier("trained")
     worker.average_hosts()
-    found, roads = slots()
-    assert not any(road.full for road in roads)
-    weights = [sum(int(slot.weights[0]) for slot in found)]
+    with slots_of([x]) as center:
+        assert not any(road.full for road in center.hosts.roads.values())
+        weight = sum(int(slot.weights[0]) for slot in center.slots.every())
     worker.copy_to_local()
-    say(x.tobytes().hex(), loss(), *map(str, weights))
+    say(x.tobytes().hex(), loss(), str(weight))
     worker.barrier("end")
 
 
