@@ -114,6 +114,10 @@ def test_a_worker_of_another_host_that_is_started_again_takes_part(hosts):
     assert 0 < require_one_end(hosts, (0, 0), (1, 0), (2, 1)) <= WHOLE
 
 
+def test_one_training_follows_the_other_on_two_hosts(hosts):
+    assert hosts.run(script_path("gossip_two_trainings"), workers=(2, 1)) == [0, 0], hosts.output(0)
+
+
 def test_copying_to_all_reaches_the_workers_of_all_hosts(hosts):
     code = script_path("gossip_hosts_overwritten")
     assert hosts.run(code, workers=(2, 1), args=[str(hosts.folder)]) == [0, 0], hosts.output(0)
