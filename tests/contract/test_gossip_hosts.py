@@ -107,6 +107,19 @@ def test_the_mean_of_all_hosts_has_the_same_bits_everywhere_and_counts_what_is_u
         np.testing.assert_array_equal(group.watch(host).snapshot()[0][0], found[0][0])
 
 
+def test_a_host_contributes_when_nothing_is_under_way_to_it(hosts):
+    """Host 1 begins the round before the other one has sent its message."""
+    group = hosts([1, 1], [np.zeros(4)])
+    group.step(0, 8.0, ALWAYS)
+    numbers = group.begin_round()
+    for _ in range(10):
+        group.hosts[1].courier.step([])
+    group.combine(numbers)
+    group.until(lambda: all(group.memory(host).made == 1 for host in group.hosts))
+    for rank in (0, 1):
+        np.testing.assert_array_equal(group.consensus(rank)[0], 4)
+
+
 def test_the_mean_of_all_hosts_is_read_until_a_worker_trains_on(hosts):
     group = hosts([1, 1])
     group.step(0, 2.0)
@@ -239,8 +252,9 @@ def test_a_message_is_merged_by_another_worker_where_the_drawn_one_is_stopped(ho
     for rank in (first, second):
         slot = group.hosts[1].workers[rank].slots.own
         assert slot.locks.lock(slot.stripes[0])  # as one that is stopped there
-        group.step(0, 1.0, ALWAYS)
-        group.until_delivered()
+        for _ in range(6):  # some of them are for it
+            group.step(0, 1.0, ALWAYS)
+            group.until_delivered()
         slot.locks.release_all()
     require_whole(group)
 

@@ -98,7 +98,7 @@ def test_the_others_end_without_a_host_that_is_lost(hosts):
     hosts.until("h0.out", "is lost, with workers 2")
     hosts.launchers.pop(2).wait()
     (hosts.folder / "enough").touch()
-    assert hosts.wait(60)[0] == 0, hosts.output(0) + hosts.output(1)
+    assert hosts.wait(60) == [0, 0], hosts.output(0) + hosts.output(1)
     assert 0 < require_one_end(hosts, (0, 0), (1, 1)) <= WHOLE
 
 
