@@ -268,6 +268,9 @@ def test_an_overwrite_reaches_all_workers_and_what_was_sent_before_it_only_adds_
     writing.start()
     group.until(lambda: not writing.is_alive())
     writing.join()
+    for host in group.hosts:
+        for slot in group.watch(host).slots.every():
+            np.testing.assert_array_equal(slot.values[0], 7)
     group.until_delivered()
     require_whole(group)
     for rank in range(4):
