@@ -103,9 +103,10 @@ def averages(codec: str, link: str, hosts: list[namespaces.Host]) -> dict:
     return row
 
 
-def gossip(probability: float, link: str, hosts: list[namespaces.Host]) -> dict:
-    """Measure gossip for some time; messages are counted by their bytes."""
-    found = run("none", ["gossip", BYTES, STEP_S, GOSSIP_S, probability], hosts)
+def gossip(probability: float, link: str, hosts: list[namespaces.Host] | None) -> dict:
+    """Measure gossip of two workers for some time; messages between hosts are counted by their bytes."""
+    words = ["gossip", BYTES, STEP_S, GOSSIP_S, probability]
+    found = run("none", words, hosts, 1 if hosts else 2)
     steps = sum(len(one["syncs_s"]) for one in found)
     row = {
         "link": link, "probability": probability, "steps": steps,
@@ -272,7 +273,7 @@ def measured_overlap(options: argparse.Namespace) -> tuple[list[dict], list[dict
 
 def measured_gossip(options: argparse.Namespace) -> list[dict]:
     """Measure gossip on each link, with several probabilities."""
-    rows = []
+    rows = [gossip(PROBABILITIES[-1], "one host", None)]
     for link in options.links:
         rate, delay_ms = LINKS[link]
         with namespaces.Hosts(2, delay_ms / 4) as hosts:
