@@ -146,8 +146,11 @@ class Backend(Protocol):
     def restore_random_state(self, state: Any, common_seed: int) -> None:
         """Set the generators one step after a state, or by a common seed, so that the next fit draws other numbers."""
 
-    def attach(self, model: Any) -> None:
-        """Ensure, within an epoch, that variables have the current values and that changes of them take effect."""
+    def attach(self, model: Any, by_ours: bool = False) -> None:
+        """Ensure, within an epoch, that variables have the current values and that changes of them take effect.
+
+        With ``by_ours`` until the next step, and only for what `weights` and `moments` return.
+        """
 
     def steps_are_over(self) -> None:
         """Record that a fit has made its last step."""

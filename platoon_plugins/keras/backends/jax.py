@@ -18,6 +18,7 @@ from jax.experimental import io_callback
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.aligned import writable
 from platoon_plugins.keras.backends.jax_callbacks import CallbackAverage
+from platoon_plugins.keras.backends.jax_state import STATE, StepState
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import GradientAverage
@@ -45,51 +46,67 @@ class _JaxVariable(KerasVariable):
     ----------
     donated : bool
         Whether each training step deletes the array of the value, so that no other code relies on it.
+    state : StepState or None
+        Of the model, in which the value is while that is open.
     """
 
     donated = False
+    state: StepState | None = None
     _sent: Any = None  # the array that is being copied to a device
 
+    @property
+    def array(self) -> Any:
+        """The value as it is."""
+        if self.state is not None and self.state.has(self.variable):
+            return self.state.get(self.variable)
+        return self.variable.value
+
+    @array.setter
+    def array(self, array: Any) -> None:
+        if self.state is not None and self.state.has(self.variable):
+            self.state.put(self.variable, array)
+        else:
+            self.variable.assign(array)
+
     def on_host(self) -> bool:
-        return all(device.platform == "cpu" for device in self.variable.value.devices())
+        return all(device.platform == "cpu" for device in self.array.devices())
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
         """Change the value to a copy, as JAX would otherwise share aligned memory with NumPy."""
-        self.variable.assign(jnp.array(value, self.dtype, copy=True))
+        self.array = jnp.array(value, self.dtype, copy=True)
 
     def prefetch(self) -> None:
         """Start a copy of the value from a device; `borrow` waits for it."""
         if not self.on_host():
-            self.variable.value.copy_to_host_async()
+            self.array.copy_to_host_async()
 
     def borrow(self) -> Array:
         """Return the value's memory itself, if it is on the host and in one piece; no other code refers to it.
 
         Copies in and out would take 3 ms for 10 MB, longer than the rule.
         """
-        value = self.variable.value
+        value = self.array
         if not self.donated or not self.on_host() or len(value.devices()) > 1 or value.dtype.kind != "f":
             return super().borrow()
-        self.variable.assign(_taken_over(value))
+        self.array = _taken_over(value)
         return writable(self.view())
 
     def view(self) -> Any:
-        return np.asarray(self.variable.value)
+        return np.asarray(self.array)
 
     def on_device(self) -> Any:
         """Return the value, if it is on one CUDA device."""
-        return None if on_cuda is None else on_cuda(self.variable.value)
+        return None if on_cuda is None else on_cuda(self.array)
 
     def give_back(self, array: Any) -> None:
         """Set the value to the array that `borrow` or `on_device` returned."""
         value = getattr(array, "value", None)  # a JaxArray has it
         if value is not None:
-            if value is not self.variable.value:
-                self.variable.assign(value)
+            if value is not self.array:
+                self.array = value
         elif not self.on_host():
-            sharding = self.variable.value.sharding
-            self._sent = jax.device_put(np.asarray(array, self.dtype), sharding)
-            self.variable.assign(self._sent)
+            self._sent = jax.device_put(np.asarray(array, self.dtype), self.array.sharding)
+            self.array = self._sent
         elif not np.may_share_memory(array, self.view()):
             super().give_back(array)
 
@@ -106,14 +123,20 @@ class _Jax(Keras3):
     def __init__(self) -> None:
         self._results: Any = None  # of the latest step
         self._donated: weakref.WeakSet[_JaxVariable] = weakref.WeakSet()
+        self._states: weakref.WeakKeyDictionary[Any, StepState] = weakref.WeakKeyDictionary()  # by model
 
     def weights(self, model: Any) -> list[KerasVariable]:
         """Return the trainable weights; their arrays are donated to each compiled step."""
-        return self._donated_of(model, super().weights(model))
+        return self._in_state(model, self._donated_of(model, super().weights(model)))
 
     def moments(self, model: Any) -> list[KerasVariable]:
         """Return the moments; their arrays are donated like those of the weights."""
-        return self._donated_of(model, super().moments(model))
+        return self._in_state(model, self._donated_of(model, super().moments(model)))
+
+    def _in_state(self, model: Any, variables: list[KerasVariable]) -> list[KerasVariable]:
+        for variable in variables:
+            variable.state = self._states.setdefault(model, StepState(model))
+        return variables
 
     def _donated_of(self, model: Any, variables: list[KerasVariable]) -> list[KerasVariable]:
         if getattr(model, "jit_compile", False) and not getattr(model, "run_eagerly", True):
@@ -127,9 +150,20 @@ class _Jax(Keras3):
         for variable in self._donated:
             variable.donated = False
         self._donated.clear()
+        for state in self._states.values():
+            state.drop()
 
-    def attach(self, model: Any) -> None:
-        """Make the trainer use the values of the variables in its next step."""
+    def attach(self, model: Any, by_ours: bool = False) -> None:
+        """Make the trainer use the values of the variables in its next step.
+
+        With ``by_ours`` weights and moments stay where the trainer has them, if `_JaxVariable.array` can change them
+        there.
+        """
+        state = self._states.get(model)
+        if state is not None:
+            if by_ours and state.open():
+                return
+            state.close()
         model.jax_state_sync()
 
     def average(self, worker: Any) -> GradientAverage:
@@ -158,6 +192,8 @@ class _Jax(Keras3):
         step = model.train_function
         if average is not None and step is not None and getattr(step, "average", None) is not average:
             model.train_function = self._guarded(model, average)
+        if average is None and model in self._states:
+            self._states[model].watch()
         return losses
 
     def call_on_host(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
@@ -182,7 +218,7 @@ class _Jax(Keras3):
                 average.require_attached()
             except ConfigurationError:
                 # During a fit the variables are empty: Keras restores them from here.
-                model._jax_state = dict(zip(_STATE, state))
+                model._jax_state = dict(zip(STATE, state))
                 raise
             logs, state = compiled(state, *args)
             # Prefer the logs, to wait for the step: the state is donated to the next step.
@@ -192,10 +228,6 @@ class _Jax(Keras3):
 
         step.average = average  # type: ignore[attr-defined]
         return step
-
-
-# The arguments and results of a step, in this order, by their names in Keras's trainer.
-_STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
 
 @functools.cache
