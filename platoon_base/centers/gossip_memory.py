@@ -26,6 +26,7 @@ __all__ = ["TABLE_LOCK", "WHOLE", "GossipShape", "Slot", "count_slots", "shares_
 Array = np.ndarray[Any, Any]
 
 WHOLE = 1 << 60  # all weights together: they are counted in units, so that halves add up exactly
+_MOST = 1 << 63
 TABLE_LOCK = 0  # the byte whose lock is that of the table of owners
 _MAGIC = b"PLTNGSSP"
 _VERSION = 2
@@ -216,10 +217,15 @@ class Slot:
         Plan(stripe.center).run(EASGD(ratio), [piece.copy() for piece in pieces])
 
     def add(self, index: int, weight: int, received: bool = True) -> None:
-        """Add to the weight of a stripe, and to the part of it that has come."""
-        self.weights[index] = int(self.weights[index]) + weight
+        """Add to the weight of a stripe, and to the part of it that has come.
+
+        Hosts that are lost and return bring weight again and again: what does not fit into the word is left out.
+        """
+        before = int(self.weights[index])
+        after = min(before + weight, _MOST)
+        self.weights[index] = after
         if received:
-            self.received[index] += np.uint64(weight)
+            self.received[index] = int(self.received[index]) + after - before
 
     def is_overwritten(self, index: int) -> bool:
         """Return whether the owner has not been here since a stripe was overwritten, so that nothing of it counts."""

@@ -233,6 +233,18 @@ def test_a_lost_host_that_returns_takes_part_with_a_weight_as_at_the_start(hosts
     assert group.weights == before
 
 
+def test_weight_that_returning_hosts_bring_never_overflows(hosts):
+    group = hosts([1, 1], [np.zeros(4)])
+    (slot,) = group.watch(group.hosts[1]).slots.every()
+    slot.weights[...] = (1 << 63) - 5
+    group.step(0, 8.0, ALWAYS)
+    group.until_delivered()
+    assert int(slot.weights[0]) == 1 << 63
+    assert int(slot.received[0]) == 5
+    group.step(1)
+    assert np.isfinite(group.hosts[1].params[1][0]).all()
+
+
 def test_a_message_to_a_host_without_workers_is_returned(hosts):
     group = hosts([1, 1])
     road = group.memory(group.hosts[0]).roads[1]
