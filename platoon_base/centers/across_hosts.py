@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from platoon_base.centers.fragments import Fragments
 from platoon_base.centers.round_totals import RoundTotals
 
 __all__ = ["AcrossHosts"]
@@ -21,9 +22,14 @@ class AcrossHosts(Protocol):
     ----------
     workers_wait : bool
         Whether other hosts change the center only in these rounds. Otherwise couriers exchange centers in between too.
+    fragments : Fragments
+        The parts of it that the rounds take in turn.
     """
 
     workers_wait: bool
+
+    @property
+    def fragments(self) -> Fragments: ...
 
     @property
     def made(self) -> int:

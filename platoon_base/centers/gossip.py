@@ -1,6 +1,7 @@
-"""Gossip on one host: each worker has a slot in posix shared memory, in which the others merge what they send.
+"""Gossip: each worker has a slot in its host's posix shared memory, in which the others merge what they send.
 
 There is no center. In its place the job validates and saves the consensus, which is the mean of all slots by weight.
+The courier carries what is for workers of other hosts, see `platoon_base.centers.gossip_hosts`.
 
 A slot has the parameters that its worker has published at its latest synchronization, merged with what has come since.
 Weights are whole units of `WHOLE`, so halves add up exactly. A sender halves the weight of its own slot first, and then
@@ -14,18 +15,25 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from platoon_base.centers.across_hosts import AcrossHosts
 from platoon_base.centers.base import NonFiniteElement
+from platoon_base.centers.gossip_means import GossipMeans
 from platoon_base.centers.gossip_memory import GossipShape, Slot, shares_of
+from platoon_base.centers.gossip_roads import Outgoing, Roads
 from platoon_base.centers.gossip_slots import LEAVING, Slots
 from platoon_base.centers.host_kernels import Plan
-from platoon_base.centers.host_memory import CONTROLLER
+from platoon_base.centers.host_memory import CONTROLLER, no_header
+from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.stripes import PATIENCE_S, STRIPE_BYTES, Stripe, copy_all, cut
+from platoon_base.compression.codecs import NONE
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
+from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Adopt, gossips
 from platoon_base.rules.easgd import EASGD
@@ -40,6 +48,7 @@ log = logging.getLogger(__name__)
 
 _ADOPT: Any = Adopt(EASGD())  # c := x
 _STRIPES = 16  # at most, of each slot
+_MIN_S = 1.0  # for the other hosts to get an overwrite, even if the stripes have used up the timeout
 _PUSH_PATIENCE_S = 0.2  # with a stalled receiver's lock; what is not delivered is taken back
 
 
@@ -57,10 +66,18 @@ class GossipCenter:
         None for the controller.
     gone : callable
         See `HostCenter`.
+    world : World, optional
+        The hosts of the job; this one alone by default.
 
     Attributes
     ----------
     slots : Slots
+    hosts : HostsMemory or None
+        The part of the memory that is about other hosts, if there are any.
+    across_hosts : AcrossHosts or None
+        The interface by which couriers agree on the consensus of all hosts; None in a job on one host.
+    overwrites : Overwrites
+        Those that other hosts have to receive.
     under_way : list of int
         For each stripe the weight that this worker has sent and not delivered.
     whole : bool
@@ -68,6 +85,7 @@ class GossipCenter:
     """
 
     on_device = has_hosts_rounds = False
+    states: ClassVar[list[list[Array]]] = []
 
     def __init__(
         self,
@@ -77,7 +95,9 @@ class GossipCenter:
         rank: int,
         rule: GoSGD | None = None,
         gone: Callable[[int], bool] = lambda rank: False,
+        world: World = ONE_HOST,
     ) -> None:
+        self._world = world
         self.slots = Slots(name, segment, shape, rank, gone)
         self._shape, self._rank = shape, rank
         self._pid = os.getpid()
@@ -87,6 +107,14 @@ class GossipCenter:
         self._left_out: dict[int, int] = {}  # stripes left out by the last `sync`, and their counts of visits then
         self._plans: list[Plan] = []  # of the own stripes, without a state
         self._random = None if rule is None else np.random.default_rng((rule.seed, rank))
+        self.hosts = shape.hosts_memory(segment)
+        self.overwrites = Overwrites(no_header()) if self.hosts is None else self.hosts.overwrites
+        self.across_hosts: AcrossHosts | None = None
+        self._roads: Roads | None = None
+        if self.hosts is not None:
+            pieces = shape.layout.stripes(shape.stripe_bytes)
+            self.across_hosts = GossipMeans(shape.layout, pieces, self.slots, self.hosts, self._own_mean, self._put_all)
+            self._roads = Roads(self.hosts, rank)
 
     def sync(self, rule: Any, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
         """Merge what has come into ``arrays``, and send them to another worker if the rule draws that.
@@ -94,7 +122,18 @@ class GossipCenter:
         Locks are held even if ``locked`` is False, since a weight belongs to its values.
         """
         own = self.slots.require_own()
-        target = self._draw(rule) if gossips(rule) else None
+        if self.hosts is not None:
+            self.hosts.agreed = False
+        try:
+            target = self._draw(rule) if gossips(rule) else None
+            return self._sync(own, rule, arrays, target, timeout_s)
+        finally:
+            if self._roads is not None:
+                self._roads.release()
+
+    def _sync(
+        self, own: Slot, rule: Any, arrays: Sequence[Array], target: Slot | Outgoing | None, timeout_s: float
+    ) -> NonFiniteElement | None:
         refusals: list[NonFiniteElement] = []
 
         def publish(stripe: Stripe) -> None:
@@ -111,7 +150,9 @@ class GossipCenter:
         if left_out.keys() - self._left_out.keys():
             log.warning("rank %d leaves out locked stripes: %s", self._rank, own.locks.timeout_text(left, PATIENCE_S))
         self._left_out = left_out
-        if target is not None:
+        if isinstance(target, Outgoing):
+            self._leave_to_courier(target, arrays)
+        elif isinstance(target, Slot):
             self._deliver(target, arrays)
         return min(refusals, default=None)
 
@@ -122,7 +163,7 @@ class GossipCenter:
         index = stripe.index
         self._take_back(own, stripe)
         weight, received = int(own.weights[index]), int(own.received[index])
-        if received and received == weight and gossips(rule):  # as after `write`: no part of the parameters counts
+        if own.is_overwritten(index) and gossips(rule):
             copy_all(pieces, stripe.center)
             refused = None
         elif received and gossips(rule):
@@ -140,34 +181,33 @@ class GossipCenter:
     def _take_back(self, own: Slot, stripe: Stripe) -> None:
         """Merge what was not delivered into the own slot again; only its weight if the slot was overwritten since."""
         index, sent = stripe.index, self.under_way[stripe.index]
-        if sent and own.received[index] and own.received[index] == own.weights[index]:
+        if sent and own.is_overwritten(index):
             self.under_way[index] = 0
-            own.weights[index] += np.uint64(sent)
-            own.received[index] += np.uint64(sent)
+            own.add(index, sent)
         elif sent:
             published = own.published if own.received[index] else own.values
             self._merge(own, stripe, cut(published, stripe.pieces), received=False)
 
     def _merge(self, slot: Slot, stripe: Stripe, pieces: Sequence[Array], received: bool = True) -> None:
         """Merge values that have the weight under way into a stripe of a slot."""
-        index, sent = stripe.index, self.under_way[stripe.index]
-        weight = int(slot.weights[index])
-        if received and not slot.received[index]:
-            copy_all(cut(slot.published, stripe.pieces), stripe.center)
-        # c := c + ratio (x - c); what it does with x is of no use here.
-        Plan(stripe.center).run(EASGD(sent / (weight + sent)), [piece.copy() for piece in pieces])
-        self.under_way[index] = 0
-        slot.weights[index] = weight + sent
-        if received:
-            slot.received[index] += np.uint64(sent)
+        sent = self.under_way[stripe.index]
+        slot.mix(stripe, pieces, sent, received)
+        self.under_way[stripe.index] = 0
+        slot.add(stripe.index, sent, received)
 
-    def _draw(self, rule: GoSGD) -> Slot | None:
-        """Draw whether to send, and to which worker."""
+    def _draw(self, rule: GoSGD) -> Slot | Outgoing | None:
+        """Draw whether to send, and to which worker of all hosts: to those of this one first, by rank."""
         random: Any = self._random
         if random.random() >= rule.probability:
             return None
         others = self.slots.others()
-        return others[int(random.integers(len(others)))] if others else None
+        away = 0 if self._roads is None else self._roads.count()
+        if not others and not away:
+            return None
+        drawn = int(random.integers(len(others) + away))
+        if drawn < len(others):
+            return others[drawn]
+        return None if self._roads is None else self._roads.claim(drawn - len(others))
 
     def _deliver(self, target: Slot, arrays: Sequence[Array]) -> None:
         """Merge ``arrays``, with the weight that is under way, into the slot of another worker."""
@@ -188,7 +228,7 @@ class GossipCenter:
         workers that read it while none synchronizes get the same.
         """
         if not begin or averaged:
-            self._mean(out, timeout_s)
+            self._consensus(out, timeout_s)
             return
         own = self.slots.require_own()
 
@@ -200,8 +240,19 @@ class GossipCenter:
         if left:
             raise CollectiveTimeoutError(own.locks.timeout_text(left, timeout_s))
 
-    def _mean(self, out: Sequence[Array], timeout_s: float) -> None:
-        """Copy the mean of the slots by weight; stripes that stay locked are read as they are."""
+    def _consensus(self, out: Sequence[Array], timeout_s: float) -> None:
+        """Copy the mean of all hosts, while it is that; else of the slots of this one."""
+        if self.hosts is not None and self.hosts.agreed:
+            copy_all(out, self.hosts.mean)
+        else:
+            self._mean(out, timeout_s)
+
+    def _own_mean(self, out: list[Array]) -> list[int]:
+        with self._one_thread:
+            return self._mean(out, PATIENCE_S)
+
+    def _mean(self, out: Sequence[Array], timeout_s: float) -> list[int]:
+        """Copy the mean of the slots by weight, and return the weights; locked stripes are read as they are."""
         slots = self.slots.counted()
         totals = [0] * self._shape.stripes
         sums = [array if array.dtype.itemsize >= 4 else array.astype(np.float32) for array in out]
@@ -224,24 +275,53 @@ class GossipCenter:
         for array, total in zip(out, sums):
             if array is not total:
                 array[...] = total
+        return totals
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
-        """Overwrite all slots with ``values``: workers go on from there, without what they have not yet published."""
-        own = self.slots.require_own()
+        """Overwrite all slots with ``values``: workers go on from there, without what they have not yet published.
+
+        On several hosts it returns once all of them have the values.
+        """
+        self.slots.require_own()
+        deadline = time.monotonic() + timeout_s
+        left = self._put(values, timeout_s)
+        if left is not None:
+            raise left
+        if self.hosts is not None:
+            self.hosts.agreed = False
+            count = self.overwrites.note()
+            self.overwrites.await_all_hosts(count, max(deadline - time.monotonic(), _MIN_S))
+
+    def _put_all(self, values: Sequence[Array]) -> bool:
+        with self._one_thread:
+            return self._put(values, PATIENCE_S) is None
+
+    def _put(self, values: Sequence[Array], timeout_s: float) -> CollectiveTimeoutError | None:
+        """Overwrite all slots; return the error if a stripe stayed locked."""
         for slot in self.slots.every():
 
             def put(stripe: Stripe, slot: Slot = slot) -> None:
                 copy_all(stripe.center, cut(values, stripe.pieces))
-                slot.received[stripe.index] = 0 if slot is own else slot.weights[stripe.index]  # not of the owner
+                # Nothing of the other owners counts.
+                slot.received[stripe.index] = 0 if slot is self.slots.own else slot.weights[stripe.index]
 
             left = slot.locks.visit(put, True, timeout_s, {})
             if left:
-                raise CollectiveTimeoutError(slot.locks.timeout_text(left, timeout_s))
+                return CollectiveTimeoutError(slot.locks.timeout_text(left, timeout_s))
+        return None
+
+    def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
+        """Overwrite all slots with another host's consensus, of round ``number``; False if a stripe stayed locked."""
+        if self.across_hosts is None:
+            raise ConfigurationError("these slots are those of a job on one host: there is no other to replace them")
+        return self.across_hosts.replace(values, states, number)
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
         """Give all slots the first values, and equal weights; before others attach."""
         slots = self.slots.every()
-        for slot, share in zip(slots, shares_of(len(slots))):
+        world = self._world
+        shares = shares_of(world.size)[world.ranks_here.start :] if world.several else shares_of(len(slots))
+        for slot, share in zip(slots, shares):
             copy_all(slot.values, values)
             slot.weights[...] = share
 
@@ -251,7 +331,7 @@ class GossipCenter:
         """Return the consensus, and no states."""
         with self._one_thread:  # file locks do not exclude threads of the same process
             out = self._shape.layout.empty()
-            self._mean(out, PATIENCE_S)
+            self._consensus(out, PATIENCE_S)
             return out, []
 
     def finish(self) -> None:
@@ -267,10 +347,16 @@ class GossipCenter:
                 self._hand_over(self.slots.own)
         self.slots.close()
         self._plans = []
+        self.hosts = self.across_hosts = self._roads = None
+        self.overwrites = Overwrites(no_header())
 
     def _hand_over(self, own: Slot) -> None:
-        """Send the whole weight to another worker, if there is any, and leave the slot to a new one."""
+        """Send the whole weight to another worker, if there is any, and leave the slot to a new one.
+
+        The last worker of a host sends half of its weight to another host, and leaves half to one that may come here.
+        """
         if not self.slots.others():
+            self._send_half(own)
             return
         own.owner = LEAVING  # from now on nothing comes
 
@@ -291,6 +377,32 @@ class GossipCenter:
             return
         self.slots.leave(_PUSH_PATIENCE_S)
 
+    def _send_half(self, own: Slot) -> None:
+        roads = self._roads
+        away = None if roads is None or not roads.count() else roads.claim(0)
+        if roads is None or away is None:
+            return
+
+        def halve(stripe: Stripe) -> None:
+            self._take_back(own, stripe)
+            weight = int(own.weights[stripe.index])
+            own.weights[stripe.index] = weight - weight // 2
+            own.received[stripe.index] = 0
+            self.under_way[stripe.index] = weight // 2
+
+        try:
+            own.locks.visit(halve, True, _PUSH_PATIENCE_S, {})
+            self._leave_to_courier(away, own.values)
+        finally:
+            roads.release()
+
+    def _leave_to_courier(self, outgoing: Outgoing, arrays: Sequence[Array]) -> None:
+        """Put ``arrays``, with the weight that is under way, where the courier finds them."""
+        if self.hosts is not None:
+            outgoing.write(self.hosts.life, self.under_way, arrays)
+            self.under_way = [0] * self._shape.stripes  # an interrupt in between loses weight, and makes none
+            outgoing.road.post()
+
     def join(self) -> None:
         """Take a slot, with weight and values; see `Slots.join`."""
         self.slots.join()
@@ -307,21 +419,36 @@ class GossipCenters:
         For how many slots are prepared; more are added for those that join.
     gone : callable, optional
         See `HostCenter`.
+    world : World, optional
+        The hosts of the job; this one alone by default.
     """
 
     location = "host"
 
-    def __init__(self, name: Name, workers: int = 1, gone: Callable[[int], bool] = lambda rank: False) -> None:
+    def __init__(
+        self,
+        name: Name,
+        workers: int = 1,
+        gone: Callable[[int], bool] = lambda rank: False,
+        world: World = ONE_HOST,
+    ) -> None:
         self.name = name
-        self._workers = workers
+        self._workers, self._world = workers, world
         self._gone = gone
 
     def create(self, layout: Layout, rule: Any, rank: int) -> GossipCenter:
         """Create the segment with a slot for each worker; replace one that was left by a creator which died."""
-        shape = GossipShape(max(STRIPE_BYTES, -(-layout.nbytes // _STRIPES)), layout)
+        world = self._world
+        if world.several and world.compression != NONE and not world.host:
+            log.warning(
+                "--hosts-compression %s does not apply to %r: its messages between hosts have whole parameters",
+                world.compression,
+                rule,
+            )
+        shape = GossipShape(max(STRIPE_BYTES, -(-layout.nbytes // _STRIPES)), layout, self._world.hosts)
         segment = Segment.create(self.name, shape.size_bytes(self._workers))
-        shape.write_header(segment, self._workers)
-        return self._joined(GossipCenter(self.name, segment, shape, rank, rule, self._gone))
+        shape.write_header(segment, self._workers, self._world)
+        return self._joined(GossipCenter(self.name, segment, shape, rank, rule, self._gone, self._world))
 
     def attach(self, layout: Layout, rule: Any, rank: int) -> GossipCenter:
         """Open the segment, and take a slot.
@@ -339,14 +466,14 @@ class GossipCenters:
                 f"the parameters in {self.name} are those of another model or of another version of this package; "
                 "run the same script and the same installation on every worker"
             )
-        return self._joined(GossipCenter(self.name, segment, shape, rank, rule, self._gone))
+        return self._joined(GossipCenter(self.name, segment, shape, rank, rule, self._gone, self._world))
 
-    def watch(self, layout: Layout) -> GossipCenter | None:
-        """Open the segment for the controller; None if there is a center in it."""
+    def watch(self, layout: Layout, by: int = CONTROLLER) -> GossipCenter | None:
+        """Open the segment for the controller, or for the courier; None if there is a center in it."""
         segment = Segment.attach(self.name, populate=False)
         shape = GossipShape.of(segment, layout)
         if shape is not None:
-            return GossipCenter(self.name, segment, shape, CONTROLLER)
+            return GossipCenter(self.name, segment, shape, by)
         segment.close()
         return None
 

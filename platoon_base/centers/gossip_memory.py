@@ -1,16 +1,23 @@
-"""The shared memory of workers that gossip: a header, and for each worker a slot with parameters and their weight."""
+"""The shared memory of workers that gossip: a header, and for each worker a slot with parameters and their weight.
+
+In a job on several hosts the part about the others lies between them, see `platoon_base.centers.gossip_hosts`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from platoon_base.centers.gossip_hosts import HostsMemory, hosts_bytes, new_life
+from platoon_base.centers.host_kernels import Plan
 from platoon_base.centers.host_memory import FREE, holders_on, lock_bytes
 from platoon_base.centers.stripe_locks import StripeLocks
-from platoon_base.centers.stripes import Stripe
+from platoon_base.centers.stripes import Stripe, copy_all, cut
+from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.layout import Layout
+from platoon_base.rules.easgd import EASGD
 from platoon_base.shm.segments import Segment
 from platoon_base.views import array_on
 
@@ -19,11 +26,27 @@ __all__ = ["TABLE_LOCK", "WHOLE", "GossipShape", "Slot", "count_slots", "shares_
 Array = np.ndarray[Any, Any]
 
 WHOLE = 1 << 60  # all weights together: they are counted in units, so that halves add up exactly
+_MOST = 1 << 63
 TABLE_LOCK = 0  # the byte whose lock is that of the table of owners
 _MAGIC = b"PLTNGSSP"
-_VERSION = 1
+_VERSION = 2
 _HEADER = np.dtype(
-    [("magic", "S8"), ("version", "u4"), ("slots", "u4"), ("stripe_bytes", "u8"), ("fingerprint", "V32")]
+    [
+        ("magic", "S8"),
+        ("version", "u4"),
+        ("slots", "u4"),
+        ("stripe_bytes", "u8"),
+        ("fingerprint", "V32"),
+        ("hosts", "u4"),
+        ("host", "u4"),
+        ("life", "u8"),
+        ("valid", "u8"),
+        ("mean", "u8"),
+        ("written", "u8"),
+        ("spread", "u8"),
+        ("stamp", "u8"),
+        ("incoming", "u8"),
+    ]
 )
 _PAGE = 4096
 _FIRST_HOLDER = 64  # in a slot, behind its owner
@@ -42,10 +65,13 @@ class GossipShape(NamedTuple):
     ----------
     stripe_bytes : int
     layout : Layout
+    hosts : int
+        Of the job.
     """
 
     stripe_bytes: int
     layout: Layout
+    hosts: int = 1
 
     @property
     def stripes(self) -> int:
@@ -70,15 +96,16 @@ class GossipShape(NamedTuple):
 
     def size_bytes(self, slots: int) -> int:
         """Return the size of the memory with this number of slots."""
-        return _PAGE + slots * self.slot_bytes
+        return _PAGE + hosts_bytes(self.layout, self.stripes, self.hosts) + slots * self.slot_bytes
 
     def start_of(self, slot: int) -> int:
         """Return the offset of a slot, of whose owner it is the lock as well."""
         return self.size_bytes(slot)
 
-    def write_header(self, segment: Segment, slots: int) -> None:
+    def write_header(self, segment: Segment, slots: int, world: World = ONE_HOST) -> None:
         """Write the header, and that no slot has an owner."""
         header = _header_on(segment)
+        header["hosts"], header["host"], header["life"] = self.hosts, world.host, new_life()
         header["version"], header["stripe_bytes"] = _VERSION, self.stripe_bytes
         header["fingerprint"] = np.void(self.layout.fingerprint)
         for slot in range(slots):
@@ -92,6 +119,12 @@ class GossipShape(NamedTuple):
         _owner_on(segment, start)[...] = FREE
         holders_on(segment, self.stripes, start + _FIRST_HOLDER)["rank"] = FREE
 
+    def hosts_memory(self, segment: Segment) -> HostsMemory | None:
+        """Return the part about other hosts; None in a job on one."""
+        if self.hosts < 2:
+            return None
+        return HostsMemory(segment, self.layout, self.stripes, _header_on(segment), _PAGE)
+
     @classmethod
     def of(cls, segment: Segment, layout: Layout) -> GossipShape | None:
         """Read the header; None if the memory is another one, or was made for another model or by another version."""
@@ -101,7 +134,7 @@ class GossipShape(NamedTuple):
         found = (header["magic"].item(), header["version"].item(), header["fingerprint"].tobytes())
         if found != (_MAGIC, _VERSION, layout.fingerprint) or not header["stripe_bytes"]:
             return None
-        shape = cls(header["stripe_bytes"].item(), layout)
+        shape = cls(header["stripe_bytes"].item(), layout, header["hosts"].item())
         # Not all slots: the memory may have grown since it was mapped.
         return shape if len(segment.buffer) >= shape.size_bytes(1) else None
 
@@ -173,6 +206,30 @@ class Slot:
     @owner.setter
     def owner(self, rank: int) -> None:
         self._owner[...] = rank
+
+    def mix(self, stripe: Stripe, pieces: Sequence[Array], weight: int, received: bool = True) -> None:
+        """Merge values of a weight, which `add` adds afterwards, into a stripe of this slot."""
+        index = stripe.index
+        if received and not self.received[index]:
+            copy_all(cut(self.published, stripe.pieces), stripe.center)
+        # c := c + ratio (x - c); what it does with x is of no use here.
+        ratio = weight / (int(self.weights[index]) + weight)
+        Plan(stripe.center).run(EASGD(ratio), [piece.copy() for piece in pieces])
+
+    def add(self, index: int, weight: int, received: bool = True) -> None:
+        """Add to the weight of a stripe, and to the part of it that has come.
+
+        Hosts that are lost and return bring weight again and again: what does not fit into the word is left out.
+        """
+        before = int(self.weights[index])
+        after = min(before + weight, _MOST)
+        self.weights[index] = after
+        if received:
+            self.received[index] = int(self.received[index]) + after - before
+
+    def is_overwritten(self, index: int) -> bool:
+        """Return whether the owner has not been here since a stripe was overwritten, so that nothing of it counts."""
+        return bool(self.received[index] and self.received[index] == self.weights[index])
 
     def claim(self) -> bool:
         """Take the lock that shows that the owner lives; False if another process has it."""

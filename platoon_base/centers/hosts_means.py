@@ -59,7 +59,8 @@ class HostsMeans:
         self._header = header
         self._copy, self._move_to, self._put = copy, move_to, put
         specs = layout.trained.specs
-        self._trained, self._layout = len(specs), Layout(specs if average is None else specs * 2)
+        self._trained = len(specs)
+        self.fragments = Fragments(Layout(specs if average is None else specs * 2), ())
 
     @property
     def made(self) -> int:
@@ -72,7 +73,7 @@ class HostsMeans:
 
     def new_totals(self) -> RoundTotals:
         """Allocate memory for a copy."""
-        return RoundTotals(Fragments(self._layout, ()))
+        return RoundTotals(self.fragments)
 
     def are_gathered(self, number: int) -> bool:
         """Return whether a mean was written to this center."""

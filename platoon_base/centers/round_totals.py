@@ -123,13 +123,18 @@ class HostsRounds:
         self._stripes, self._rounds, self._holders, self._visit = stripes, rounds, holders, visit
 
     @property
+    def fragments(self) -> Fragments:
+        """The parts of the center that the rounds take in turn."""
+        return self._rounds.fragments
+
+    @property
     def made(self) -> int:
         """The latest round whose step was made on all stripes."""
         return int(self._holders["round"].min()) if len(self._holders) else 0
 
     def new_totals(self) -> RoundTotals:
         """Allocate memory for the totals of a round."""
-        return RoundTotals(self._rounds.fragments)
+        return RoundTotals(self.fragments)
 
     def wait(self, number: int, timeout_s: float) -> None:
         """Wait until all stripes hold the sum over all hosts for a round; raises `CollectiveTimeoutError`."""

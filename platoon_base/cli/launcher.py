@@ -174,7 +174,8 @@ def launch(
             if result.again and hosts.lost:
                 log.error("the workers cannot be started again: %s", hosts.lost)
                 result = result._replace(again=False, restarts=result.restarts - 1)
-            hosts.over(result.status, result.stopped_by, result.again)
+            of_all = result.with_failures_allowed() if options.fail_fast == "never" else result
+            hosts.over(of_all.status, result.stopped_by, result.again)
         restarts += result.restarts
         seconds += result.seconds
         if result.checkpoints is not None:

@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from platoon_base.hosts.world import World
 from platoon_base.layout import Layout
 from platoon_base.rules.hosts import HostsRule
 
-__all__ = ["BackgroundExchanges"]
+__all__ = ["BackgroundExchanges", "MovingCenter"]
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ _REPORT_S = 1.0
 _MISSED_TO_REPORT = 3  # consecutive exchanges without a host, after which a warning names it
 
 
+@runtime_checkable
 class MovingCenter(Protocol):
     """The center of this host; see `platoon_base.centers.host.HostCenter`."""
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
+from platoon_base.centers.gossip_hosts import Message
 from platoon_base.compression.packing import Packing
 from platoon_base.layout import Layout
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
@@ -19,9 +21,13 @@ Array = np.ndarray[Any, Any]
 # Kinds of records: of a copy to average; a question for a whole center, at a round that is the record's offset or a
 # later one; its size, likewise; its content; of a round's totals; the stamp of
 # the sender's center and 1; the stamp of the receiver's center that the sender has heard of, and 1; of a packed move of
-# the latest copy, see `platoon_base.courier.reference`.
+# the latest copy, see `platoon_base.courier.reference`; of a message of workers that gossip, see
+# `platoon_base.courier.gossip`; the number of one that was merged; of one that is returned; the round before which all
+# messages of the sender were acknowledged.
 COPY, _ASK, _SIZE, _WHOLE, TOTALS, _STAMP, _HEARD, MOVE = 1, 2, 3, 4, 5, 6, 7, 8
-_WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP, _HEARD)
+_MESSAGE, _MERGED, _RETURNED, _QUIET = 9, 10, 11, 12
+_GOSSIP_WORDS = {_MERGED: "merged", _RETURNED: "returned", _QUIET: "quiet"}
+_WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP, _HEARD, *_GOSSIP_WORDS)
 _MAX_STATES = 64
 _MOST_COUNT = 1 << 32
 NOT_FILLED = -1
@@ -57,6 +63,15 @@ class TotalsBuffer(Protocol):
         ...
 
 
+@dataclass
+class GossipWords:
+    """The latest that the other host has said about messages: those that it has merged and returned, and a round."""
+
+    merged: int = 0
+    returned: int = 0
+    quiet: int = 0
+
+
 class Conversation:
     """The link to the courier of another host, and the `Receiver` of that courier's records.
 
@@ -85,6 +100,12 @@ class Conversation:
         The other host has asked for this one's center, once that is at this round or a later one.
     totals_buffer : TotalsBuffer or None
         Where the other host's contributions to a round are received; they wait while there is none.
+    inbox : Message or None
+        Where messages of workers that gossip are received; they wait while there is none.
+    has_message : bool
+        Whether that is a whole message, which was not answered yet. The other host sends no other one before.
+    gossip : GossipWords
+        What the other host has said of this host's messages.
     moved_at : float
         When something was sent or received last, by the monotonic clock.
     """
@@ -95,7 +116,7 @@ class Conversation:
         self._most_whole = layout.nbytes * (1 + _MAX_STATES) + 16
         self._whole = bytearray(0)
         self._wholes: deque[bytearray] = deque()
-        self._received = {COPY: 0, _WHOLE: 0, TOTALS: 0, MOVE: 0}
+        self._received = {COPY: 0, _WHOLE: 0, TOTALS: 0, MOVE: 0, _MESSAGE: 0}
         self._packing = packing
         self._move = np.zeros(0 if packing is None else packing.nbytes, np.uint8)
         self._has_copy = False
@@ -106,6 +127,9 @@ class Conversation:
         self.asked: int | None = None
         self.totals_buffer: TotalsBuffer | None = None
         self._round = 0  # whose totals have all come
+        self.inbox: Message | None = None
+        self.has_message = False
+        self.gossip = GossipWords()
         self.moved_at = time.monotonic()
 
     def talk(self) -> None:
@@ -142,6 +166,19 @@ class Conversation:
         self.stream.post(_SIZE, len(data), b"")
         self.post(_WHOLE, data)
 
+    def post_message(self, data: memoryview) -> None:
+        """Send a message of workers that gossip; see `post`."""
+        self.post(_MESSAGE, data)
+
+    def answer_message(self, number: int, is_merged: bool) -> None:
+        """Acknowledge a message, or return it."""
+        self.has_message = False
+        self.stream.post(_MERGED if is_merged else _RETURNED, number, b"")
+
+    def send_quiet(self, number: int) -> None:
+        """Report that all messages of this host from before a round were acknowledged."""
+        self.stream.post(_QUIET, number, b"")
+
     def take_whole(self) -> bytearray | None:
         """Return the oldest whole center received from the other host; None if there is none."""
         return self._wholes.popleft() if self._wholes else None
@@ -160,13 +197,19 @@ class Conversation:
     @property
     def waits(self) -> bool:
         """Whether the next record cannot be received until this host has used the last one."""
-        return self.stream.held and (self.fresh or self.totals_buffer is None)
+        return self.stream.held and (self.fresh or self.totals_buffer is None or self._waits_for_inbox)
+
+    @property
+    def _waits_for_inbox(self) -> bool:
+        return self.inbox is None or self.has_message
 
     def place(self, tag: int, offset: int, length: int) -> memoryview | None:
         """Return a buffer for a payload of ``length`` bytes; None leaves this and later records for a later pull."""
         if tag in _WITHOUT_CONTENT:
             return memoryview(bytearray(0))
         if (tag in (COPY, MOVE) and self.fresh) or (tag == TOTALS and self.totals_buffer is None):
+            return None
+        if tag == _MESSAGE and self._waits_for_inbox:
             return None
         target = self._target(tag)
         if not length or offset + length > len(target):  # no sender splits content into nothing
@@ -183,6 +226,8 @@ class Conversation:
             return self._buffer
         if tag == TOTALS and self.totals_buffer is not None:
             return self.totals_buffer.buffer
+        if tag == _MESSAGE and self.inbox is not None:
+            return self.inbox.buffer
         if tag == MOVE and self._has_copy:
             return memoryview(self._move)  # type: ignore[arg-type]
         return memoryview(self._whole if tag == _WHOLE else b"")
@@ -196,6 +241,8 @@ class Conversation:
             self.stream.post(_HEARD, offset, b"")
         elif tag == _HEARD:
             self.knows = offset - 1
+        elif tag in _GOSSIP_WORDS:
+            setattr(self.gossip, _GOSSIP_WORDS[tag], offset)
         elif tag == _SIZE:
             if offset > self._most_whole:
                 raise BrokenStreamError(f"got a center of {offset} bytes, and expected at most {self._most_whole}")
@@ -225,6 +272,8 @@ class Conversation:
             self.fresh, self.copy_stamp, self._has_copy = True, self.stamp, True
         elif tag == _WHOLE:
             self._wholes.append(self._whole)
+        elif tag == _MESSAGE:
+            self.has_message = True
         elif self.totals_buffer is not None:
             head = self.totals_buffer.head
             if not ((head >= 0) & (head < _MOST_COUNT)).all():

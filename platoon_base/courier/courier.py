@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from platoon_base.centers.across_hosts import AcrossHosts
-from platoon_base.centers.fragments import Fragments
+from platoon_base.centers.gossip_means import GossipMeans
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.codecs import Codec, codec_of
@@ -23,6 +23,7 @@ from platoon_base.courier import messages as between
 from platoon_base.courier.background import BackgroundExchanges, MovingCenter
 from platoon_base.courier.carriage import CompressedCarriage
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
+from platoon_base.courier.gossip import GossipCourier
 from platoon_base.courier.keeping import ResidualKeeper
 from platoon_base.courier.overwriting import Overwriting
 from platoon_base.courier.rounds import HostsRound
@@ -41,15 +42,20 @@ Array = np.ndarray[Any, Any]
 
 _NICE = 5
 POLL_INTERVAL_S = 0.05
+_GOSSIP_POLL_INTERVAL_S = 0.01  # for the messages of workers
 _TAIL = struct.Struct("<QQ")  # behind a whole center: the number of its latest round, and its stamp
 
 
-class OpenCenter(MovingCenter, Protocol):
-    """The center of this host; see `platoon_base.centers.host.HostCenter`."""
+class OpenCenter(Protocol):
+    """The center of this host; see `platoon_base.centers.host.HostCenter`. Workers that gossip have slots instead."""
 
-    states: list[list[Array]]
+    overwrites: Overwrites
     across_hosts: AcrossHosts | None
-    fragments: Fragments
+
+    @property
+    def states(self) -> list[list[Array]]:
+        """The rule's states."""
+        ...
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states."""
@@ -68,7 +74,8 @@ class Courier:
     """Exchanges between the center of this host and those of others.
 
     With rules that do not wait, exchanges run in the background (`platoon_base.courier.background`). With rules that
-    wait, they are part of each round (`platoon_base.courier.rounds`).
+    wait, they are part of each round (`platoon_base.courier.rounds`). Of workers that gossip it carries the messages
+    (`platoon_base.courier.gossip`).
 
     Parameters
     ----------
@@ -112,6 +119,8 @@ class Courier:
         self._background = BackgroundExchanges(world, layout.trained, rule, every_s, report, self._packing)
         self._rounds: HostsRound | None = None
         self._overwriting: Overwriting | None = None
+        self._gossip: GossipCourier | None = None
+        self._moving: MovingCenter | None = None  # the center, if exchanges in the background move it
         self._filled, self._source = filled, 0
         self._listener = Listener(world.addresses[world.host])
         caller = Caller(world.host, bytes.fromhex(world.data_key), frozenset(range(world.host + 1, world.hosts)))
@@ -145,12 +154,18 @@ class Courier:
         elif isinstance(order, between.Made):
             self._center = self._open_center()
             self._overwriting = Overwriting(self._world.host, self._center.overwrites, self.give_center)
+            self._moving = self._center if isinstance(self._center, MovingCenter) else None
+            if isinstance(self._center.across_hosts, GossipMeans):
+                workers = self._background.workers
+                self._gossip = GossipCourier(self._world.host, self._center.across_hosts, workers)
             if self._center.across_hosts is not None:
                 self._rounds = self._new_rounds(self._center, self._center.across_hosts)
             for conversation in self._conversations.values():
                 self._send_stamp(conversation)
         elif isinstance(order, (between.Gather, between.Combine)):
             self._has_orders = True
+            if self._gossip is not None and isinstance(order, between.Gather):
+                self._gossip.handle_gather(order)
             if self._rounds is not None:
                 self._rounds.handle_order(order)
         elif isinstance(order, between.Keep):
@@ -178,7 +193,7 @@ class Courier:
         carriage = None
         codec, residuals = self._codec, self._residuals
         if codec is not None and residuals is not None and rounds.workers_wait:  # the mean of centers must be exact
-            carriage = CompressedCarriage(center.fragments, rounds, codec, residuals, center.overwrites)
+            carriage = CompressedCarriage(rounds.fragments, rounds, codec, residuals, center.overwrites)
         return HostsRound(self._world.host, rounds, self, self._report, carriage)
 
     def step(self, fds: list[int]) -> set[int]:
@@ -203,14 +218,17 @@ class Courier:
             self._overwriting.step(self._conversations, self._known)
         if self._rounds is not None:
             self._rounds.step(self._conversations, self._lost)
-        if center.across_hosts is None or center.across_hosts.workers_wait:
+        if self._gossip is not None:
+            under_way = self._rounds is not None and self._rounds.under_way
+            self._gossip.step(self._conversations, self._lost, under_way)
+        if self._moving is None or center.across_hosts is None or center.across_hosts.workers_wait:
             return
         if self._rounds is not None and self._rounds.under_way:
             self._background.drop()
             for conversation in self._conversations.values():
                 conversation.fresh = False  # an earlier copy, which must not block the link
             return
-        for host in self._background.step(center, self._conversations):
+        for host in self._background.step(self._moving, self._conversations):
             self._disconnect(host, "nothing goes by it")
 
     def _open_links(self) -> None:
@@ -231,7 +249,8 @@ class Courier:
                 )
                 if events:
                     selector.register(conversation.stream, events)
-            wait_s, self._has_orders = 0.0 if self._has_orders else POLL_INTERVAL_S, False
+            poll_interval_s = POLL_INTERVAL_S if self._gossip is None else _GOSSIP_POLL_INTERVAL_S
+            wait_s, self._has_orders = 0.0 if self._has_orders else poll_interval_s, False
             return {key.fileobj for key, _ in selector.select(wait_s) if isinstance(key.fileobj, int)}
 
     def _begin(self, host: int, conversation: Conversation) -> None:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from platoon_base.centers.gossip import GossipCenters
 from platoon_base.centers.host import COURIER, HostCenters
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
@@ -110,10 +111,10 @@ class _Starting:
         """Return the courier, which listens."""
         order, layout = self._order, self._layout
         path, prefix = order.center
-        centers = HostCenters(HiddenName(Path(path), prefix))
+        name = HiddenName(Path(path), prefix)
 
         def open_center() -> OpenCenter:
-            return centers.watch(layout, COURIER)
+            return GossipCenters(name).watch(layout, COURIER) or HostCenters(name).watch(layout, COURIER)
 
         rule = hosts_rule(order.rule)
         return Courier(

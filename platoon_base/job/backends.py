@@ -98,12 +98,8 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
     if gossips(rule):
         from platoon_base.centers.gossip import GossipCenters
 
-        if files.world.several:
-            raise ConfigurationError(
-                f"got {rule!r} in a job on several hosts: gossip passes through the memory of one host; use "
-                "CenterMomentum(), or start the job on one host"
-            )
-        return GossipCenters(files.center, workers, liveness.gone)
+        here = len(files.world.ranks_here) if files.world.several else workers
+        return GossipCenters(files.center, here, liveness.gone, files.world)
     context = parameters.context if files.center_memory == "device" else None
     if context is not None and context.kind == b"cuda":
         device = importlib.import_module("platoon_base.centers.device")

@@ -40,7 +40,14 @@ class GoSGD(Rule):
         x := c
         x_old := c
 
-    It works on one host. Parameters on devices pass through the memory of the host.
+    Parameters on devices pass through the memory of the host.
+
+    In a job on several hosts a worker draws among the workers of all of them. A process of its own, the courier, sends
+    what is for one of another host, while the worker trains on. The link to each host carries one message at a time:
+    while one is under way, workers that draw that host keep their weight, and send nothing. The consensus of all
+    hosts is that of the latest `Worker.average_hosts`, which the adapters call before they evaluate; once a worker has
+    trained on, it reads that of its own host. Weights only count by their ratios: those of a host that is lost are
+    lost, and one that returns has the weight again with which it began.
 
     Parameters
     ----------

@@ -215,8 +215,8 @@ class Worker:
 
         In asynchronous training each host has its own center, and couriers average them now and then, so they differ
         slightly. This collective call makes them equal: their mean, weighted by the hosts' numbers of workers. So it
-        does with averages of centers; moments stay those of each host. Call it before an evaluation by all workers, as
-        the adapters do.
+        does with averages of centers; moments stay those of each host. With `GoSGD` all hosts agree on their workers'
+        mean. Call it before an evaluation by all workers, as the adapters do.
 
         Raises
         ------

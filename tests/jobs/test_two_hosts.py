@@ -421,10 +421,6 @@ def test_parameters_that_no_worker_of_the_first_host_shares_are_refused_if_that_
     assert "checkpoints" in hosts.log(1, 1)
 
 
-def test_gossip_is_refused(hosts):
-    assert hosts.run(script_path("two_hosts_gossip"), workers=(1, 1)) == [0, 0], hosts.log(0, 0) + hosts.log(1, 1)
-
-
 def test_a_courier_that_is_killed_is_started_again(hosts):
     code = script_path("two_hosts_a_courier_that_is_killed_is_started_again")
     environment = {"PLATOON_HOSTS_EVERY_S": "0.01", "PLATOON_NO_FORK_SERVER": "1"}

@@ -249,7 +249,7 @@ def test_one_file_of_the_job_chooses_back_ends(path):
     if path == BASE / "job" / "backends.py":
         assert found >= ALWAYS_CHOSEN
     elif path == BASE / "courier" / "process.py":  # a process of its own, for centers in shared memory alone
-        assert within(found, {"platoon_base.centers.host"}) == found
+        assert within(found, {"platoon_base.centers.host", "platoon_base.centers.gossip"}) == found
     elif path == BASE / "collectives" / "hosts.py":  # which is the one of a host, and more
         assert within(found, {"platoon_base.collectives.host"}) == found != set()
     else:
@@ -294,6 +294,7 @@ def test_sockets_and_shared_memory_have_one_place_each(path):
     allowed |= {"cli/doctor.py", "cli/environment_report.py", "collectives/host_exchange.py"}
     allowed |= {
         "centers/gossip.py",
+        "centers/gossip_hosts.py",
         "centers/gossip_memory.py",
         "centers/gossip_slots.py",
         "centers/host.py",
