@@ -211,10 +211,17 @@ class GossipCenter:
 
     def _deliver(self, target: Slot, arrays: Sequence[Array]) -> None:
         """Merge ``arrays``, with the weight that is under way, into the slot of another worker."""
-        owner = target.owner
+        owner, own = target.owner, self.slots.require_own()
 
         def merge(stripe: Stripe) -> None:
-            if self.under_way[stripe.index] and target.owner == owner >= 0:  # one that leaves takes nothing any more
+            index = stripe.index
+            sent = self.under_way[index]
+            if not sent or not target.owner == owner >= 0:  # one that leaves takes nothing any more
+                return
+            if own.is_overwritten(index):  # since these values were published; so the target is, too
+                self.under_way[index] = 0
+                target.add(index, sent, received=target.is_overwritten(index))
+            else:
                 self._merge(target, stripe, cut(arrays, stripe.pieces))
 
         target.locks.visit(merge, True, _PUSH_PATIENCE_S, {})
@@ -283,13 +290,24 @@ class GossipCenter:
         On several hosts it returns once all of them have the values.
         """
         self.slots.require_own()
-        deadline = time.monotonic() + timeout_s
-        left = self._put(values, timeout_s)
-        if left is not None:
-            raise left
+        deadline, count = time.monotonic() + timeout_s, 0
+        with self._one_thread:
+            slots = self.slots.every()
+            try:  # all are locked together, so that what was sent before comes before the first of them or behind all
+                for slot in slots:
+                    if not slot.locks.lock_all(deadline):
+                        taken = [stripe for stripe in slot.stripes if stripe.holder["rank"] != self._rank]
+                        raise CollectiveTimeoutError(slot.locks.timeout_text(taken, timeout_s))
+                for slot in slots:
+                    for stripe in slot.stripes:
+                        self._put_stripe(slot, stripe, values)
+                if self.hosts is not None:
+                    self.hosts.agreed = False
+                    count = self.overwrites.note()
+            finally:
+                for slot in slots:
+                    slot.locks.release_all()
         if self.hosts is not None:
-            self.hosts.agreed = False
-            count = self.overwrites.note()
             self.overwrites.await_all_hosts(count, max(deadline - time.monotonic(), _MIN_S))
 
     def _put_all(self, values: Sequence[Array]) -> bool:
@@ -301,14 +319,17 @@ class GossipCenter:
         for slot in self.slots.every():
 
             def put(stripe: Stripe, slot: Slot = slot) -> None:
-                copy_all(stripe.center, cut(values, stripe.pieces))
-                # Nothing of the other owners counts.
-                slot.received[stripe.index] = 0 if slot is self.slots.own else slot.weights[stripe.index]
+                self._put_stripe(slot, stripe, values)
 
             left = slot.locks.visit(put, True, timeout_s, {})
             if left:
                 return CollectiveTimeoutError(slot.locks.timeout_text(left, timeout_s))
         return None
+
+    def _put_stripe(self, slot: Slot, stripe: Stripe, values: Sequence[Array]) -> None:
+        copy_all(stripe.center, cut(values, stripe.pieces))
+        # Nothing of the other owners counts.
+        slot.received[stripe.index] = 0 if slot is self.slots.own else slot.weights[stripe.index]
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite all slots with another host's consensus, of round ``number``; False if a stripe stayed locked."""

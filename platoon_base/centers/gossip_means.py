@@ -122,8 +122,13 @@ class GossipMeans:
         self.memory.agreed = False
         if not self._put(values):
             return False
+        self.take_mean(values, number)
+        return True
+
+    def take_mean(self, values: Sequence[Array], number: int) -> None:
+        """Keep the mean of a round in which this host had no workers; these train on as they are."""
         if number > self.made:
+            self.memory.agreed = False
             copy_all(self.memory.mean, values)
             self.memory.agreed = True
             self.memory.made = number
-        return True

@@ -218,9 +218,9 @@ class Courier:
             self._overwriting.step(self._conversations, self._known)
         if self._rounds is not None:
             self._rounds.step(self._conversations, self._lost)
-        if self._gossip is not None:
+        if self._gossip is not None and self._overwriting is not None:
             under_way = self._rounds is not None and self._rounds.under_way
-            self._gossip.step(self._conversations, self._lost, under_way)
+            self._gossip.step(self._conversations, self._lost, under_way, self._overwriting.stamped)
         if self._moving is None or center.across_hosts is None or center.across_hosts.workers_wait:
             return
         if self._rounds is not None and self._rounds.under_way:
@@ -346,6 +346,9 @@ class Courier:
         if self._filled and stamp <= center.overwrites.stamp and number <= self._made(center):
             return True
         values, *states = (self._layout.views(whole, i * size) for i in range(1 + len(center.states)))
+        if isinstance(center.across_hosts, GossipMeans) and self._filled and stamp <= center.overwrites.stamp:
+            center.across_hosts.take_mean(values, number)
+            return True
         center.overwrites.expect(stamp)
         if not center.replace(values, states, number):
             return False

@@ -51,6 +51,7 @@ class GossipCourier:
         self._told: dict[int, tuple[Conversation, int]] = {}  # by host, the link that carried the word of which round
         self._quiet: dict[int, int] = {}  # by host, the latest round before which all its messages were acknowledged
         self._lost: set[int] = set()
+        self._stamped = 0
         self.merged = 0
 
     def handle_gather(self, order: between.Gather) -> None:
@@ -65,9 +66,14 @@ class GossipCourier:
         others = set(gather.hosts) - {self._host} - self._lost
         return all(self._quiet.get(host, 0) >= number for host in others)
 
-    def step(self, conversations: Mapping[int, Conversation], lost: set[int], round_under_way: bool) -> None:
-        """Send, merge and acknowledge without blocking; of links, those of ``conversations`` are open."""
-        self._lost = lost
+    def step(
+        self, conversations: Mapping[int, Conversation], lost: set[int], round_under_way: bool, stamped: int
+    ) -> None:
+        """Send, merge and acknowledge without blocking; of links, those of ``conversations`` are open.
+
+        ``stamped`` is the count of the latest overwrite on this host that has a stamp.
+        """
+        self._lost, self._stamped = lost, stamped
         for host, conversation in conversations.items():
             if conversation.inbox is None:
                 conversation.inbox = self._memory.new_message()
@@ -91,8 +97,8 @@ class GossipCourier:
         words = conversation.gossip
         self._quiet[host] = max(self._quiet.get(host, 0), words.quiet)
         road = self._memory.roads[host]
-        number = road.message.number
         if road.full and host not in self._returning:
+            number = road.message.number  # read behind the flag: until then a worker may leave the next message
             if words.merged == number:
                 road.clear()
             elif words.returned == number:
@@ -175,7 +181,7 @@ class GossipCourier:
         self, message: Message, pending: Callable[[int], int], mark: Callable[[int], None], takers: Sequence[Slot]
     ) -> bool:
         """Merge the stripes that are pending into the first slot whose lock is free; return whether none is left."""
-        is_old = message.stamp < self._memory.overwrites.stamp
+        overwrites = self._memory.overwrites
         stripes = range(len(message.weights))
         for slot in takers:
             owner = slot.owner
@@ -185,7 +191,8 @@ class GossipCourier:
                 if not weight or slot.owner != owner:  # one that leaves takes nothing any more
                     return
                 mark(stripe.index)
-                if is_old:  # its values were overwritten
+                # Its values were overwritten; by the lock, since a worker that overwrites slots holds those of all.
+                if message.stamp < overwrites.stamp or overwrites.written != self._stamped:
                     slot.add(stripe.index, weight, received=slot.is_overwritten(stripe.index))
                 else:
                     slot.mix(stripe, cut(message.values, stripe.pieces), weight)

@@ -28,6 +28,11 @@ class Overwriting:
         self._stamped = overwrites.spread  # the latest overwrite that has a stamp
         self._given: dict[int, tuple[Conversation, int]] = {}  # by host, the stamp that it was given last
 
+    @property
+    def stamped(self) -> int:
+        """The count of the latest overwrite on this host that has a stamp."""
+        return self._stamped
+
     def step(self, conversations: Mapping[int, Conversation], known: set[int]) -> None:
         """Advance the overwrite without blocking; ``known`` are the hosts that have couriers."""
         written = self._overwrites.written

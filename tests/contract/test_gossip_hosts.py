@@ -6,8 +6,10 @@ import threading
 import numpy as np
 import pytest
 
+from platoon_base.centers.gossip_hosts import Road
 from platoon_base.centers.gossip_memory import Slot
 from platoon_base.centers.host import STRIPE_BYTES
+from platoon_base.centers.overwrites import Overwrites
 from platoon_base.courier import messages as between
 from tests.helpers.gossip_in_turns import ALWAYS, NEVER, Hosts
 
@@ -271,6 +273,69 @@ def test_a_message_is_merged_by_another_worker_where_the_drawn_one_is_stopped(ho
             group.until_delivered()
         slot.locks.release_all()
     require_whole(group)
+
+
+def test_what_a_worker_leaves_while_the_courier_looks_at_the_road_is_not_lost(hosts, monkeypatch):
+    group = hosts([1, 1])
+    group.step(0, 8.0, ALWAYS)
+    group.until_delivered()
+    is_full = Road.full.fget
+    looked = []
+
+    def full(road):
+        if not looked:
+            looked.append(road)
+            group.step(0, 8.0, ALWAYS)
+        return is_full(road)
+
+    monkeypatch.setattr(Road, "full", property(full))
+    group.hosts[0].courier.step([])
+    monkeypatch.undo()
+    assert looked
+    group.until_delivered()
+    require_whole(group)
+
+
+def test_a_host_whose_workers_took_no_part_in_a_mean_trains_on_as_it_was(hosts):
+    group = hosts([1, 1])
+    first, second = group.hosts
+    group.step(1, 50.0)
+    first.courier.handle_order(between.Gather(1, [0], [1]))
+    first.courier.handle_order(between.Combine(1, [0], 0, 0, [1]))
+    group.until(lambda: group.memory(second).made == 1)
+    before = second.params[1][0].copy()
+    group.step(1, 1.0)
+    np.testing.assert_array_equal(second.params[1][0], before + 1)
+
+
+def test_what_comes_while_a_worker_overwrites_all_only_adds_weight(hosts, monkeypatch):
+    group = hosts([2, 1], [np.zeros(4)])
+    road = group.memory(group.hosts[1]).roads[0]
+    while not road.full:
+        group.step(2, 50.0, ALWAYS)
+    first = group.hosts[0]
+    inside, stepped = threading.Event(), threading.Event()
+    note = Overwrites.note
+
+    def slow(overwrites):
+        inside.set()
+        assert stepped.wait(20)
+        return note(overwrites)
+
+    monkeypatch.setattr(Overwrites, "note", slow)
+    writing = threading.Thread(target=first.workers[0].write, args=([np.full(4, 7.0)], True, 20))
+    writing.start()
+    assert inside.wait(20)
+    for _ in range(10):  # the message comes now
+        group.turn()
+    stepped.set()
+    group.until(lambda: not writing.is_alive())
+    writing.join()
+    group.until_delivered()
+    require_whole(group)
+    for host in group.hosts:
+        for slot in group.watch(host).slots.every():
+            np.testing.assert_array_equal(slot.values[0], 7)
 
 
 def test_an_overwrite_reaches_all_workers_and_what_was_sent_before_it_only_adds_weight(hosts):
