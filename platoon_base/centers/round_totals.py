@@ -55,6 +55,7 @@ class RoundTotals:
         self.head = whole[:words]
         self.counts = self.head[_FIRST:][:count]
         self.parts = self.head[_FIRST + count :][:count]
+        self._views: dict[int, list[Array]] = {}  # by the first stripe of a fragment
 
     @property
     def fragment(self) -> Fragment:
@@ -64,7 +65,11 @@ class RoundTotals:
     @property
     def arrays(self) -> list[Array]:
         """The sum of ``x - c`` over the workers, one array for each piece of the fragment."""
-        return self.fragment.layout.views(self.buffer, self.head.nbytes)
+        fragment = self.fragment
+        first = fragment.stripes.start
+        if first not in self._views:
+            self._views[first] = fragment.layout.views(self.buffer, self.head.nbytes)
+        return self._views[first]
 
     @property
     def size_bytes(self) -> int:

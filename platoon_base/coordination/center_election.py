@@ -281,6 +281,12 @@ def _difference(layout: Layout, request: msg.InitCenter, center: _Center) -> msg
     if request.rule != center.request.rule:
         text = f"got rule {request.rule}, the job's is {center.request.rule}: a center can follow one rule only"
         return msg.Failure(kind="ConfigurationError", message=f"{text}; give every worker the same rule")
+    if request.fragments != center.request.fragments:
+        text = f"got fragments={request.fragments}, the job's rule has {center.request.fragments}: in the same round "
+        text = (
+            f"{text}workers would exchange different parameters; give every worker the same rule, also by PLATOON_RULE"
+        )
+        return msg.Failure(kind="ConfigurationError", message=text)
     if request.location != center.request.location:
         text = f"got parameters on the {request.location}, the job's are on the {center.request.location}"
         text = f"{text}: a center has one place; launch with --center host if devices differ"

@@ -101,13 +101,15 @@ class InitCenter(Message, frozen=True, kw_only=True, tag="init-center"):
     """A worker has parameters to share.
 
     ``specs`` holds (name, shape, dtype) of each, ``moments`` how many of the last are moments, ``rule`` the name of the
-    rule's class, ``settings`` the rule with its arguments, and ``location`` the memory that the center is to be in.
+    rule's class, ``settings`` the rule with its arguments, ``fragments`` in how many parts it exchanges them, and
+    ``location`` the memory that the center is to be in.
     """
 
     specs: list[tuple[str, tuple[int, ...], str]]
     rule: str
     moments: int = 0
     settings: str = ""
+    fragments: int = 1
     location: str = "host"
 
 

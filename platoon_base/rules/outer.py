@@ -165,9 +165,10 @@ def require_overlap(overlap: Any, fragments: int = 1) -> None:
             "rounds that are waited for, to less than 1; try 0.25, or 0.5 on a slower link"
         )
     if overlap * fragments > 1 + 1e-9:
+        digits = 10 ** (3 + len(str(fragments)))
         raise ConfigurationError(
             f"got overlap={overlap} and fragments={fragments}: a round follows each 1/{fragments} of the period, "
-            f"and the one before is completed by then; give at most {10_000 // fragments / 10_000}"
+            f"and the one before is completed by then; give at most {digits // fragments / digits}"
         )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.rules.center import settings_of
-from platoon_base.rules.outer import waits
+from platoon_base.rules.outer import fragments_of, waits
 
 __all__ = ["DivergenceWatch", "LossWatch"]
 
@@ -80,7 +80,8 @@ class DivergenceWatch:
 
     def after_sync(self, arrays: Sequence[Any], rule: Any) -> None:
         """Record the values after the synchronization; warn if they indicate divergence."""
-        rounds = not self._carried and waits(rule)
+        # With fragments a round moves a part of what the worker does; what the momentum adds is not to be told by it.
+        rounds = not self._carried and waits(rule) and fragments_of(rule) == 1
         if not rounds and (self._grew or not self._is_time()):
             return
         began, self._after = self._after, self._sample(arrays)

@@ -134,6 +134,7 @@ class SharedParameters:
             rule=type(rule).__name__,
             moments=layout.moments,
             settings=settings_of(rule),
+            fragments=fragments_of(rule),
             location=centers.location,
         )
         role = client.ask(request, msg.CenterRole, timeout_s)

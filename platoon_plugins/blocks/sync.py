@@ -154,7 +154,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         """Apply the rule."""
         training = self.training
         if training is not None and training.started and not training.finished and not training.averages:
-            training.synchronize()
+            training.synchronize(whole=which_callback != "after_batch")
 
     def _stop_together(self, training: Training) -> None:
         """Add a StopTogether in lockstep: signals may reach the workers at different batches, and must end all."""

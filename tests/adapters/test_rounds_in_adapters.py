@@ -294,6 +294,12 @@ def test_blocks_exchanges_one_fragment_after_each_part_of_the_period(run_blocks,
 
 
 @needs_blocks
+def test_blocks_exchanges_all_fragments_where_it_synchronizes_after_epochs(run_blocks):
+    script = script_path("rounds_in_adapters_blocks_fragments_after_epochs")
+    run_blocks(script, args=["LocalSGD(fragments=4)"]).require_success()
+
+
+@needs_blocks
 def test_blocks_workers_with_more_batches_complete_their_rounds_before_they_meet(run_blocks):
     run_blocks(script_path("rounds_in_adapters_blocks_overlap_uneven")).require_success()
 

@@ -124,6 +124,16 @@ def test_all_workers_share_as_many_moments(moments):
         require_failure(refusal, "ConfigurationError", f"of which {moments} are moments")
 
 
+def test_all_workers_exchange_in_as_many_fragments():
+    job = Job(2).join(0, 1)
+    in_four = msg.InitCenter(specs=SMALL, rule="LocalSGD", fragments=4)
+    assert job.answer(0, in_four) == CREATE
+    job.answer(0, msg.CenterReady())
+    refusal = job.answer(1, msg.InitCenter(specs=SMALL, rule="LocalSGD"))
+    require_failure(refusal, "ConfigurationError", "got fragments=1, the job's rule has 4", "PLATOON_RULE")
+    assert job.answer(1, in_four) == msg.CenterRole(create=False)
+
+
 def test_a_center_is_in_one_memory():
     job = Job(2).join(0, 1)
     on_device = msg.InitCenter(specs=SMALL, rule="EASGD", location="device")
