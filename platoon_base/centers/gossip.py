@@ -400,8 +400,16 @@ class GossipCenter:
 
     def _send_half(self, own: Slot) -> None:
         roads = self._roads
-        away = None if roads is None or not roads.count() else roads.claim(0)
-        if roads is None or away is None:
+        if roads is None or not roads.count():
+            return
+        away = roads.claim_any()
+        if away is None:
+            log.warning(
+                "rank %d leaves as the last worker of its host while an earlier message to each other host is under "
+                "way: what it has learned since then stays with its weight on this host, for a worker that is started "
+                "here. Lower GoSGD's probability if the link is too slow",
+                self._rank,
+            )
             return
 
         def halve(stripe: Stripe) -> None:

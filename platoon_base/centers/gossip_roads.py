@@ -79,6 +79,16 @@ class Roads:
             index -= workers
         return None  # the courier has counted fewer meanwhile
 
+    def claim_any(self) -> Outgoing | None:
+        """Reserve the room for a message to any host that can be reached; None if there is none."""
+        for road in self._memory.roads.values():
+            if road.workers:
+                self._claimed = road
+                if road.claim():
+                    return Outgoing(road, 0, self._memory.overwrites.stamp)
+        self._claimed = None
+        return None
+
     def _count(self, is_sent: bool, host: int) -> None:
         self.sent += is_sent
         self.unsent += not is_sent
@@ -86,9 +96,10 @@ class Roads:
         if not self._has_warned and total >= _ENOUGH and self.unsent > _MOST_UNSENT * total:
             self._has_warned = True
             log.warning(
-                "rank %d: of %d messages to workers of other hosts %d were not sent, since the link to host %d "
-                "carries fewer than the workers draw; they keep their weight, and gossip with the other host less than "
-                "the rule says. Lower GoSGD's probability, or synchronize more seldom",
+                "rank %d: of %d messages to workers of other hosts %d were not sent, the last one since an earlier "
+                "message to host %d was still under way: the link carries fewer than the workers draw, or steps are "
+                "shorter than a message takes. They keep their weight, and gossip with other hosts less than the rule "
+                "says. Lower GoSGD's probability, or synchronize more seldom",
                 self._rank, total, self.unsent, host,
             )  # fmt: skip
 

@@ -129,6 +129,7 @@ class Conversation:
         self._round = 0  # whose totals have all come
         self.inbox: Message | None = None
         self.has_message = False
+        self._held = 0  # the kind of the record that waits
         self.gossip = GossipWords()
         self.moved_at = time.monotonic()
 
@@ -197,19 +198,22 @@ class Conversation:
     @property
     def waits(self) -> bool:
         """Whether the next record cannot be received until this host has used the last one."""
-        return self.stream.held and (self.fresh or self.totals_buffer is None or self._waits_for_inbox)
+        return self.stream.held and self._has_no_room(self._held)
 
-    @property
-    def _waits_for_inbox(self) -> bool:
-        return self.inbox is None or self.has_message
+    def _has_no_room(self, tag: int) -> bool:
+        """Return whether a record of this kind has to wait until the one before is used."""
+        if tag in (COPY, MOVE):
+            return self.fresh
+        if tag == TOTALS:
+            return self.totals_buffer is None
+        return tag == _MESSAGE and (self.inbox is None or self.has_message)
 
     def place(self, tag: int, offset: int, length: int) -> memoryview | None:
         """Return a buffer for a payload of ``length`` bytes; None leaves this and later records for a later pull."""
         if tag in _WITHOUT_CONTENT:
             return memoryview(bytearray(0))
-        if (tag in (COPY, MOVE) and self.fresh) or (tag == TOTALS and self.totals_buffer is None):
-            return None
-        if tag == _MESSAGE and self._waits_for_inbox:
+        if self._has_no_room(tag):
+            self._held = tag
             return None
         target = self._target(tag)
         if not length or offset + length > len(target):  # no sender splits content into nothing

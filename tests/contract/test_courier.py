@@ -14,9 +14,12 @@ import pytest
 from platoon_base.centers.hosts_means import weighted_mean
 from platoon_base.courier import background
 from platoon_base.courier import messages as between
+from platoon_base.courier.conversation import COPY, Conversation
 from platoon_base.courier.messages import LeftOut
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.hosts.world import World
+from platoon_base.layout import Layout
+from platoon_base.links.stream import Stream
 from platoon_base.rules import ASGD, EASGD, CenterMomentum
 from platoon_base.rules.hosts import AverageHosts, DiLoCoHosts
 from tests.helpers.couriers_in_turns import KEY, Host, Hosts, listening_of, model, overwrite, require_equal
@@ -88,6 +91,26 @@ def test_all_hosts_start_from_the_values_of_the_first(key):
         group.until_filled()
         for host in group.hosts:
             assert abs(host.values()[0] - 1.0).max() < 1e-6
+
+
+def test_a_link_is_read_again_once_what_has_come_over_it_is_used():
+    listening = socket.create_server(("127.0.0.1", 0))
+    ends = socket.create_connection(listening.getsockname()), listening.accept()[0]
+    layout = Layout.of([np.zeros(100)])
+    sender, receiver = (Conversation(Stream(end, None, None), layout) for end in ends)
+    for _ in range(2):
+        sender.post(COPY, memoryview(bytearray(layout.nbytes)))
+    deadline = time.monotonic() + 10
+    while not receiver.waits and time.monotonic() < deadline:
+        sender.talk()
+        receiver.talk()
+    assert receiver.fresh
+    assert receiver.waits  # for the second copy there is no room
+    receiver.fresh = False
+    assert not receiver.waits
+    for conversation in (sender, receiver):
+        conversation.stream.close()
+    listening.close()
 
 
 def test_a_host_does_not_start_before_it_has_the_values_of_the_first():

@@ -381,6 +381,21 @@ def test_elements_that_are_not_finite_stay_out_of_other_hosts(hosts):
     assert np.isfinite(group.hosts[1].params[1][0]).all()
 
 
+def test_the_last_worker_of_a_host_sends_its_half_over_any_road_that_is_free(hosts):
+    group = hosts([1, 1, 1])
+    first = group.hosts[0]
+    group.until(lambda: all(road.workers for road in group.memory(first).roads.values()))
+    roads = group.memory(first).roads
+    while not roads[1].full:
+        group.until_delivered()
+        group.step(0, 1.0, ALWAYS)
+    assert not roads[2].full
+    first.leave(0)
+    assert roads[2].full
+    group.until_delivered()
+    require_whole(group)
+
+
 def test_the_last_worker_of_a_host_leaves_half_of_its_weight_there_and_sends_half(hosts):
     group = hosts([1, 1], [np.zeros(4)])
     group.step(1, 6.0)
