@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from platoon_base.courier.messages import Combine, Gather, Gathered
 
@@ -24,6 +25,9 @@ class RoundTable:
         self._has: dict[int, dict[int, int]] = {}
         self._idle: list[int] = []
         self._decided = False
+        self._latest = 0  # the latest round that was decided
+        self._took_part: set[int] = set()  # in it, of the hosts that are not lost: those have its center
+        self._source: int | None = None  # the idle host that has the center which the round begins from
 
     @property
     def hosts(self) -> list[int]:
@@ -34,7 +38,7 @@ class RoundTable:
         """Begin a round of these hosts; ``idle`` are hosts that have a center and no worker in the round."""
         self._gather = Gather(number, sorted(hosts), [hosts[host] for host in sorted(hosts)])
         self._waiting, self._has, self._idle = set(self._gather.hosts), {}, sorted(idle)
-        self._decided = False
+        self._decided, self._source = False, None
         return self._gather
 
     def gathered(self, host: int, news: Gathered) -> Combine | None:
@@ -48,6 +52,9 @@ class RoundTable:
     def mark_lost(self, host: int) -> Combine | None:
         """Continue without a host; return the decision if it was the last missing one."""
         self._idle = [each for each in self._idle if each != host]
+        self._took_part.discard(host)
+        if self._decided and self._source == host:  # nobody can get the center from there any more
+            return self._choose()
         had = self._has.pop(host, None)  # what it has sent to all others counts, where its center is does not
         if self._gather is None or (host not in self._waiting and had is None) or self._decided:
             return None
@@ -55,15 +62,28 @@ class RoundTable:
         return self._decide()
 
     def _decide(self) -> Combine | None:
-        """Return the hosts whose contributions all remaining hosts have, without hosts whose center is behind."""
+        """Return the decision once all remaining hosts have said which contributions they have."""
         gather = self._gather
         if self._waiting or gather is None or not self._has:
             return None
+        decision = self._choose()
+        self._decided, self._latest, self._took_part = True, gather.number, set(self._has)
+        return decision
+
+    def _choose(self) -> Combine:
+        """Choose the hosts whose contributions all remaining hosts have, without hosts whose center is behind.
+
+        All are behind where they had no part in the round before, and have not yet got its center. They get it now.
+        """
+        gather: Any = self._gather
         everywhere = set.intersection(*(set(bases) for bases in self._has.values()))
         bases = {host: base for each in self._has.values() for host, base in each.items()}
-        self._decided = True
         # Choose among the remaining hosts: the center of a host that was lost meanwhile may be unreachable.
         latest = max(bases[host] for host in self._has)
+        have = [] if self._decided else self._took_part.intersection(self._idle)
+        self._source = min(have, default=None) if self._latest > latest else None
+        if self._source is not None:
+            return Combine(gather.number, [], self._latest, self._source, self._idle)
         ahead = [host for host in self._has if bases[host] == latest]
         counted = sorted(host for host in everywhere if bases[host] == latest)
         return Combine(gather.number, counted, latest, min(ahead), self._idle)

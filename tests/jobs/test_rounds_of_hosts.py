@@ -51,6 +51,13 @@ def test_all_workers_of_all_hosts_make_the_steps_of_one_process(hosts, rule, wor
             np.testing.assert_allclose(line[1:3] + line[3], other[1:3] + other[3], rtol=1e-6)
 
 
+def test_what_a_round_of_one_host_has_learned_is_not_lost_by_one_of_another(hosts):
+    script = script_path("rounds_of_hosts_rounds_of_one_host_each")
+    assert hosts.run(script, workers=(1, 1), args=["LocalSGD()"]) == [0, 0], hosts.output(0)
+    # Rank 0 did not begin from the center that has the 100, so its own step does not count, as on one host.
+    assert hosts.said(0, 0)[-1] == hosts.said(1, 1)[-1] == [[104.0] * 4]
+
+
 GOES_ON = script_path("rounds_of_hosts_goes_on")
 
 

@@ -72,3 +72,28 @@ def test_a_host_that_is_lost_after_it_had_all_gives_no_center():
     assert table.gathered(1, Gathered(7, bases)) is None
     assert table.gathered(2, Gathered(7, bases)) == Combine(7, [1, 2], 5, 1, [])
     assert table.mark_lost(1) is None
+
+
+def after_a_round_of(hosts):
+    """Return a table whose round 7, which these hosts have made, is followed by one of host 0."""
+    table = begun(hosts, idle=[0])
+    for host in hosts:
+        decision = table.gathered(host, Gathered(7, dict.fromkeys(hosts, 6)))
+    assert decision == Combine(7, sorted(hosts), 6, min(hosts), [0])
+    table.begin(8, {0: 1}, hosts)
+    return table
+
+
+def test_a_host_that_had_no_part_in_the_round_before_begins_from_its_center():
+    assert after_a_round_of([1, 2]).gathered(0, Gathered(8, {0: 6})) == Combine(8, [], 7, 1, [1, 2])
+    assert after_a_round_of([1, 2]).gathered(0, Gathered(8, {0: 7})) == Combine(8, [0], 7, 0, [1, 2])  # it has it
+
+
+def test_a_center_that_was_lost_with_its_host_holds_nobody_up():
+    table = after_a_round_of([1])
+    assert table.mark_lost(1) is None
+    assert table.gathered(0, Gathered(8, {0: 6})) == Combine(8, [0], 6, 0, [])
+    table = after_a_round_of([1])
+    assert table.gathered(0, Gathered(8, {0: 6})) == Combine(8, [], 7, 1, [1])
+    assert table.mark_lost(1) == Combine(8, [0], 6, 0, [])
+    assert table.mark_lost(1) is None
