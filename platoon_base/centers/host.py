@@ -120,7 +120,9 @@ class HostCenter:
         self._rounds: Rounds | None = None
         self.fragments = Fragments(layout, pieces, shape.fragments)
         if shape.rounds:
-            self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states, self.fragments)
+            self._rounds = open_rounds(
+                segment.buffer, behind, layout, self._stripes, self.states, self.fragments, shape.several_hosts
+            )
         remembering = [state for state, source in zip(self._local_states, sources) if source is None]
         self._shift = Shift(layout, wide(layout).views(segment.buffer, behind), remembering) if shape.shift else None
         self.across_hosts: AcrossHosts | None = None

@@ -100,8 +100,9 @@ def open_rounds(
     stripes: Sequence[Stripe],
     states: Sequence[Sequence[Array]],
     fragments: Fragments,
+    several_hosts: bool,
 ) -> Rounds:
-    """Open the rounds whose memory starts at byte ``start`` of a buffer."""
+    """Open the rounds whose memory starts at byte ``start`` of a buffer; see `Rounds`."""
     totals = [layout.views(buffer, start + i * layout.nbytes) for i in range(2)]
     size_bytes = undo_bytes(layout, len(states))
     undo = array_on(buffer, (len(stripes), size_bytes), "uint8", start + 2 * layout.nbytes)
@@ -111,7 +112,7 @@ def open_rounds(
         each = [tuple(state[i] for state in own) for i in range(len(stripe.pieces))]
         both = cut(totals[0], stripe.pieces), cut(totals[1], stripe.pieces)
         opened.append(StripeArrays(stripe.holder, stripe.center, both, each, undo[stripe.index]))
-    return Rounds(opened, fragments)
+    return Rounds(opened, fragments, several_hosts)
 
 
 def use_other(words: Any, count: int, parts: float, gathered: int) -> None:
@@ -129,6 +130,8 @@ class Rounds:
     ----------
     stripes : sequence of StripeArrays
     fragments : Fragments
+    several_hosts : bool
+        Whether the totals are those of all hosts only once they are gathered; see `platoon_base.centers.round_totals`.
 
     Attributes
     ----------
@@ -138,8 +141,8 @@ class Rounds:
         By stripe, the sum of the parts of rounds that this worker has trained since it contributed to the stripe.
     """
 
-    def __init__(self, stripes: Sequence[StripeArrays], fragments: Fragments) -> None:
-        self.stripes, self.fragments = list(stripes), fragments
+    def __init__(self, stripes: Sequence[StripeArrays], fragments: Fragments, several_hosts: bool) -> None:
+        self.stripes, self.fragments, self._several_hosts = list(stripes), fragments, several_hosts
         self.parts = [0.0] * len(self.stripes)
         self._kernels = [
             [RoundKernels(*piece, s.undo) for piece in zip(s.center, zip(*s.totals), s.states)] for s in stripes
@@ -174,7 +177,14 @@ class Rounds:
     def note_met(self, index: int, number: int) -> None:
         """Record that all have contributed to round ``number``, whose step is made later; see `contribute`."""
         words = self.stripes[index].words
-        words["met"] = max(int(words["met"]), number)
+        if index in self.fragments.of_round(number).stripes or not self._awaits_step(index):
+            words["met"] = max(int(words["met"]), number)
+
+    def _awaits_step(self, index: int) -> bool:
+        """Whether all have contributed to a round of a stripe's fragment whose step was not made yet."""
+        words = self.stripes[index].words
+        met = int(words["met"])
+        return bool(words["round"] < met) and index in self.fragments.of_round(met).stripes
 
     def _use_other(self, index: int, count: int, parts: float) -> None:
         """Go on with the other of the two totals of a stripe; see `use_other`."""
@@ -242,12 +252,20 @@ class Rounds:
         return first
 
     def pass_by(self, index: int, rule: OuterRule, number: int) -> tuple[int, int] | None:
-        """Record round ``number`` on a stripe that it does not take; finish the step of a worker that died there."""
+        """Record round ``number`` on a stripe that it does not take.
+
+        An earlier step is made first: that of a worker that died there, or of a round that overlaps, none of whose
+        workers has completed it. A round that the hosts gave up has none: what was contributed waits for the next turn.
+        """
         words = self.stripes[index].words
+        met, first = int(words["met"]), None
+        has_all = not self._several_hosts or words["gathered"][int(words["in_use"])] == met
         if words["round"] < number and self._is_half_done(index):
-            return self._step(index, rule, number)
+            first = self._step(index, rule, number)
+        elif met < number and has_all and self._awaits_step(index):
+            first = self._step(index, rule, met)
         words["round"] = max(int(words["round"]), number)
-        return None
+        return first
 
     def _step(self, index: int, rule: OuterRule, number: int) -> tuple[int, int] | None:
         words = self.stripes[index].words

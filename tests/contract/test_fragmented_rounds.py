@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rounds_in_turns import KILLS, Group, require_same_center
+from rounds_in_turns import KILLS, Group, require_same_center, state_of
 
 from platoon_base.centers.stripes import cut
 from platoon_base.compression.packing import Residuals
@@ -207,6 +207,40 @@ def test_an_overwritten_center_gets_nothing_of_earlier_training():
             for array in after:
                 array[...] = 7
             residuals.end(number)
+
+
+def test_the_step_of_a_round_that_overlaps_is_made_on_each_host_by_those_of_the_next_one():
+    with Group([1.0, 1.0], RULE) as group:
+        ready(group)
+        train(group, [0, 1], 1)
+        group.begin(1, [0, 1])
+        centers = [host.center for host in group.hosts]
+        for center in centers:
+            center.note_met(1, 10)
+        group.until(lambda: group.report() or all(center.across_hosts.are_gathered(1) for center in centers))
+        group.until(lambda: all(center.across_hosts.are_gathered(1) for center in centers))
+        group.begin(2, [0, 1])
+        group.end(2)
+        require_same_center(*group.hosts)
+        found = state_of(group.hosts[0])
+    with Group([1.0, 1.0], RULE) as group:
+        ready(group)
+        make(group, 1)
+        assert state_of(group.hosts[0]) == found
+
+
+def test_what_was_contributed_to_a_round_that_was_given_up_counts_at_the_next_turn():
+    with Group([1.0, 1.0], RULE) as group:
+        ready(group)
+        train(group, [0, 1], 1)
+        for host in group.hosts:
+            host.center.note_met(1, 10)
+        for number in (2, 3):
+            make(group, number)
+        before = [array.copy() for array in group.hosts[0].center.values]
+        make(group, 4)
+        require_same_center(*group.hosts)
+        assert any((a != b).any() for a, b in zip(group.hosts[0].center.values, before))
 
 
 def test_who_fetches_the_center_keeps_the_contributions_to_other_fragments():

@@ -533,3 +533,42 @@ def test_a_dtype_without_fused_loops_takes_its_rounds_too(open_centers):
     one.take_over(rule, x, 1, 10)
     two.take_over(rule, y, 1, 10)
     require_all([*x, *y], 10 + 0.5 * 1.5 * 3)
+
+
+@pytest.fixture
+def open_in_fragments(open_centers):
+    """Make a center with zeros, in three fragments of one stripe; return its handles, and what the workers hold."""
+
+    def open_them(workers, rule):
+        arrays = [[np.zeros(3 * 64, "float32")] for _ in range(workers)]
+        return open_centers(rule, arrays[0], workers), arrays
+
+    return open_them
+
+
+def fragments_of(arrays):
+    return [float(part[0]) for part in np.split(arrays[0], 3) if (part == part[0]).all()]
+
+
+IN_FRAGMENTS = LocalSGD(fragments=3)
+
+
+@pytest.mark.parametrize("met_too", [False, True])
+def test_the_step_of_a_round_that_overlaps_is_made_by_those_of_the_next_one_if_nobody_has_completed_it(
+    open_in_fragments, met_too
+):
+    (one, two, late), (x, y, z) = open_in_fragments(3, IN_FRAGMENTS)
+    for center, values, progress in ((one, x, 2), (two, y, 4)):
+        values[0] += progress
+        center.contribute(values, 1.0, 10)
+    for center in (one, two):
+        center.note_met(1, 10)
+    late.contribute(z, 1.0, 10)
+    if met_too:
+        late.note_met(2, 10)
+    late.take_over(IN_FRAGMENTS, z, 2, 10)
+    assert fragments_of(values_of(late, z)) == [3, 0, 0]
+    one.take_over(IN_FRAGMENTS, x, 1, 10)
+    assert fragments_of(x) == [3, 2, 2]
+    two.take_over(IN_FRAGMENTS, y, 1, 10)
+    assert fragments_of(values_of(late, z)) == [3, 0, 0]
