@@ -108,7 +108,7 @@ class WorkerRounds:
         part : float in [0, 1]
             The fraction of the time between two rounds that this worker trained; see `platoon_base.rules.outer`.
         timeout_s : float
-            Bound on the wait for the others, and on the wait for the center's stripes.
+            Bound on the wait for the others, and on the wait for the center's stripes; for each round.
         overlaps : bool
             Whether to return once all workers have contributed, and to leave the rest to the next call.
         whole : bool
@@ -119,10 +119,9 @@ class WorkerRounds:
         NonFiniteElement or None
             The first element that was kept out of the center.
         """
-        deadline, refusals = time.monotonic() + timeout_s, []
+        refusals = []
         for turn in range(self._fragments if whole else 1):
-            left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
-            refusals.append(self._make(arrays, 0.0 if turn else part, left_s, overlaps and not whole))
+            refusals.append(self._make(arrays, 0.0 if turn else part, timeout_s, overlaps and not whole))
         return next((refused for refused in refusals if refused is not None), None)
 
     def _make(self, arrays: Sequence[Array], part: float, timeout_s: float, overlaps: bool) -> NonFiniteElement | None:
@@ -162,7 +161,12 @@ class WorkerRounds:
                 "is lost: call sync_params(whole=True) before, on every worker",
                 rank,
             )
+        self.note_equal()
+
+    def note_equal(self) -> None:
+        """Record that the center and this worker's parameters are equal, in all fragments."""
         self._behind.clear()
+        self._positions = [self._progress.position] * self._fragments
 
     def go_on_from(self, arrays: Sequence[Array]) -> None:
         """Take what a worker learns from these values on for its progress during the round under way."""

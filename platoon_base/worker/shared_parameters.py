@@ -233,6 +233,8 @@ class SharedParameters:
                 with self._turns.take("sync", timeout_s, self.finish):
                     refused = center.sync(rule, taken, synchronous or alone, timeout_s)
                     self._progress.count_sync(began, center.whole)
+                if rounds is not None and center.whole:
+                    rounds.note_equal()
             if judged:
                 self._watch.after_sync(taken[self._watched], rule)
             if refused is not None:
@@ -350,6 +352,8 @@ class SharedParameters:
             ):
                 self.center.write(self._borrow_as_shared(), True, left_s)
                 self._progress.mark_all_synced()
+                if self.rounds is not None:
+                    self.rounds.note_equal()
             self._progress.count_copy()
         else:
             self._progress.mark_all_synced()

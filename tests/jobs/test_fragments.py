@@ -157,3 +157,13 @@ def test_a_job_may_go_on_with_another_number_of_fragments(platoon):
 def test_who_drops_what_was_learned_is_told_so(run_job):
     outcome = run_job(script_path("fragments_left")).require_success()
     assert [log.count("call sync_params(whole=True) before") for log in outcome.logs] == [1, 1], outcome.logs
+
+
+def test_a_position_is_that_of_who_overwrote_the_center(run_job):
+    outcome = run_job(script_path("fragments_position_overwritten")).require_success()
+    told = [log.count("call sync_params(whole=True) before") for log in outcome.logs]
+    assert told == [0, 1], outcome.logs
+
+
+def test_each_round_of_a_whole_one_may_take_the_timeout(run_job):
+    run_job(script_path("fragments_waits")).require_success()
