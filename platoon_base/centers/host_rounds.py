@@ -154,8 +154,9 @@ class Rounds:
         """Add ``x - c`` to a stripe's total, if this worker's parameters started from the stripe's current values.
 
         Nothing is added either if a worker died during the step on the stripe: another has to finish it first. Nor is
-        it if all have contributed to a round whose step was not made yet: this worker came too late for it. If it is
-        not the stripe's turn, ``part`` is added to that of its next turn.
+        it if all have contributed to a round whose step was not made yet, as they have if the totals are those of all
+        hosts: this worker came too late for it. If it is not the stripe's turn, ``part`` is added to that of its next
+        turn.
 
         Returns
         -------
@@ -165,10 +166,11 @@ class Rounds:
         self.parts[index] += part
         if index not in self.fragments.of_round(int(words["round"]) + 1).stripes:
             return None
-        if self._begun[index] != words["generation"] or self._is_half_done(index) or words["met"] > words["round"]:
+        used = int(words["in_use"])
+        all_have_met = max(int(words["met"]), int(words["gathered"][used])) > words["round"]
+        if self._begun[index] != words["generation"] or self._is_half_done(index) or all_have_met:
             return None
         self._begun[index] = _NO_GENERATION  # a second call must not count twice
-        used = int(words["in_use"])
         refused = [(piece, k.contribute(x, used)) for piece, (k, x) in enumerate(zip(self._kernels[index], local))]
         part, self.parts[index] = min(self.parts[index] / len(self.fragments), 1.0), 0.0
         self._use_other(index, int(words["count"][used]) + 1, float(words["parts"][used]) + part)

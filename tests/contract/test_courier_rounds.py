@@ -46,6 +46,29 @@ def test_hosts_make_the_same_steps():
             assert group.hosts[1].params[1][0] == pytest.approx(oracle.round(number, 2.0 * number, 6.0 * number))
 
 
+def test_a_worker_that_comes_between_the_exchange_and_the_step_is_too_late_for_both():
+    with Group([1.0, 1.0]) as group:
+        group.introduce()
+        group.made()
+        group.until_filled()
+        for host in group.hosts:
+            host.contribute(1.0)
+        group.begin(1, [0, 1])
+        rounds = [host.center.across_hosts for host in group.hosts]
+        group.until(lambda: group.report() or all(each.are_gathered(1) for each in rounds))
+        group.until(lambda: all(each.are_gathered(1) for each in rounds))
+        late = group.hosts[0].centers.attach(group.hosts[0].layout, RULE, 1)
+        params = model(0.0)
+        late.read(params, True, 10, begin=True)
+        for array in params:
+            array += 100
+        assert late.contribute(params, 1.0, 10) is None
+        late.close()
+        assert rounds[0].are_gathered(1)
+        group.end(1)
+        require_alike(*group.hosts)
+
+
 def test_a_host_that_is_behind_gets_the_center_first_and_its_progress_does_not_count():
     with Group([1.0, 1.0]) as group:
         group.introduce()
