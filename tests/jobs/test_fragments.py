@@ -136,7 +136,9 @@ def test_a_worker_that_comes_again_goes_on_with_the_others(hosts, rule, codec):
     script = script_path("fragments_again_after_a_kill")
     assert hosts.run(script, *options, workers=(2, 1), args=[rule]) == [0, 0], hosts.output(0)
     found = [hosts.said(rank, host)[-1] for rank, host in ((0, 0), (1, 0), (2, 1))]
-    assert found == [found[0]] * 3
+    # A round that one host makes alone reaches the other one behind it; in the last ones there are residuals alone.
+    for one in found:
+        assert one == (found[0] if codec == "none" else pytest.approx(found[0], rel=1e-5))
     assert all(8 < value < 13 for value in found[0][:4])
     assert found[0][4]
 
