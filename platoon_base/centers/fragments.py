@@ -74,7 +74,11 @@ class Fragments:
 
     def of_round(self, number: int) -> Fragment:
         """Return the fragment of a round; they are counted from 1."""
-        return self._all[(number - 1) % len(self._all)]
+        return self._all[self.index_of(number)]
+
+    def index_of(self, number: int) -> int:
+        """Return which fragment a round takes."""
+        return (number - 1) % len(self._all)
 
     def __len__(self) -> int:
         return len(self._all)

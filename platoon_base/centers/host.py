@@ -508,7 +508,7 @@ class HostCenters:
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
         fragments = fragments_of(rule)
         stripe_bytes = stripe_bytes_for(layout, fragments, max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted)))
-        Fragments(layout, layout.stripes(stripe_bytes), fragments)
+        Fragments(layout, layout.stripes(stripe_bytes), fragments)  # an error comes before there is any memory
         average = average_of(rule)
         kept = -1 if average is None else average
         shape = Shape(stripe_bytes, len(rule.center_state), waits(rule), self._several_hosts, kept, fragments)

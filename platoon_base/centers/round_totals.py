@@ -126,6 +126,7 @@ class HostsRounds:
         visit: Callable[[Callable[[Stripe], None], float], list[Stripe]],
     ) -> None:
         self._stripes, self._rounds, self._holders, self._visit = stripes, rounds, holders, visit
+        self._each = np.arange(len(stripes))
 
     @property
     def fragments(self) -> Fragments:
@@ -151,9 +152,9 @@ class HostsRounds:
 
     def are_gathered(self, number: int) -> bool:
         """Return whether all stripes of a round hold the sum over all hosts, or its step was made."""
-        stripes = self._rounds.fragments.of_round(number).stripes
+        stripes = self.fragments.of_round(number).stripes
         holders = self._holders[stripes.start : stripes.stop]
-        latest = holders["gathered"][np.arange(len(holders)), holders["in_use"]]
+        latest = holders["gathered"][self._each[: len(holders)], holders["in_use"]]
         return bool(((holders["round"] >= number) | (latest == number)).all())
 
     def read(self, totals: RoundTotals, number: int) -> bool:
@@ -175,7 +176,7 @@ class HostsRounds:
 
         The totals include their numbers of contributions, so ``workers`` is not used.
         """
-        taken = self._rounds.fragments.of_round(number).stripes
+        taken = self.fragments.of_round(number).stripes
 
         def put(stripe: Stripe) -> None:
             if stripe.index in taken:
@@ -186,7 +187,7 @@ class HostsRounds:
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's, and set the number of its round; see `read`."""
         number = max(number, self.made)
-        taken = self._rounds.fragments.of_round(number).stripes
+        taken = self.fragments.of_round(number).stripes
 
         def put(stripe: Stripe) -> None:
             arrays, new = self._rounds.stripes[stripe.index], cut(values, stripe.pieces)

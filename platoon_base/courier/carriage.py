@@ -88,8 +88,8 @@ class PlainCarriage:
 class _PackedTotals:
     """The head of `RoundTotals` and the packed arrays, in one buffer."""
 
-    def __init__(self, words: int, packings: Sequence[Packing]) -> None:
-        self._packings = packings
+    def __init__(self, words: int, fragments: Fragments, packings: Sequence[Packing]) -> None:
+        self._fragments, self._packings = fragments, packings
         whole = np.zeros(words + max(packing.nbytes for packing in packings) // 8, np.float64)
         self.head, self._data = whole[:words], whole[words:].view(np.uint8)
         self.buffer = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ class _PackedTotals:
     @property
     def packing(self) -> Packing:
         """Of the fragment of the round."""
-        return self._packings[(self.number - 1) % len(self._packings)]
+        return self._packings[self._fragments.index_of(self.number)]
 
     @property
     def data(self) -> Array:
@@ -124,29 +124,26 @@ class CompressedCarriage:
 
     Parameters
     ----------
-    fragments : Fragments
-        Of the center.
     rounds : AcrossHosts
+        Of the center.
     codec : Codec
     residuals : Residuals
     overwrites : Overwrites
         Of the center, whose stamp tells when residuals belong to values that were overwritten.
     """
 
-    def __init__(
-        self, fragments: Fragments, rounds: AcrossHosts, codec: Codec, residuals: Residuals, overwrites: Overwrites
-    ) -> None:
-        self._fragments = fragments
+    def __init__(self, rounds: AcrossHosts, codec: Codec, residuals: Residuals, overwrites: Overwrites) -> None:
+        self._fragments = rounds.fragments
         self._rounds, self._residuals, self._overwrites = rounds, residuals, overwrites
-        self._packings = [Packing(fragment.layout, codec) for fragment in fragments]
+        self._packings = [Packing(fragment.layout, codec) for fragment in self._fragments]
         self._words = len(rounds.new_totals().head)
-        self._own = _PackedTotals(self._words, self._packings)
+        self._own = _PackedTotals(self._words, self._fragments, self._packings)
         self._packed: list[_PackedTotals] = []
         self._spare: list[RoundTotals] = []
 
     def buffer(self) -> _PackedTotals:
         """Return memory into which contributions are received."""
-        return self._packed.pop() if self._packed else _PackedTotals(self._words, self._packings)
+        return self._packed.pop() if self._packed else _PackedTotals(self._words, self._fragments, self._packings)
 
     def seal(self, own: RoundTotals) -> memoryview:
         """Return this host's contributions as bytes; ``own`` becomes what the other hosts get from them."""
@@ -178,7 +175,7 @@ class CompressedCarriage:
 
     def renew(self) -> None:
         """Leave the memory of `seal` alone: it is still to be sent."""
-        self._own = _PackedTotals(self._words, self._packings)
+        self._own = _PackedTotals(self._words, self._fragments, self._packings)
 
     def has_not_counted(self, number: int) -> None:
         """Restore the residuals before round ``number``, which has gone on without this host's contributions."""

@@ -193,7 +193,7 @@ class Courier:
         carriage = None
         codec, residuals = self._codec, self._residuals
         if codec is not None and residuals is not None and rounds.workers_wait:  # the mean of centers must be exact
-            carriage = CompressedCarriage(rounds.fragments, rounds, codec, residuals, center.overwrites)
+            carriage = CompressedCarriage(rounds, codec, residuals, center.overwrites)
         return HostsRound(self._world.host, rounds, self, self._report, carriage)
 
     def step(self, fds: list[int]) -> set[int]:

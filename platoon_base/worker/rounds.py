@@ -68,8 +68,6 @@ class WorkerRounds:
         By turns contributions are added in the same order each time.
     progress : ProgressRow
         Of this worker.
-    fragments : int
-        Of the rule.
     """
 
     def __init__(
@@ -79,11 +77,10 @@ class WorkerRounds:
         rule_for: Callable[[int], OuterRule],
         turns: Turns | NoTurns,
         progress: ProgressRow,
-        fragments: int,
     ) -> None:
         self._client, self._center, self._rule_for, self._turns = client, center, rule_for, turns
-        self._progress, self._fragments = progress, fragments
-        self._positions = [progress.position] * fragments  # of this worker at the latest round of each fragment
+        self._progress, self._fragments = progress, len(center.fragments)
+        self._positions = [progress.position] * self._fragments  # of this worker at the latest round of each fragment
         self._behind: set[int] = set()  # the fragments that were trained since their latest round
         self._warned = False
         self._sent: _Sent | None = None
@@ -133,7 +130,7 @@ class WorkerRounds:
             kept_out = self._center.contribute(arrays, part, left_s)
         met = self._client.wait_for_all(msg.Round(timeout_s=max(deadline - time.monotonic(), 0.0)), msg.RoundReached)
         # All workers pass the same number of workers, whichever of them makes the step on a stripe.
-        taken = met.number % self._fragments
+        taken = self._center.fragments.index_of(met.number)
         self._positions[taken] = self._progress.position
         self._behind.update(range(self._fragments) if part else ())
         self._behind.discard(taken)

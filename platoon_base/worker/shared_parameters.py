@@ -145,9 +145,7 @@ class SharedParameters:
             self._watch = DivergenceWatch(self._rank, _DEVICE_POLL_INTERVAL_S if self.center.on_device else 0.0)
             if waits(rule):
                 of_rounds: Any = self.center
-                self.rounds = WorkerRounds(
-                    client, of_rounds, self._rule_for, self._turns, self._progress, fragments_of(rule)
-                )
+                self.rounds = WorkerRounds(client, of_rounds, self._rule_for, self._turns, self._progress)
             if create:
                 if waits(rule):
                     of_rounds.fill(self._borrow_as_shared(), states, role.round)

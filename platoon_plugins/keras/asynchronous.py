@@ -72,7 +72,7 @@ class Asynchronous(Mode):
             for _ in range(min(due, fragments_of(self.rule))):  # several after several batches of one execution
                 self._sync(1.0)
         elif overlap and self._worker.advanced.round_under_way and self._period.is_past(overlap):
-            self._backend.attach(self._model, by_ours=True)
+            self._backend.attach(self._model, only_weights=True)
             self._worker.advanced.complete_round()
 
     @property
@@ -188,7 +188,7 @@ class Asynchronous(Mode):
         _entered.pop(self._worker, None)
 
     def _sync(self, part: float, whole: bool = False) -> None:
-        self._backend.attach(self._model, by_ours=True)
+        self._backend.attach(self._model, only_weights=True)
         if self.stops and not all(np.isfinite(values).all() for values in _copies(self._backend.weights(self._model))):
             return  # TerminateOnNaN ends the fit, so `on_nonfinite` must not raise
         self._worker.sync_params(part=part, whole=whole)

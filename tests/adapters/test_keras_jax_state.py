@@ -24,7 +24,8 @@ def trained(platoon, tmp_path):
         logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
         assert done.returncode == 0, done.stdout + done.stderr + "".join(logs)
         lines = [line.split() for log in logs for line in log.splitlines() if line.startswith("rank ")]
-        return [bits for *_, bits, _ in lines], [int(count) for *_, count in lines]
+        assert [model for *_, model in lines] == ["gone"] * 2  # nothing of this package keeps it
+        return [bits for _, _, bits, *_ in lines], [int(count) for _, _, _, count, _ in lines]
 
     return run
 

@@ -61,10 +61,7 @@ class Oracle:
 
 
 def ready(group):
-    group.introduce()
-    group.made()
-    group.until_filled()
-    group.keep_filled()
+    group.get_ready()
     return Oracle(group)
 
 
@@ -209,7 +206,7 @@ def test_a_stripe_without_a_contribution_adds_nothing_and_keeps_its_residual():
         residuals = Residuals(host.layout, host.memory)
         for array in residuals.latest:
             array[...] = 0.25
-        carriage = CompressedCarriage(host.center.fragments, rounds, Blocks(4), residuals, host.center.overwrites)
+        carriage = CompressedCarriage(rounds, Blocks(4), residuals, host.center.overwrites)
         own = rounds.new_totals()
         for array in own.arrays:
             array[...] = 1.0
@@ -230,7 +227,7 @@ def test_nan_is_not_hidden_and_does_not_stay():
     with Group([1.0], PLAIN, compression="int8") as group:
         (host,) = group.hosts
         rounds, residuals = host.center.across_hosts, Residuals(host.layout, host.memory)
-        carriage = CompressedCarriage(host.center.fragments, rounds, Blocks(8), residuals, host.center.overwrites)
+        carriage = CompressedCarriage(rounds, Blocks(8), residuals, host.center.overwrites)
         own = rounds.new_totals()
         own.number, own.counts[:] = 1, 1
         own.arrays[0][5] = np.nan

@@ -23,13 +23,6 @@ def quick_turns(monkeypatch):
     monkeypatch.setattr(courier, "POLL_INTERVAL_S", 0.002)
 
 
-def ready(group):
-    group.introduce()
-    group.made()
-    group.until_filled()
-    group.keep_filled()
-
-
 def train(group, hosts, number):
     """Let the workers of these hosts train, each its own way, and contribute to a round."""
     for host in hosts:
@@ -60,7 +53,7 @@ def make(group, number, disturb=lambda: None):
 
 def undisturbed(count, codec):
     with Group([1.0] * count, RULE, compression=codec) as group:
-        ready(group)
+        group.get_ready()
         found = []
         for number in range(1, ROUNDS + 1):
             make(group, number)
@@ -81,7 +74,7 @@ def expected(count, codec):
 @pytest.mark.parametrize(("hosts", "killed", "steps"), KILLS)
 def test_a_courier_that_is_killed_at_any_step_changes_no_bit(hosts, killed, steps, codec):
     with Group([1.0] * hosts, RULE, compression=codec) as group:
-        ready(group)
+        group.get_ready()
         for number in range(1, 6):
             make(group, number, lambda at=number: group.kill(killed, steps) if at == 4 else None)
             assert bits(group) == expected(hosts, codec)[number - 1]
@@ -89,7 +82,7 @@ def test_a_courier_that_is_killed_at_any_step_changes_no_bit(hosts, killed, step
 
 def test_a_round_leaves_the_other_fragments_alone():
     with Group([1.0, 1.0], RULE, compression="int4") as group:
-        ready(group)
+        group.get_ready()
         host = group.hosts[0]
         before = [array.copy() for array in host.center.values]
         for number in range(1, 7):
@@ -116,7 +109,7 @@ def test_a_round_sends_its_fragment_alone(codec, monkeypatch):
     def sent(fragments):
         posted.clear()
         with Group([1.0, 1.0], DiLoCo(0.5, 0.5, fragments=fragments), compression=codec) as group:
-            ready(group)
+            group.get_ready()
             for number in range(1, 4):
                 make(group, number)
         return [size for kind, size in posted if kind == TOTALS]
@@ -129,7 +122,7 @@ def test_a_round_sends_its_fragment_alone(codec, monkeypatch):
 
 def test_a_residual_stays_until_the_second_round_after_it_is_packed():
     with Group([1.0, 1.0], RULE, compression="int4") as group:
-        ready(group)
+        group.get_ready()
         residuals = Residuals(group.hosts[1].layout, group.hosts[1].memory)
         latest = None
         for number in range(1, ROUNDS + 1):
@@ -147,7 +140,7 @@ def test_a_residual_stays_until_the_second_round_after_it_is_packed():
 
 def test_progress_that_does_not_count_leaves_the_residual_as_it_was():
     with Group([1.0, 1.0], RULE, compression="int4") as group:
-        ready(group)
+        group.get_ready()
         for number in (1, 2, 3):
             make(group, number)
         second = Residuals(group.hosts[1].layout, group.hosts[1].memory)
@@ -174,7 +167,7 @@ def test_a_job_goes_on_with_saved_residuals_as_if_it_had_not_been_interrupted():
             host.center.read(host.params, True, 10, begin=True)
 
     with Group([1.0, 1.0], RULE, compression="int4") as group:
-        ready(group)
+        group.get_ready()
         whole(group, 1)
         values, states = group.hosts[0].center.snapshot()
         saved = [[a.copy() for a in Residuals(h.layout, h.memory).after(3, 0)] for h in group.hosts]
@@ -185,7 +178,7 @@ def test_a_job_goes_on_with_saved_residuals_as_if_it_had_not_been_interrupted():
         for host, residuals in zip(again.hosts, saved):
             host.center.fill(values, states)
             Residuals(host.layout, host.memory).restore(residuals)
-        ready(again)
+        again.get_ready()
         for number in range(1, 7):
             for host in range(2):
                 random = np.random.default_rng([number + 3, host])
@@ -211,7 +204,7 @@ def test_an_overwritten_center_gets_nothing_of_earlier_training():
 
 def test_the_step_of_a_round_that_overlaps_is_made_on_each_host_by_those_of_the_next_one():
     with Group([1.0, 1.0], RULE) as group:
-        ready(group)
+        group.get_ready()
         train(group, [0, 1], 1)
         group.begin(1, [0, 1])
         centers = [host.center for host in group.hosts]
@@ -224,14 +217,14 @@ def test_the_step_of_a_round_that_overlaps_is_made_on_each_host_by_those_of_the_
         require_same_center(*group.hosts)
         found = state_of(group.hosts[0])
     with Group([1.0, 1.0], RULE) as group:
-        ready(group)
+        group.get_ready()
         make(group, 1)
         assert state_of(group.hosts[0]) == found
 
 
 def test_what_was_contributed_to_a_round_that_was_given_up_counts_at_the_next_turn():
     with Group([1.0, 1.0], RULE) as group:
-        ready(group)
+        group.get_ready()
         train(group, [0, 1], 1)
         for host in group.hosts:
             host.center.note_met(1, 10)
@@ -245,7 +238,7 @@ def test_what_was_contributed_to_a_round_that_was_given_up_counts_at_the_next_tu
 
 def test_who_fetches_the_center_keeps_the_contributions_to_other_fragments():
     with Group([1.0, 1.0], RULE) as group:
-        ready(group)
+        group.get_ready()
         make(group, 1)
         make(group, 2)
         values, states = group.hosts[0].center.snapshot()
@@ -258,7 +251,7 @@ def test_who_fetches_the_center_keeps_the_contributions_to_other_fragments():
 @pytest.mark.parametrize("has_sent", [False, True])
 def test_a_host_lost_in_the_midst_counts_on_all_others_or_on_none(has_sent, codec):
     with Group([1.0, 1.0, 1.0], RULE, compression=codec) as group:
-        ready(group)
+        group.get_ready()
         make(group, 1)
         train(group, [0, 1, 2], 2)
         if has_sent:
@@ -281,7 +274,7 @@ def test_a_host_lost_in_the_midst_counts_on_all_others_or_on_none(has_sent, code
 def test_couriers_that_are_killed_again_and_again_change_no_bit(seed):
     random = np.random.default_rng(seed)
     with Group([1.0, 1.0, 1.0], RULE, compression="int4") as group:
-        ready(group)
+        group.get_ready()
 
         def kill():
             for killed in random.integers(3, size=random.integers(3)):

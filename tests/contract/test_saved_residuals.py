@@ -26,13 +26,6 @@ def quick_turns(monkeypatch):
     monkeypatch.setattr(courier, "POLL_INTERVAL_S", 0.002)
 
 
-def ready(group):
-    group.introduce()
-    group.made()
-    group.until_filled()
-    group.keep_filled()
-
-
 def progress_of(rounds, seed=3):
     random = np.random.default_rng(seed)
     return [
@@ -64,7 +57,7 @@ def contribute(group, added):
 def test_rounds_that_go_on_with_saved_residuals_have_the_bits_of_those_that_were_not_interrupted(codec, rule):
     progress = progress_of(6)
     with Group([1.0, 1.0], rule, compression=codec) as group:
-        ready(group)
+        group.get_ready()
         train(group, progress[:3])
         values, states = group.hosts[0].center.snapshot()
         saved = [Residuals(h.layout, h.memory).after(3, h.center.overwrites.stamp) for h in group.hosts]
@@ -75,14 +68,14 @@ def test_rounds_that_go_on_with_saved_residuals_have_the_bits_of_those_that_were
         for host, residuals in zip(again.hosts, saved):
             host.center.fill(values, states)
             Residuals(host.layout, host.memory).restore(residuals)
-        ready(again)
+        again.get_ready()
         assert train(again, progress[3:]) == expected
 
 
 def test_residuals_of_a_round_stay_until_the_second_one_after_it_is_packed():
     progress = progress_of(5)
     with Group([1.0, 1.0], PLAIN, compression="int4") as group:
-        ready(group)
+        group.get_ready()
         train(group, progress[:3])
         residuals, stamp = Residuals(group.hosts[1].layout, group.hosts[1].memory), 0
         of_3 = [array.copy() for array in residuals.after(3, stamp)]
@@ -124,7 +117,7 @@ def require_equal(found, expected):
 def test_a_host_saves_the_residual_of_a_round_until_the_second_one_after_it(tmp_path, packed):
     progress = progress_of(5)
     with Group([1.0, 1.0], PLAIN, compression="int4") as group:
-        ready(group)
+        group.get_ready()
         train(group, progress[:3])
         host = group.hosts[1]
         of_3 = latest_of(host)
@@ -149,7 +142,7 @@ def test_a_contribution_that_did_not_count_is_not_in_what_is_saved(tmp_path, whe
     """The second host is behind in round 3. What it saves for round 3 is what it had before."""
     progress = progress_of(4)
     with Group([1.0, 1.0], PLAIN, compression="int4") as group:
-        ready(group)
+        group.get_ready()
         train(group, progress[:1])
         first, second = group.hosts
         before = latest_of(second)
@@ -180,7 +173,7 @@ def test_a_host_without_workers_in_a_round_saves_what_it_had_before_the_one_that
     """The second host is behind in round 3, whose decision it has, and has no workers in round 4."""
     progress = progress_of(4)
     with Group([1.0, 1.0], PLAIN, compression="int4") as group:
-        ready(group)
+        group.get_ready()
         train(group, progress[:1])
         first, second = group.hosts
         before = latest_of(second)
@@ -227,7 +220,7 @@ def test_what_a_later_round_has_begun_to_overwrite_is_not_saved():
 def test_residuals_of_an_overwritten_center_are_zero_and_those_from_before_are_gone(tmp_path):
     progress = progress_of(2)
     with Group([1.0, 1.0], PLAIN, compression="int4") as group:
-        ready(group)
+        group.get_ready()
         train(group, progress[:1])
         host = group.hosts[1]
         residuals = Residuals(host.layout, host.memory)
@@ -244,7 +237,7 @@ def test_a_residual_that_cannot_be_written_is_reported_and_rounds_go_on(tmp_path
     progress = progress_of(3)
     (tmp_path / "file").write_text("")
     with Group([1.0, 1.0], PLAIN, compression="int4") as group:
-        ready(group)
+        group.get_ready()
         train(group, progress[:1])
         (problem,) = keep(group.hosts[1], tmp_path / "file" / "kept", 1)
         assert "cannot be written" in problem
@@ -258,7 +251,7 @@ def test_files_of_checkpoints_that_are_gone_and_unfinished_ones_are_removed(tmp_
                  "unfinished-residual-1-0c.npz", "unfinished-residual-0-0c.npz"):  # fmt: skip
         (tmp_path / name).write_text("")
     with Group([1.0, 1.0], PLAIN, compression="int4") as group:
-        ready(group)
+        group.get_ready()
         assert keep(group.hosts[1], tmp_path, 0, kept=("0b", "aa")) == [""]
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "other.npz", "residual-0-0a.npz", "residual-1-0b.npz", "residual-1-aa.npz", "unfinished-residual-0-0c.npz",
@@ -278,7 +271,7 @@ def restored(group, folder, host=1, key="aa"):
 
 def test_a_courier_goes_on_with_what_was_saved_or_says_why_not(tmp_path):
     with Group([1.0, 1.0], PLAIN, compression="int4") as group:
-        ready(group)
+        group.get_ready()
         train(group, progress_of(1))
         keep(group.hosts[1], tmp_path, 1)
         found, problems = restored(group, tmp_path)
@@ -306,7 +299,7 @@ def test_a_copy_of_the_center_publishes_its_round_unless_an_overwrite_is_in_prog
         published.append((number, stamp))
 
     with Group([1.0, 1.0], PLAIN, compression="int4") as group:
-        ready(group)
+        group.get_ready()
         train(group, progress_of(2))
         center = group.hosts[0].center
         center.snapshot(publish=publish)

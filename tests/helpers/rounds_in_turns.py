@@ -87,6 +87,13 @@ class Group:
         self.table = RoundTable()
         self.lost = set()
 
+    def get_ready(self):
+        """Let the hosts have equal centers, and couriers that are started again know it."""
+        self.introduce()
+        self.made()
+        self.until_filled()
+        self.keep_filled()
+
     def introduce(self):
         peers = {}
         for number, host in enumerate(self.hosts):

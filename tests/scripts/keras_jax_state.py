@@ -1,4 +1,5 @@
-"""Usage: WAY RULE: a Keras fit on JAX; prints the bits of each worker's weights, and how often variables got the state.
+"""Usage: WAY RULE: a Keras fit on JAX; prints the bits of each worker's weights, how often variables got the state, and
+whether the model is gone behind it.
 
 WAY is what is done to the model: "nothing"; "asks": a callback asks for the state after each batch; "copies": the step
 is wrapped by a function that copies the lists of the state; "sets" and "asks and sets": a callback halves the weights
@@ -8,9 +9,11 @@ synchronization, raises an error, which the script catches.
 
 import contextlib
 import functools
+import gc
 import hashlib
 import os
 import sys
+import weakref
 
 os.environ["KERAS_BACKEND"] = "jax"
 
@@ -89,4 +92,8 @@ with contextlib.suppress(RuntimeError) if way == "fails" else contextlib.nullcon
 model.jax_state_sync()
 values = model.get_weights() + [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]
 bits = hashlib.sha256(b"".join(np.ascontiguousarray(value).tobytes() for value in values)).hexdigest()
-print(f"rank {worker.global_rank}: {bits} {model.syncs}", flush=True)
+syncs, gone = model.syncs, weakref.ref(model)
+worker.release_shared_params()
+del model, inputs, hidden
+gc.collect()
+print(f"rank {worker.global_rank}: {bits} {syncs} {'stays' if gone() else 'gone'}", flush=True)

@@ -146,10 +146,10 @@ class Backend(Protocol):
     def restore_random_state(self, state: Any, common_seed: int) -> None:
         """Set the generators one step after a state, or by a common seed, so that the next fit draws other numbers."""
 
-    def attach(self, model: Any, by_ours: bool = False) -> None:
+    def attach(self, model: Any, only_weights: bool = False) -> None:
         """Ensure, within an epoch, that variables have the current values and that changes of them take effect.
 
-        With ``by_ours`` until the next step, and only for what `weights` and `moments` return.
+        With ``only_weights`` until the next step, and only for what `weights` and `moments` return.
         """
 
     def steps_are_over(self) -> None:

@@ -127,18 +127,17 @@ class _Jax(Keras3):
 
     def weights(self, model: Any) -> list[KerasVariable]:
         """Return the trainable weights; their arrays are donated to each compiled step."""
-        return self._in_state(model, self._donated_of(model, super().weights(model)))
+        return self._known(model, super().weights(model))
 
     def moments(self, model: Any) -> list[KerasVariable]:
         """Return the moments; their arrays are donated like those of the weights."""
-        return self._in_state(model, self._donated_of(model, super().moments(model)))
+        return self._known(model, super().moments(model))
 
-    def _in_state(self, model: Any, variables: list[KerasVariable]) -> list[KerasVariable]:
+    def _known(self, model: Any, variables: list[KerasVariable]) -> list[KerasVariable]:
+        """Tell variables of a model where the trainer has their values, and whether it donates them."""
+        state = self._states.setdefault(model, StepState(model))
         for variable in variables:
-            variable.state = self._states.setdefault(model, StepState(model))
-        return variables
-
-    def _donated_of(self, model: Any, variables: list[KerasVariable]) -> list[KerasVariable]:
+            variable.state = state
         if getattr(model, "jit_compile", False) and not getattr(model, "run_eagerly", True):
             for variable in variables:
                 variable.donated = True
@@ -153,15 +152,15 @@ class _Jax(Keras3):
         for state in self._states.values():
             state.drop()
 
-    def attach(self, model: Any, by_ours: bool = False) -> None:
+    def attach(self, model: Any, only_weights: bool = False) -> None:
         """Make the trainer use the values of the variables in its next step.
 
-        With ``by_ours`` weights and moments stay where the trainer has them, if `_JaxVariable.array` can change them
-        there.
+        With ``only_weights`` weights and moments stay where the trainer has them, if `_JaxVariable.array` can change
+        them there.
         """
         state = self._states.get(model)
         if state is not None:
-            if by_ours and state.open():
+            if only_weights and state.open():
                 return
             state.close()
         model.jax_state_sync()

@@ -29,7 +29,7 @@ class StepState:
 
     def __init__(self, model: Any) -> None:
         self._model = weakref.ref(model)
-        self._step: Callable[..., Any] | None = None
+        self._step: Callable[[], Any] = _nothing  # weak: the step refers to the model, by whose life this is kept
         self._places: dict[int, tuple[int, int]] = {}  # by the id of a variable: the number of its list, and its index
         self._returned: Sequence[list[Any]] | None = None
         self._kept: Sequence[list[Any]] = ()  # the trainer's copies of the lists, for callbacks
@@ -43,7 +43,7 @@ class StepState:
             return
         self._places = {id(v): (_OF_WEIGHTS, i) for i, v in enumerate(model.trainable_variables)}
         self._places.update({id(v): (_OF_OPTIMIZER, i) for i, v in enumerate(model.optimizer.variables)})
-        if _calls(model.train_function, self._step):
+        if _calls(model.train_function, self._step()):
             return
         compiled = model.train_function
 
@@ -54,7 +54,8 @@ class StepState:
             logs, self._returned = compiled(state, *args)
             return logs, self._returned
 
-        self._step = model.train_function = step
+        model.train_function = step
+        self._step = weakref.ref(step)
 
     def open(self) -> bool:
         """Let `get` and `put` read and replace weights until the next step; return whether they can."""
@@ -62,7 +63,7 @@ class StepState:
         self._open = False
         if model is None or not self._comes_back or model._jax_state_synced:
             return False
-        if not _calls(model.train_function, self._step):
+        if not _calls(model.train_function, self._step()):
             return False
         returned: Any = self._returned
         self._kept = [model._jax_state[name] for name in STATE]
@@ -97,6 +98,10 @@ class StepState:
         returned: Any = self._returned
         returned[number][index] = array
         list.__setitem__(self._kept[number], index, array)  # Keras's own would track the array like a layer
+
+
+def _nothing() -> None:
+    """Return None, as a weak reference to what is gone does."""
 
 
 def _calls(function: Any, step: Any) -> bool:
