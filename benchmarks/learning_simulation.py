@@ -1,7 +1,7 @@
 """What combining the steps of N workers is worth by equations alone: many settings and seeds at once, in one process.
 
     python benchmarks/learning_simulation.py [--workers 2 4 8] [--seeds 1 2 3 4 5] [--passes 20]
-        [--table rules|easgd|scaled|moments|averaged|slow] [--slow] [--quick]
+        [--table rules|easgd|scaled|moments|averaged|slow|outer] [--slow] [--quick]
 
 It needs torch, Fashion-MNIST (`make data`) and for the whole table a GPU; on a CPU take --quick. Nothing of this
 package runs: no process, no shared memory. Numbers are steps per worker and say nothing about seconds.
@@ -39,6 +39,7 @@ if find_spec("torch") is None:
 
 import torch
 from scripts.simulated_methods import COUNTS, METHODS, TABLES, Setting
+from scripts.simulated_muon import MOMENTUM, orthogonal, scale
 from scripts.simulated_networks import NETWORKS, Gradients, Simulated
 
 Tensors = tuple[torch.Tensor, ...]
@@ -66,7 +67,7 @@ class Models:
         every = [row for row in rows for _ in seeds]
         self.c = torch.stack([network.initial(seed) for seed in seeds]).repeat(len(rows), 1).to(device)
         self.x = self.c[:, None].repeat(1, n, 1)
-        self.moments = [torch.zeros_like(self.x) for _ in range(2 if network.optimizer == "adam" else 1)]
+        self.moments = [torch.zeros_like(self.x) for _ in range(1 if network.optimizer == "sgd" else 2)]
         self.shared_moments = [torch.zeros_like(self.c) for _ in self.moments]
         self.average, self.averaged = self.c.clone(), torch.zeros(len(every), 1, device=device)
         self.rate = torch.tensor([rate * row.rate for row in every], device=device)[:, None, None]
@@ -93,7 +94,7 @@ class Models:
         if self.network.clip:
             g = g * (self.network.clip / g.norm(dim=2, keepdim=True)).clamp(max=1)
         self.ticks, self.steps = self.ticks + 1, self.steps + moves
-        (self._adam if self.network.optimizer == "adam" else self._momentum)(g, moves)
+        {"adam": self._adam, "sgd": self._momentum, "muon": self._muon}[self.network.optimizer](g, moves)
         if averaging:
             self.c = self.x.mean(1)
             self._add_to_average(slice(None), 1)
@@ -121,6 +122,20 @@ class Models:
         g2.lerp_(g * g, 0.001 * weight)
         t = t.clamp(min=1)
         self.x -= weight * self.rate * (g1 / (1 - 0.9**t)) / ((g2 / (1 - 0.999**t)).sqrt() + 1e-7)
+
+    def _muon(self, g: torch.Tensor, moves: np.ndarray) -> None:
+        """Adam but for hidden matrices: M := 0.95 M + g; x := x - rate scale orthogonal(g + 0.95 M) (2502.16982)."""
+        if not moves.all():
+            raise ValueError("workers with Muon are all as fast here")
+        total, ends = self.moments[0].clone(), np.cumsum([np.prod(shape) for shape in self.network.shapes])
+        before = self.x.clone()
+        self._adam(g, moves)
+        for place in self.network.hidden:
+            shape = self.network.shapes[place]
+            at = slice(int(ends[place] - np.prod(shape)), int(ends[place]))
+            self.moments[0][..., at] = MOMENTUM * total[..., at] + g[..., at]
+            step = (g[..., at] + MOMENTUM * self.moments[0][..., at]).unflatten(2, shape)
+            self.x[..., at] = before[..., at] - self.rate * scale(shape) * orthogonal(step).flatten(2)
 
     def _arrivals(self, moves: np.ndarray) -> None:
         due = moves & (((self.steps + self.phase) % self.period == 0) | (self.steps <= self.first.start))

@@ -302,6 +302,12 @@ def slow_settings(n: int) -> list[Setting]:
     return [Setting("AveragedEASGD", n, values, 1, moments="pull", slow=slow) for slow in (1, 2, 4)]
 
 
+def outer_settings(n: int) -> list[Setting]:
+    """Return periods and outer steps of DiLoCo, with the mean alone (LocalSGD) as the first of each."""
+    pairs = (1, 0), (0.7, 0.8), (0.7, 0.9)
+    return [Setting("DiLoCo", n, {"lr": lr, "mu": mu}, period) for period in (10, 50) for lr, mu in pairs]
+
+
 TABLES = {
     "rules": settings,
     "easgd": easgd_settings,
@@ -309,4 +315,5 @@ TABLES = {
     "moments": shared_moments_settings,
     "averaged": averaged_easgd_settings,
     "slow": slow_settings,
+    "outer": outer_settings,
 }

@@ -24,8 +24,10 @@ class Simulated:
     task : Task
     rates : tuple of float
         Learning rates of Adam that plain training tries.
-    optimizer : {"adam", "sgd"}
-        Of the workers; "sgd" has momentum 0.9.
+    optimizer : {"adam", "sgd", "muon"}
+        Of the workers; "sgd" has momentum 0.9, "muon" is Adam but for the hidden matrices.
+    hidden : tuple of int
+        Places of the hidden matrices in `shapes`.
     clip : float
         Largest norm of all gradients of a model together; 0 for none.
     shapes : tuple of tuple of int
@@ -33,6 +35,7 @@ class Simulated:
     """
 
     clip = 0.0
+    hidden: tuple[int, ...] = ()
     shapes: tuple[tuple[int, ...], ...]
 
     def __init__(self, task: Task, rates: tuple[float, ...], optimizer: str = "adam") -> None:
@@ -190,14 +193,16 @@ class CharacterTransformer(Simulated):
     clip = 1.0
     heads = 4
 
-    def __init__(self, task: Task, rates: tuple[float, ...]) -> None:
-        super().__init__(task, rates)
+    def __init__(self, task: Task, rates: tuple[float, ...], optimizer: str = "adam") -> None:
+        super().__init__(task, rates, optimizer)
         net = task.network
         assert isinstance(net, Transformer)
         self.width, self.blocks = net.width, net.blocks
         w = net.width
         block = (w, 3 * w), (3 * w,), (w, w), (w,), (w, 4 * w), (4 * w,), (4 * w, w), (w,), (w,), (w,)
         self.shapes = ((net.classes, w), (net.length, w), *block * net.blocks, (w,), (w, net.classes), (net.classes,))
+        inside = range(2, len(self.shapes) - 3)
+        self.hidden = tuple(place for place in inside if len(self.shapes[place]) == 2)
 
     def draw(self, place: int, uniform: torch.Tensor) -> torch.Tensor:
         if place < 2:
@@ -274,6 +279,9 @@ NETWORKS: dict[str, Callable[[], Simulated]] = {
     "fashion-mnist-sgd": lambda: Perceptron(TASKS["fashion-mnist-sgd"], TASKS["fashion-mnist-sgd"].rates, "sgd"),
     "fashion-mnist-conv": lambda: Convolutional(TASKS["fashion-mnist-conv"], TASKS["fashion-mnist-conv"].rates),
     "stdlib-transformer": lambda: CharacterTransformer(TASKS["stdlib-transformer"], TASKS["stdlib-transformer"].rates),
+    "stdlib-transformer-muon": lambda: CharacterTransformer(
+        TASKS["stdlib-transformer"], (*TASKS["stdlib-transformer"].rates, 0.016), "muon"
+    ),
     **{
         name: lambda task=TASKS[name]: CharacterLstm(task, task.rates)  # type: ignore[misc]
         for name in ("stdlib-lstm", "stdlib-lstm-long")

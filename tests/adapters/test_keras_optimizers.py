@@ -38,6 +38,11 @@ def test_the_optimizer_of_a_model_within_another(run_keras):
     run_keras(script_path("keras_optimizers_the_optimizer_of_a_model_within_another")).require_success()
 
 
+def test_each_kind_of_optimizer_equals_one_process(run_keras):
+    """Muon, Lion and Adafactor, with decay of the weights or a limit to gradients: on the mean gradient."""
+    run_keras(script_path("keras_optimizers_each_kind_equals_one_process")).require_success()
+
+
 @both_ways
 def test_a_weight_that_only_some_workers_use(run_keras):
     """Each worker averages with zeros; where a step is compiled for some weights, it is refused."""

@@ -38,7 +38,7 @@ def bits(group):
     found = []
     for host in group.hosts:
         values, states = host.center.snapshot()
-        residuals = Residuals(host.layout, host.memory).latest if any(host.memory) else []
+        residuals = Residuals(host.layout, host.memory).latest if np.frombuffer(host.memory, np.uint8).any() else []
         found.append([array.tobytes() for arrays in (values, *states, host.params, residuals) for array in arrays])
     return found
 
@@ -70,9 +70,9 @@ def expected(count, codec):
     return EXPECTED[count, codec]
 
 
-@pytest.mark.parametrize("codec", ["none", "int4"])
 @pytest.mark.parametrize(("hosts", "killed", "steps"), KILLS)
-def test_a_courier_that_is_killed_at_any_step_changes_no_bit(hosts, killed, steps, codec):
+def test_a_courier_that_is_killed_at_any_step_changes_no_bit(hosts, killed, steps):
+    codec = ("none", "int4")[(killed + steps) % 2]
     with Group([1.0] * hosts, RULE, compression=codec) as group:
         group.get_ready()
         for number in range(1, 6):

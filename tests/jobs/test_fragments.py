@@ -94,11 +94,16 @@ def by_hand(rule, workers, codec=None):
 
 
 RULES = [LocalSGD(fragments=4), DiLoCo(fragments=4), DiLoCo(0.5, 0.6, overlap=0.25, fragments=4)]
+PLACES = [((2,), "none"), ((2, 1), "none"), ((1, 2), "int4"), ((1, 1), "topk(0.5)")]
+# Each rule and each place at least once.
+AT_LEAST = [(RULES[0], *PLACES[0]), (RULES[1], *PLACES[1]), (RULES[2], *PLACES[2]), (RULES[2], *PLACES[3])]
+OTHERS = [(rule, *place) for rule in RULES for place in PLACES if (rule, *place) not in AT_LEAST]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=repr)
 @pytest.mark.parametrize(
-    ("workers", "codec"), [((2,), "none"), ((2, 1), "none"), ((1, 2), "int4"), ((1, 1), "topk(0.5)")], ids=repr
+    ("rule", "workers", "codec"),
+    [*AT_LEAST, *(pytest.param(*each, marks=pytest.mark.long) for each in OTHERS)],
+    ids=repr,
 )
 def test_each_round_is_of_one_fragment_and_a_whole_one_of_all(hosts, rule, workers, codec):
     options = [] if codec == "none" else ["--hosts-compression", codec]
@@ -129,8 +134,9 @@ def test_rounds_of_all_fragments_go_together_with_those_in_the_middle_of_an_epoc
     assert [hosts.said(rank, host) for rank, host in enumerate((0, len(workers) - 1))] == [[[5.5, 5.0, 5.0, 5.0]]] * 2
 
 
-@pytest.mark.parametrize("codec", ["none", "int4"])
-@pytest.mark.parametrize("rule", ["LocalSGD(fragments=4)", "LocalSGD(overlap=0.25, fragments=4)"])
+@pytest.mark.parametrize(
+    ("rule", "codec"), [("LocalSGD(fragments=4)", "int4"), ("LocalSGD(overlap=0.25, fragments=4)", "none")]
+)
 def test_a_worker_that_comes_again_goes_on_with_the_others(hosts, rule, codec):
     options = ["--max-restarts", "1", "--hosts-compression", codec]
     script = script_path("fragments_again_after_a_kill")

@@ -72,9 +72,14 @@ def by_hand(rule, workers, last):
     return list(zip(*lines))
 
 
-@pytest.mark.parametrize("rule", [LocalSGD(overlap=0.5), DiLoCo(overlap=0.5)], ids=repr)
 @pytest.mark.parametrize(
-    ("workers", "last"), [((2, 1), "copy_to_local"), ((1, 2), "center_params"), ((3,), "average_hosts")], ids=repr
+    ("rule", "workers", "last"),
+    [
+        (LocalSGD(overlap=0.5), (2, 1), "copy_to_local"),
+        (DiLoCo(overlap=0.5), (1, 2), "center_params"),
+        (DiLoCo(overlap=0.5), (3,), "average_hosts"),
+    ],
+    ids=repr,
 )
 def test_each_round_counts_one_period_later(hosts, rule, workers, last):
     expected = by_hand(rule, sum(workers), last)

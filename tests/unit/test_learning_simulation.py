@@ -329,3 +329,34 @@ def test_hosts_add_the_difference_between_the_mean_of_the_copies_and_their_own(s
     for name, moved in (("c", mean - copies), ("x", (mean - copies)[:, None])):
         torch.testing.assert_close(getattr(models, name), getattr(alone, name) + moved)
     torch.testing.assert_close(models.own["x_old"], alone.own["x_old"] + (mean - copies)[:, None])
+
+
+def test_the_hidden_matrices_of_muon_go_as_with_that_of_keras_and_all_else_with_adam(simulation):
+    import keras
+    import torch
+    from scripts.simulated_networks import NETWORKS
+
+    network, plain = NETWORKS["stdlib-transformer-muon"](), NETWORKS["stdlib-transformer"]()
+    row = simulation.Setting("averaged gradients", 1, {})
+    models, adam = (simulation.Models([row], [1], 0.01, "cpu", each) for each in (network, plain))
+    shapes = [network.shapes[place] for place in network.hidden]
+    assert len(shapes) == 8
+    assert set(shapes) == {(64, 192), (64, 64), (64, 256), (256, 64)}
+    options = {"learning_rate": 0.01, "weight_decay": None, "adam_weight_decay": 0.0}
+    variables = [keras.Variable(each[0]) for each in network.views(models.c)]
+    kept = [variables[place] for place in network.hidden]
+    muon = keras.optimizers.Muon(**options)
+    random = torch.Generator().manual_seed(2)
+    for _ in range(3):
+        g = torch.randn(models.x.shape, generator=random)
+        for each in (models, adam):
+            each.steps += 1
+        models._muon(g, np.ones(1, bool))
+        adam._adam(g, np.ones(1, bool))
+        muon.apply([network.views(g[0])[place][0] for place in network.hidden], kept)
+    for place, (found, usual) in enumerate(zip(network.views(models.x[0]), network.views(adam.x[0]))):
+        if place in network.hidden:
+            expected = torch.as_tensor(keras.ops.convert_to_numpy(variables[place]))
+            torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-5)
+        else:
+            torch.testing.assert_close(found, usual)
