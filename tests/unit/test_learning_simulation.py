@@ -347,12 +347,13 @@ def test_the_hidden_matrices_of_muon_go_as_with_that_of_keras_and_all_else_with_
     kept = [variables[place] for place in network.hidden]
     muon = keras.optimizers.Muon(**options)
     random = torch.Generator().manual_seed(2)
+    network.clip = plain.clip = 0
+    nothing = torch.zeros(1, 1, 1)
     for _ in range(3):
         g = torch.randn(models.x.shape, generator=random)
         for each in (models, adam):
-            each.steps += 1
-        models._muon(g, np.ones(1, bool))
-        adam._adam(g, np.ones(1, bool))
+            each.gradients = lambda *args, g=g: g
+            each.step(nothing, nothing)
         muon.apply([network.views(g[0])[place][0] for place in network.hidden], kept)
     for place, (found, usual) in enumerate(zip(network.views(models.x[0]), network.views(adam.x[0]))):
         if place in network.hidden:
