@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from platoon_base.rules import Rule, fragments_of, overlap_of, round_every, shar
 from platoon_base.schedule import EveryN
 from platoon_base.worker import LossWatch
 from platoon_plugins.keras.backends.base import Backend, Variable
+from platoon_plugins.keras.constraints import constraints_of
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.optimizer_state import begin_averages, end_averages, keeps_averages, require_built
 
@@ -46,6 +47,7 @@ class Asynchronous(Mode):
         self._epochs_over = 0
         self._participants: list[int] = []
         self._model: Any = None
+        self._apply_constraints: Callable[[], object] | None = None
         self._swapped: contextlib.ExitStack | None = None
         self._entered_checksums: list[int] = []
 
@@ -63,6 +65,7 @@ class Asynchronous(Mode):
     def start(self, model: Any, participants: list[int]) -> None:
         """Record the model, whose weights are shared already."""
         self._model, self._participants = model, participants
+        self._apply_constraints = constraints_of(self._backend.weights(model))
 
     def batches_done(self, count: int) -> None:
         """Synchronize if it is due; complete a round that overlaps after that part of the period."""
@@ -74,6 +77,7 @@ class Asynchronous(Mode):
         elif overlap and self._worker.advanced.round_under_way and self._period.is_past(overlap):
             self._backend.attach(self._model, only_weights=True)
             self._worker.advanced.complete_round()
+            self._constrain()
 
     @property
     def stops(self) -> bool:
@@ -114,6 +118,7 @@ class Asynchronous(Mode):
         self._worker.average_hosts()
         self._swapped = contextlib.ExitStack()
         self._swapped.enter_context(self._worker.center_params())
+        self._constrain()
         self._entered_checksums = self._checksums()
 
     def take_loss(self, loss: float) -> None:
@@ -162,6 +167,7 @@ class Asynchronous(Mode):
             return
         self._backend.attach(self._model)
         with self._worker.center_params():
+            self._constrain()
             yield
 
     def finish(self) -> None:
@@ -171,6 +177,7 @@ class Asynchronous(Mode):
             self.leave_for_good()  # Keras, not a callback, has changed the weights: it has put in the averages
         self.leave_center()
         self._worker.copy_to_local()
+        self._constrain()
         end_averages(self._model)
         self._worker.release_shared_params()
 
@@ -192,6 +199,12 @@ class Asynchronous(Mode):
         if self.stops and not all(np.isfinite(values).all() for values in _copies(self._backend.weights(self._model))):
             return  # TerminateOnNaN ends the fit, so `on_nonfinite` must not raise
         self._worker.sync_params(part=part, whole=whole)
+        self._constrain()
+
+    def _constrain(self) -> None:
+        """Apply the constraints of weights: the rule moves weights after the optimizer has applied them."""
+        if self._apply_constraints is not None:
+            self._apply_constraints()
 
     def _checksums(self) -> list[int]:
         """Return a checksum of each shared variable: copies would take the memory of the model once or twice more."""

@@ -167,11 +167,20 @@ def _rows(array: Any, start: int, stop: int, uneven: str, worker: Worker, reshuf
     rank, size = worker.global_rank, worker.global_size
     if size == 1 and (start, stop) == (0, _count(array)):
         return array
+    array = _with_rows(array)
     mine = _first_rows(array, Cut(start, stop, rank, size, uneven))
     keep_returned(mine)
     if reshuffle and size > 1:
         keep_part(mine, array, Cut(start, stop, rank, size, uneven))
     return mine
+
+
+def _with_rows(array: Any) -> Any:
+    """Return the NumPy array of a tensor of TensorFlow, which has no rows by their numbers; others as they are."""
+    if type(array).__name__ != "EagerTensor":
+        return array
+    values = array.numpy()
+    return values if values.dtype.kind in "biuf" else array
 
 
 def _first_rows(array: Any, cut: Cut) -> Any:

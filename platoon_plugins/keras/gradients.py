@@ -37,8 +37,9 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 NOT_ATTACHED = (
     "this DistributedOptimizer is used without distribute(...): the workers' models would start from different "
-    "weights, and losses and metrics be those of one worker; pass callbacks=distribute([...]) to each fit, or call "
-    "broadcast_variables(model) before a loop over train_on_batch, also after a fit. If you do, and the optimizer is "
+    "weights, and losses and metrics be those of one worker; pass callbacks=distribute([...]) to each fit. For a loop "
+    "of your own compile the model with it, model.compile(optimizer), and call broadcast_variables(model) before the "
+    "loop, also after a fit. If you do, and the optimizer is "
     "that of a model within the one that is trained, let the latter keep it in an attribute too, such as "
     "self.inner_optimizer = self.inner.optimizer: it is found there"
 )

@@ -34,6 +34,11 @@ def test_weights_follow_the_rule_and_writes_in_mid_epoch_count(run_keras):
     run_keras(script_path("keras_jobs_weights_follow_the_rule_and_writes_in_mid")).require_success()
 
 
+def test_constraints_hold_with_a_rule(run_keras):
+    """A rule moves weights after the optimizer has applied their constraints."""
+    run_keras(script_path("keras_jobs_constraints_hold_with_a_rule")).require_success()
+
+
 def test_the_period_begins_anew_with_each_epoch(run_keras):
     run_keras(script_path("keras_jobs_the_period_begins_anew_with_each_epoch")).require_success()
 

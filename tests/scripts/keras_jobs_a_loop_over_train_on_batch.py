@@ -28,6 +28,20 @@ if not KERAS_2:  # as in a loop with an optimizer of torch
         weight.grad = __import__("torch").full_like(weight, rank)
         worker.all_reduce(weight.grad, "mean", dest=weight.grad)
         assert (weight.grad == 0.5).all()
+    optimizer = DistributedOptimizer(keras.optimizers.SGD(0.5))  # as in a loop over optimizer.apply
+    weights = uncompiled.trainable_weights
+    gradients = [keras.ops.full(w.shape, rank, "float32") for w in weights]
+    optimizer.build(weights)
+    try:
+        optimizer.apply(gradients, weights)
+    except PlatoonError as exc:
+        assert "model.compile(optimizer)" in str(exc), exc
+    else:
+        raise AssertionError
+    uncompiled.compile(optimizer)
+    broadcast_variables(uncompiled)
+    optimizer.apply(gradients, weights)
+    assert abs(flat(uncompiled.get_weights()) - before[0] + 0.25).max() < 1e-6
     unbuilt = keras.Sequential([L.Dense(3)])
     try:
         broadcast_variables(unbuilt)

@@ -28,3 +28,7 @@ if not KERAS_2:
 
         moves(rows_of_fit(*shard(pandas.DataFrame(x), pandas.DataFrame(y))))
         moves(rows_of_fit(*shard(torch.from_numpy(x), torch.from_numpy(y))))
+    if keras.backend.backend() == "tensorflow":
+        moves(rows_of_fit(*shard(x, keras.ops.convert_to_tensor(y))))
+        first, second = shard(x[:-1], keras.ops.convert_to_tensor(y[:-1]), uneven="wrap")
+        assert len(first) == len(second) == ROWS // 2
