@@ -92,6 +92,8 @@ class JobFiles(msgspec.Struct, frozen=True):
     origin : Origin
     world : World
         The hosts that the job runs on; these files are those of one of them.
+    takes_turns : bool
+        Whether workers take turns at the center, see `platoon_base.shm.turns`.
     """
 
     job: str
@@ -103,6 +105,7 @@ class JobFiles(msgspec.Struct, frozen=True):
     keys: Optional[Keys] = None
     origin: Origin = Origin()
     world: World = ONE_HOST
+    takes_turns: bool = False
 
     @property
     def address(self) -> str:
@@ -145,6 +148,7 @@ class JobFiles(msgspec.Struct, frozen=True):
         origin: Origin | None = None,
         world: World = ONE_HOST,
         job: str = "",
+        takes_turns: bool = False,
     ) -> JobFiles:
         """Make the folder of a new job that this process controls, from now on.
 
@@ -162,7 +166,9 @@ class JobFiles(msgspec.Struct, frozen=True):
             pid_namespace=pid_namespace(),
             working_folder=working_folder(),
         )
-        files = cls(job, str(folder), size, center_memory, checkpoint, origin=origin, world=world)
+        files = cls(
+            job, str(folder), size, center_memory, checkpoint, origin=origin, world=world, takes_turns=takes_turns
+        )
         if len(os.fsencode(files.address)) > _MAX_ADDRESS:
             folder.rmdir()
             raise ConfigurationError(
@@ -203,6 +209,14 @@ class JobFiles(msgspec.Struct, frozen=True):
                 "the script with `platoon launch`"
             ) from exc
         return msgspec.structs.replace(found, folder=os.path.abspath(folder))  # this process may go to other folders
+
+    def require_joinable(self) -> None:
+        """Raise `ConfigurationError` if no worker can join this job late."""
+        if self.takes_turns:
+            raise ConfigurationError(
+                "this job was launched with --deterministic, which a worker that joins at any moment would undo: "
+                "launch it with one more worker, or without the option"
+            )
 
     @property
     def alive(self) -> bool:

@@ -137,11 +137,12 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
     world = ONE_HOST if options.hosts is None else options.hosts.world
     file, about = options.resume if options.resume is not None else ("", None)
     with contextlib.ExitStack() as stack:
-        files = JobFiles.create(size, options.center, str(file), options.origin, world)
+        files = JobFiles.create(
+            size, options.center, str(file), options.origin, world, takes_turns=options.deterministic
+        )
         stack.callback(files.lock().close)
         stack.callback(files.remove)
         segment, job_state = stack.enter_context(open_job_state(files))
-        job_state.turns["takes_turns"] = options.deterministic
         coordinator = (
             _resumed(about, size, world, options.story)
             if about is not None

@@ -26,6 +26,7 @@ def command(device: str, job: str, words: tuple[str, ...]) -> None:
     program, args = program_and_args(words)
     require_runnable(program, [device])
     files = JobFiles.find(job)
+    files.require_joinable()
     environment = {**worker_environment(device, files.size + 1, os.environ), JOB: files.folder}
     environment.pop(RANK, None)
     worker = [*python_main("platoon_base.worker_process.child"), *program.argv, *args]
