@@ -14,6 +14,7 @@ import socket
 import stat
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -94,6 +95,8 @@ class JobFiles(msgspec.Struct, frozen=True):
         The hosts that the job runs on; these files are those of one of them.
     takes_turns : bool
         Whether workers take turns at the center, see `platoon_base.shm.turns`.
+    training : dict of str to str
+        The environment variables of its workers that name the rule and its period where the script does not.
     """
 
     job: str
@@ -106,6 +109,7 @@ class JobFiles(msgspec.Struct, frozen=True):
     origin: Origin = Origin()
     world: World = ONE_HOST
     takes_turns: bool = False
+    training: dict[str, str] = {}
 
     @property
     def address(self) -> str:
@@ -149,6 +153,7 @@ class JobFiles(msgspec.Struct, frozen=True):
         world: World = ONE_HOST,
         job: str = "",
         takes_turns: bool = False,
+        training: Mapping[str, str] | None = None,
     ) -> JobFiles:
         """Make the folder of a new job that this process controls, from now on.
 
@@ -167,7 +172,15 @@ class JobFiles(msgspec.Struct, frozen=True):
             working_folder=working_folder(),
         )
         files = cls(
-            job, str(folder), size, center_memory, checkpoint, origin=origin, world=world, takes_turns=takes_turns
+            job,
+            str(folder),
+            size,
+            center_memory,
+            checkpoint,
+            origin=origin,
+            world=world,
+            takes_turns=takes_turns,
+            training=dict(training or {}),
         )
         if len(os.fsencode(files.address)) > _MAX_ADDRESS:
             folder.rmdir()
