@@ -17,7 +17,7 @@ from platoon_base.checkpoints.files import Checkpoint, require_alike
 from platoon_base.coordination import messages as msg
 from platoon_base.device_arrays import is_device_array
 from platoon_base.devices.checks import warn_if_not_on_device
-from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
+from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError, PlatoonError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign
 from platoon_base.rules.center import (
@@ -160,7 +160,9 @@ class SharedParameters:
         except BaseException as exc:
             self.close()
             if create:
-                client.ask(msg.CenterReady(error=repr(exc)), msg.Done, GRACE_S)
+                # The controller refuses this if it has the first report, or it is gone: the cause counts.
+                with contextlib.suppress(PlatoonError):
+                    client.ask(msg.CenterReady(error=repr(exc)), msg.Done, GRACE_S)
             raise
 
     def _resume(self, checkpoint: Checkpoint) -> list[list[Array]]:

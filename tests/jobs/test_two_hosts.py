@@ -399,6 +399,13 @@ def test_the_rule_and_the_period_of_the_first_host_count_on_all(hosts):
     assert "PLATOON_RULE=EASGD() is left out" in " ".join(hosts.output(1).split())
 
 
+def test_a_worker_that_is_interrupted_as_it_shares_gets_no_other_error(hosts):
+    code = script_path("two_hosts_interrupted_as_it_shares")
+    args = [str(hosts.folder / "logs1" / "courier1.log")]
+    assert hosts.run(code, workers=(1, 1), args=args) == [0, 0], hosts.log(1, 1) + hosts.output(0)
+    assert hosts.said(1, 1) == [["interrupted"]]
+
+
 ASYNCHRONOUS = script_path("two_hosts_asynchronous")
 
 
