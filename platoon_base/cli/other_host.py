@@ -20,7 +20,7 @@ from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import Origin
 from platoon_base.job.hosting import require_descriptors_for
-from platoon_base.job.starting import worker_environment, worker_starts
+from platoon_base.job.starting import adopt_training, worker_environment, worker_starts
 from platoon_base.links.cipher import require_cipher
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.deputy import host_deputy
@@ -142,6 +142,7 @@ def _serve_job(
         )
         origin = Origin([*program.argv, *args], list(devices), str(folder.absolute()))
         deputy = stack.enter_context(host_deputy(link, welcome, origin))
+        adopt_training(os.environ, welcome.training)
         environment = worker_environment("cpu", len(devices), os.environ)
         stack.enter_context(data_server(server, deputy.files.folder, environment, folder))
         starts = worker_starts(program, args, devices, folder, world, welcome.framework_address)

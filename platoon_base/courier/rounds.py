@@ -60,7 +60,8 @@ class HostsRound:
         self._theirs: dict[int, RoundTotals] = {}  # by host; kept until the next round, also if the host is lost
         self._sent: dict[int, Conversation] = {}  # by host, the link that carried this host's contributions to it
         self._asked: tuple[Conversation, int] | None = None  # the link that was asked for a center, and the round
-        self._reported = self._ended = self._given = False
+        self._given: dict[int, Conversation] = {}  # by idle host, the link that carried the round's center to it
+        self._reported = self._ended = False
 
     @property
     def under_way(self) -> bool:
@@ -77,8 +78,8 @@ class HostsRound:
             self._own.number = 0
             for totals in self._theirs.values():
                 self._carriage.release(totals)
-            self._theirs, self._sent, self._asked = {}, {}, None
-            self._gather, self._combine, self._reported, self._ended, self._given = order, None, False, False, False
+            self._theirs, self._sent, self._asked, self._given = {}, {}, None, {}
+            self._gather, self._combine, self._reported, self._ended = order, None, False, False
         elif self._gather is not None and order.number == self._gather.number:
             self._combine = order
 
@@ -114,7 +115,7 @@ class HostsRound:
             self._ended = self._end(gather, combine, conversations)
         if combine is not None and self._ended and self._host not in combine.hosts:
             self._carriage.has_not_counted(combine.number)
-        if combine is not None and self._ended and not self._given and self._rounds.made >= combine.number:
+        if combine is not None and self._ended and self._rounds.made >= combine.number:
             self._give(combine, conversations)
 
     def _has_own(self, number: int) -> bool:
@@ -171,10 +172,13 @@ class HostsRound:
 
     def _give(self, combine: between.Combine, conversations: Mapping[int, Conversation]) -> None:
         """Send the center of the round to hosts that have a center and had no workers in the round."""
-        idle = [conversations[host] for host in combine.idle if host in conversations and combine.source == self._host]
-        if any(conversation.stamp is None for conversation in idle):  # has not yet reported whether it has a center
+        if combine.source != self._host:
             return
-        self._given = True
-        for conversation in idle:
+        for host in combine.idle:
+            conversation = conversations.get(host)
+            # Without a stamp it has not reported yet whether it has a center.
+            if conversation is None or conversation.stamp is None or self._given.get(host) is conversation:
+                continue
+            self._given[host] = conversation
             if conversation.stamp != NOT_FILLED:
                 self._courier.give_center(conversation)

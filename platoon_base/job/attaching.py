@@ -9,7 +9,6 @@ from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.client import ControlClient
 from platoon_base.checkpoints.files import read_checkpoint
 from platoon_base.collectives.groups import Membership
-from platoon_base.errors import ConfigurationError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles
 from platoon_base.job.hello import HELLO_TIMEOUT_S, send_hello
@@ -48,6 +47,8 @@ def attach(
         Bound on the wait for the controller's welcome.
     """
     files = JobFiles.read(folder)
+    if rank is None:
+        files.require_joinable()
     require_descriptors(_DESCRIPTORS)
     with contextlib.ExitStack() as undo:
         segment = Segment.attach(files.job_state)
@@ -56,7 +57,6 @@ def attach(
         undo.callback(channel.close)
         job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=False)
         undo.callback(job_state.detach)
-        _require_not_late(job_state, rank)
         identity = send_hello(channel, rank, device, timeout_s)
         job_state.start_row(identity.rank, identity.resume_at)
         segment.try_lock(WORKER_LOCKS + identity.rank)
@@ -71,20 +71,12 @@ def attach(
     return worker, files
 
 
-def _require_not_late(job_state: JobState, rank: int | None) -> None:
-    if rank is None and job_state.turns["takes_turns"]:
-        raise ConfigurationError(
-            "this job was launched with --deterministic, which a worker that joins at any moment would undo: launch it "
-            "with one more worker, or without the option"
-        )
-
-
-def _turns(segment: Segment, job_state: JobState, identity: Identity) -> Turns | None:
+def _turns(files: JobFiles, segment: Segment, job_state: JobState, identity: Identity) -> Turns | None:
     """Return the turns of a worker, as the launcher has set them up; None where workers take none.
 
     A single worker takes turns too: with the controller, which saves its center.
     """
-    if not job_state.turns["takes_turns"]:
+    if not files.takes_turns:
         return None
     record, replay, rank = os.environ.get(RECORD_ORDER), os.environ.get(REPLAY_ORDER), identity.rank
     policy: Policy
@@ -167,7 +159,7 @@ def _connection(
         back_ends,
         controller_alive=lambda: _controller_lives(segment),
         on_close=on_close,
-        turns=_turns(segment, job_state, identity),
+        turns=_turns(files, segment, job_state, identity),
     )
     if spans is not None:
         connection.progress.clock.record = spans.record

@@ -14,6 +14,7 @@ import socket
 import stat
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple, Optional
 
@@ -92,6 +93,10 @@ class JobFiles(msgspec.Struct, frozen=True):
     origin : Origin
     world : World
         The hosts that the job runs on; these files are those of one of them.
+    takes_turns : bool
+        Whether workers take turns at the center, see `platoon_base.shm.turns`.
+    training : dict of str to str
+        The environment variables of its workers that name the rule and its period where the script does not.
     """
 
     job: str
@@ -103,6 +108,8 @@ class JobFiles(msgspec.Struct, frozen=True):
     keys: Optional[Keys] = None
     origin: Origin = Origin()
     world: World = ONE_HOST
+    takes_turns: bool = False
+    training: dict[str, str] = {}
 
     @property
     def address(self) -> str:
@@ -145,6 +152,8 @@ class JobFiles(msgspec.Struct, frozen=True):
         origin: Origin | None = None,
         world: World = ONE_HOST,
         job: str = "",
+        takes_turns: bool = False,
+        training: Mapping[str, str] | None = None,
     ) -> JobFiles:
         """Make the folder of a new job that this process controls, from now on.
 
@@ -162,7 +171,17 @@ class JobFiles(msgspec.Struct, frozen=True):
             pid_namespace=pid_namespace(),
             working_folder=working_folder(),
         )
-        files = cls(job, str(folder), size, center_memory, checkpoint, origin=origin, world=world)
+        files = cls(
+            job,
+            str(folder),
+            size,
+            center_memory,
+            checkpoint,
+            origin=origin,
+            world=world,
+            takes_turns=takes_turns,
+            training=dict(training or {}),
+        )
         if len(os.fsencode(files.address)) > _MAX_ADDRESS:
             folder.rmdir()
             raise ConfigurationError(
@@ -203,6 +222,14 @@ class JobFiles(msgspec.Struct, frozen=True):
                 "the script with `platoon launch`"
             ) from exc
         return msgspec.structs.replace(found, folder=os.path.abspath(folder))  # this process may go to other folders
+
+    def require_joinable(self) -> None:
+        """Raise `ConfigurationError` if no worker can join this job late."""
+        if self.takes_turns:
+            raise ConfigurationError(
+                "this job was launched with --deterministic, which a worker that joins at any moment would undo: "
+                "launch it with one more worker, or without the option"
+            )
 
     @property
     def alive(self) -> bool:

@@ -32,7 +32,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
-from platoon_base.job.starting import placed
+from platoon_base.job.starting import placed, training_variables
 from platoon_base.shm.job_state import CONTROLLER_LOCK, TURN_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import MAX_WORKERS
@@ -137,11 +137,18 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
     world = ONE_HOST if options.hosts is None else options.hosts.world
     file, about = options.resume if options.resume is not None else ("", None)
     with contextlib.ExitStack() as stack:
-        files = JobFiles.create(size, options.center, str(file), options.origin, world)
+        files = JobFiles.create(
+            size,
+            options.center,
+            str(file),
+            options.origin,
+            world,
+            takes_turns=options.deterministic,
+            training=training_variables(os.environ),
+        )
         stack.callback(files.lock().close)
         stack.callback(files.remove)
         segment, job_state = stack.enter_context(open_job_state(files))
-        job_state.turns["takes_turns"] = options.deterministic
         coordinator = (
             _resumed(about, size, world, options.story)
             if about is not None

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from pathlib import Path
 
 from platoon_base.compat.theano_flags import worker_flags
 from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.job.files import JobFiles
-from platoon_base.system.environment import DEVICE, ERROR_FILE, FRAMEWORK_RANK, JOB, LAUNCHER, RANK
+from platoon_base.system.environment import (
+    DEVICE,
+    ERROR_FILE,
+    EVERY_N_BATCHES,
+    FRAMEWORK_RANK,
+    JOB,
+    LAUNCHER,
+    RANK,
+    RULE,
+)
 from platoon_base.worker_process.failure import error_file
 from platoon_base.worker_process.program import Program, Start, python_main
 
 __all__ = [
     "THREAD_VARIABLES",
+    "adopt_training",
     "framework_address",
     "log_file",
     "placed",
+    "training_variables",
     "worker_environment",
     "worker_starts",
 ]
+
+log = logging.getLogger(__name__)
 
 _LIMITED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 THREAD_VARIABLES = (*_LIMITED, "GOTO_NUM_THREADS", "BLIS_NUM_THREADS")
@@ -54,6 +68,25 @@ def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> di
         environment.setdefault(_KERNEL_CACHE, str(Path.home() / ".cache" / "platoon" / "gpuarray"))
     environment["THEANO_FLAGS"] = worker_flags(device, environment)
     return environment
+
+
+def training_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that name the rule and its period where the script does not; all workers need the same."""
+    return {name: environment[name] for name in (RULE, EVERY_N_BATCHES) if name in environment}
+
+
+def adopt_training(environment: MutableMapping[str, str], training: Mapping[str, str]) -> None:
+    """Let an environment have the `training_variables` of a job; warn of other ones that it had."""
+    for name, value in training_variables(environment).items():
+        if training.get(name) != value:
+            log.warning(
+                "%s=%s is left out: the job was launched %s, which holds for all its workers",
+                name,
+                value,
+                f"with {name}={training[name]}" if name in training else "without it",
+            )
+        del environment[name]
+    environment.update(training)
 
 
 def _framework_group(address: str, workers: int, rank: int) -> dict[str, str]:

@@ -330,7 +330,9 @@ def host_deputy(link: LinkClient, welcome: between.Welcome, origin: Origin) -> I
     """
     world = welcome.world
     with contextlib.ExitStack() as stack:
-        files = JobFiles.create(world.size, "host", welcome.checkpoint, origin, world, welcome.job)
+        files = JobFiles.create(
+            world.size, "host", welcome.checkpoint, origin, world, welcome.job, training=welcome.training
+        )
         stack.callback(files.lock().close)
         stack.callback(files.remove)
         segment, job_state = stack.enter_context(open_job_state(files))

@@ -93,17 +93,18 @@ class HostTable:
             self._job.watch(member, self.world.ranks_on(member.host))
             member.reset()
 
-    def welcome(self, job: str, log_folder: Path, grace_s: float, checkpoint: str, framework_address: str) -> None:
+    def welcome(self, files: JobFiles, log_folder: Path, grace_s: float, framework_address: str) -> None:
         """Order the other hosts to start their workers."""
         self._welcome = between.Welcome(
             self.world,
-            job,
+            files.job,
             str(log_folder),
             self._timeout_s,
             grace_s,
-            checkpoint,
+            files.checkpoint,
             framework_address,
             self._link.lifeline_port,
+            files.training,
         )
         for member in self._members.values():
             self._let_in(member)

@@ -190,6 +190,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
         Where rank 0 listens for a framework's own group.
     lifeline_port : int
         Of the first host, see `LinkClient.hold`; 0 if it has none.
+    training : dict of str to str
+        The variables that name the rule and its period, which count on all hosts; see `job.starting`.
     """
 
     world: World
@@ -200,6 +202,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     checkpoint: str = ""
     framework_address: str = ""
     lifeline_port: int = 0
+    training: dict[str, str] = {}
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

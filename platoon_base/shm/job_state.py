@@ -19,12 +19,12 @@ from platoon_base.views import array_on
 __all__ = ["CONTROLLER_LOCK", "ROW", "TURN_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress", "position_of"]
 
 MAGIC = b"PLATOON\0"
-VERSION = 12
+VERSION = 13
 
 # Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
 CONTROLLER_LOCK = 0  # held while the controller lives
 USER_LOCK = 1  # Worker.lock() and unlock()
-TURN_LOCK = 2  # held by the worker whose turn it is, and by the controller while it reads the center; see `turns`
+TURN_LOCK = 2  # held by the worker whose turn it is, and by the controller while it reads the center; see `shm.turns`
 WORKER_LOCKS = 1024  # + rank: held while that worker takes part
 
 _HEADER = np.dtype(
@@ -37,7 +37,6 @@ _HEADER = np.dtype(
         ("num_live", "u4"),
         ("num_live_everywhere", "u4"),
         ("leader", "u4"),
-        ("takes_turns", "u4"),
         ("turn", "i8"),
         ("reason", "S256"),
     ],
@@ -235,9 +234,13 @@ class JobState:
         self._header["num_live"], self._header["num_live_everywhere"] = counts
 
     @property
-    def turns(self) -> Any:
-        """The words of the turns: ``takes_turns``, and in a recorded order the number of the next ``turn``."""
-        return self._header[["takes_turns", "turn"]]
+    def turn(self) -> int:
+        """The number of the next turn in a recorded order."""
+        return int(self._header["turn"])
+
+    @turn.setter
+    def turn(self, number: int) -> None:
+        self._header["turn"] = number
 
     def signs(self) -> Any:
         """Return numbers that grow when a worker makes progress: an array of shape (signs, rows)."""

@@ -321,7 +321,7 @@ class Replaying:
 
     def awaited(self, what: str) -> int | None:
         """Return whose turn it is by the record, if it is another's; raise if this run cannot follow the record."""
-        number = int(self._job_state.turns["turn"])
+        number = self._job_state.turn
         if number >= len(self._entries):
             raise ConfigurationError(
                 f"{self._path} has {number} turns, all of them taken, and rank {self._rank} is to make another one "
@@ -346,7 +346,7 @@ class Replaying:
 
     def text(self, rank: int) -> str:
         """Return the turn that is awaited."""
-        number = int(self._job_state.turns["turn"])
+        number = self._job_state.turn
         return f"turn {number} of {self._path} is that of rank {rank}: {self._differs()}"
 
     def _differs(self) -> str:
@@ -357,11 +357,11 @@ class Replaying:
 
     def done(self, what: str) -> None:
         """Pass on to the next turn."""
-        self._job_state.turns["turn"] += 1
+        self._job_state.turn += 1
 
     def over(self) -> str:
         """Return what the record has for this worker, beyond what it did."""
-        left = [what for rank, what in self._entries[int(self._job_state.turns["turn"]) :] if rank == self._rank]
+        left = [what for rank, what in self._entries[self._job_state.turn :] if rank == self._rank]
         if not left:
             return ""
         return f"{self._path} has {len(left)} more turns of rank {self._rank}, first {left[0]!r}: {self._differs()}"

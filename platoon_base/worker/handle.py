@@ -211,12 +211,12 @@ class Worker:
         self._sharing.require_served().update_center(update, synchronous, timeout_s)
 
     def average_hosts(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Set the centers of all hosts to their mean; in a job on one host it returns at once.
+        """Make the centers of all hosts equal; in a job on one host it returns at once.
 
         In asynchronous training each host has its own center, and couriers average them now and then, so they differ
-        slightly. This collective call makes them equal: their mean, weighted by the hosts' numbers of workers. So it
-        does with averages of centers; moments stay those of each host. With `GoSGD` all hosts agree on their workers'
-        mean. Call it before an evaluation by all workers, as the adapters do.
+        slightly. This collective call makes them, and averages of centers, equal: their mean by the hosts' numbers of
+        workers. Moments stay those of each host. With `GoSGD` all hosts agree on their workers' mean. Rules that wait
+        let it wait until all hosts have the center of the latest round. Call it before an evaluation, as adapters do.
 
         Raises
         ------

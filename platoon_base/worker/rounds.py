@@ -10,22 +10,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from platoon_base.centers.across_hosts import AcrossHosts
 from platoon_base.centers.base import NonFiniteElement, RoundCenter
-from platoon_base.centers.stripes import copy_all, cut
+from platoon_base.centers.stripes import copy_all, cut, wait_until
 from platoon_base.channels.client import ControlClient
 from platoon_base.coordination import messages as msg
-from platoon_base.errors import ConfigurationError
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules.outer import OuterRule
 from platoon_base.shm.turns import NoTurns, Turns
 from platoon_base.worker.progress_row import ProgressRow
 
-__all__ = ["WorkerRounds", "require_part"]
+__all__ = ["WorkerRounds", "await_latest_round", "require_part"]
 
 Array = np.ndarray[Any, Any]
 
 _BLOCK = 1 << 15  # elements that the caches hold
 _MIN_S = 3.0  # for copying the center, even if the wait for the others has used up the timeout
+_ASK_AGAIN_S = 1.0  # a host that made the latest round may be lost before it has sent the center
 
 
 log = logging.getLogger(__name__)
@@ -226,6 +228,36 @@ def _go_on(array: Array, new: Array, sent: Array) -> None:
         np.subtract(x[block], s[block], out=s[block])
         np.add(c[block], s[block], out=x[block])
         np.copyto(x[block], c[block], where=same)
+
+
+def await_latest_round(client: ControlClient, center: AcrossHosts, deadline: float) -> None:
+    """Wait until the centers of all hosts are that of the latest round; a collective call.
+
+    A host whose workers had no part in a round gets its center from another one, some time after the round.
+
+    Parameters
+    ----------
+    client : ControlClient
+    center : AcrossHosts
+        This host's; this worker has completed its own rounds.
+    deadline : float
+        By `time.monotonic`.
+    """
+    while True:
+        made = client.gather("rounds of all hosts", center.made, max(deadline - time.monotonic(), _MIN_S))
+        latest = max(made)
+        if min(made) == latest:
+            return
+        if time.monotonic() > deadline:
+            raise CollectiveTimeoutError(
+                f"the centers of all hosts are not those of round {latest} yet: is the network slow or cut? Look into "
+                "the logs of the launchers, or give a longer timeout_s"
+            )
+        wait_until(functools.partial(_has_made, center, latest), _ASK_AGAIN_S)
+
+
+def _has_made(center: AcrossHosts, number: int) -> bool:
+    return center.made >= number
 
 
 def require_part(part: Any) -> None:

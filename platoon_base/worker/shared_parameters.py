@@ -17,7 +17,7 @@ from platoon_base.checkpoints.files import Checkpoint, require_alike
 from platoon_base.coordination import messages as msg
 from platoon_base.device_arrays import is_device_array
 from platoon_base.devices.checks import warn_if_not_on_device
-from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
+from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError, PlatoonError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign
 from platoon_base.rules.center import (
@@ -36,7 +36,7 @@ from platoon_base.rules.outer import fragments_of, overlap_of, step_form_of, wai
 from platoon_base.shm.phases import SYNC
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
-from platoon_base.worker.rounds import WorkerRounds
+from platoon_base.worker.rounds import WorkerRounds, await_latest_round
 from platoon_base.worker.unchanged_watch import UnchangedWatch
 
 __all__ = ["ON_NONFINITE", "SharedParameters", "require_finite", "require_on_nonfinite", "share"]
@@ -160,7 +160,9 @@ class SharedParameters:
         except BaseException as exc:
             self.close()
             if create:
-                client.ask(msg.CenterReady(error=repr(exc)), msg.Done, GRACE_S)
+                # The controller refuses this if it has the first report, or it is gone: the cause counts.
+                with contextlib.suppress(PlatoonError):
+                    client.ask(msg.CenterReady(error=repr(exc)), msg.Done, GRACE_S)
             raise
 
     def _resume(self, checkpoint: Checkpoint) -> list[list[Array]]:
@@ -357,12 +359,15 @@ class SharedParameters:
             self._progress.mark_all_synced()
 
     def average_hosts(self, timeout_s: float) -> None:
-        """Set the centers of all hosts to their mean; see `Worker.average_hosts`."""
+        """Make the centers of all hosts equal; see `Worker.average_hosts`."""
         self.complete_round(timeout_s)
         across_hosts: Any = getattr(self.center, "across_hosts", None)  # centers on devices have none
-        if across_hosts is None or across_hosts.workers_wait:  # rules that wait keep all centers equal anyway
+        if across_hosts is None:
             return
         deadline = time.monotonic() + timeout_s
+        if across_hosts.workers_wait:
+            await_latest_round(self._connection.client, across_hosts, deadline)
+            return
         met = self._connection.client.wait_for_all(msg.Round(timeout_s=timeout_s), msg.RoundReached)
         across_hosts.wait(met.number, max(deadline - time.monotonic(), min(_MIN_S, timeout_s)))
 

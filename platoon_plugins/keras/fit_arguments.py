@@ -37,7 +37,10 @@ def divide(values: dict[str, Any], worker: Worker) -> None:
     """
     name = "generator" if "generator" in values else "x"
     if values.get("validation_data") is not None:  # first: a validation_split is divided with the rows of training
-        _divide_validation(values, worker)
+        try:
+            _divide_validation(values, worker)
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"validation_data: {exc}") from exc
     if _has_rows(values.get(name)):
         _divide_arrays(values, worker)
     elif values.get(name) is not None:
@@ -122,7 +125,9 @@ def _divide_validation(values: dict[str, Any], worker: Worker) -> None:
         own = shard(*data, worker=worker)
         values["validation_data"] = own if len(data) > 1 else (own,)
         return
-    values["validation_data"] = _part_of_set(data, worker)
+    values["validation_data"] = own = _part_of_set(data, worker)
+    if is_sequence(own):
+        len(own)  # refuses too few rows, which Keras would ask for behind the first epoch
     if steps is not None:
         values["validation_steps"] = _fewer(steps, worker)
 

@@ -108,6 +108,21 @@ def test_a_host_without_workers_gets_the_center_after_the_step():
         assert state_of(first) == state_of(second)
 
 
+@pytest.mark.usefixtures("quick_turns")
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("steps", range(8))
+def test_a_host_without_workers_gets_the_center_though_a_courier_is_killed(killed, steps):
+    with Group([1.0, 1.0]) as group:
+        group.get_ready()
+        first, second = group.hosts
+        second.contribute(2.0)
+        group.begin(1, [1], idle=[0])
+        group.end(1, 1)
+        group.kill(killed, steps)
+        group.until(lambda: first.center.across_hosts.made == 1)
+        assert state_of(first) == state_of(second)
+
+
 def test_a_host_without_a_center_keeps_nothing_of_those_of_others():
     with Group([1.0, 1.0]) as group:
         group.introduce()

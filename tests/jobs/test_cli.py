@@ -429,6 +429,37 @@ def test_jobs_lists_the_running_job_and_join_adds_a_worker(platoon, write_script
     assert done.returncode == 0, done.stdout
 
 
+def test_a_worker_that_joins_has_the_rule_and_the_period_of_the_job(platoon, write_script, tmp_path):
+    late = write_script(
+        """
+        from platoon_base import connect
+        from platoon_base.rules import default_period, default_rule
+
+        with connect():
+            print(default_rule(), default_period(default_rule()))
+        """,
+        "late.py",
+    )
+    script = write_script(
+        f"""
+        import os, subprocess, sys
+        from platoon_base import connect
+
+        with connect() as worker:
+            names = ("PLATOON_RULE", "PLATOON_EVERY_N_BATCHES")
+            environment = {{name: value for name, value in os.environ.items() if name not in names}}
+            job = os.path.basename(os.environ["PLATOON_JOB"])
+            words = [sys.executable, "-m", "platoon_base", "join", job, {str(late)!r}]
+            joined = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+            print("late:", joined.stdout.strip(), joined.stderr)
+        """
+    )
+    (tmp_path / "run.toml").write_text('[training]\nrule = "LocalSGD"\navg_freq = 7\n')
+    done = platoon("launch", "-n", 1, "--config", "run.toml", "--log-dir", "logs", script)
+    assert done.returncode == 0, done.stdout
+    assert "late: LocalSGD() 7" in (tmp_path / "logs" / "rank0.log").read_text()
+
+
 def test_clean_removes_what_a_dead_job_left_and_nothing_else(platoon, tmp_path):
     script = script_path("cli_clean_removes_what_a_dead_job_left")
     platoon("launch", "-n", 1, "--log-dir", "logs", script, environment={"PLATOON_NO_PREFORK": "1"})

@@ -275,8 +275,33 @@ if worker.is_leader:
     print("joined with", joined.returncode, joined.stderr)
 worker.barrier()
 """
-    late = write_script("from platoon_base import connect\nconnect()\n", "late.py")
+    late = write_script("print('no worker is started')\n", "late.py")
     done = platoon("launch", "-n", 2, "--deterministic", "--log-dir", "logs", write_script(text), late)
+    log = (tmp_path / "logs" / "rank0.log").read_text()
+    assert done.returncode == 0, done.stdout + log
+    assert "joined with 2 platoon: this job was launched with --deterministic" in log
+    assert "launch it with one more worker" in log
+    assert "Traceback" not in log
+    assert "no worker is started" not in log
+
+
+def test_no_process_joins_a_deterministic_job_by_its_environment(platoon, write_script, tmp_path):
+    text = """
+import os
+import subprocess
+import sys
+
+from platoon_base import connect
+
+worker = connect()
+if worker.is_leader:
+    environment = {name: value for name, value in os.environ.items() if name != "PLATOON_RANK"}
+    words = [sys.executable, "-c", "from platoon_base import connect; connect()"]
+    joined = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
+    print("joined with", joined.returncode, joined.stderr)
+worker.barrier()
+"""
+    done = platoon("launch", "-n", 2, "--deterministic", "--log-dir", "logs", write_script(text))
     log = (tmp_path / "logs" / "rank0.log").read_text()
     assert done.returncode == 0, done.stdout + log
     assert "joined with 1" in log

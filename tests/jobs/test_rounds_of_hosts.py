@@ -58,6 +58,15 @@ def test_what_a_round_of_one_host_has_learned_is_not_lost_by_one_of_another(host
     assert hosts.said(0, 0)[-1] == hosts.said(1, 1)[-1] == [[104.0] * 4]
 
 
+@pytest.mark.parametrize("rule", ["LocalSGD()", "LocalSGD(overlap=0.25, fragments=4)"])
+def test_hosts_that_had_no_part_in_the_last_rounds_have_their_center_before_an_evaluation(hosts, rule):
+    script = script_path("rounds_of_hosts_last_rounds_of_one_host")
+    assert hosts.run(script, workers=(1, 1), args=[rule]) == [0, 0], hosts.output(0)
+    (first,), (second,) = hosts.said(0, 0), hosts.said(1, 1)
+    assert first == second
+    assert rule != "LocalSGD()" or first == [[4.0] * 8]
+
+
 GOES_ON = script_path("rounds_of_hosts_goes_on")
 
 

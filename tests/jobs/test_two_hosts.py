@@ -389,6 +389,23 @@ def test_a_host_takes_the_key_that_is_made_while_it_waits(hosts):
     assert hosts.wait(30) == [0, 0], hosts.output(0)
 
 
+def test_the_rule_and_the_period_of_the_first_host_count_on_all(hosts):
+    code = script_path("two_hosts_rule_of_the_first")
+    (hosts.folder / "run.toml").write_text('[training]\nrule = "LocalSGD"\noverlap = 0.5\navg_freq = 7\n')
+    hosts.start(code, "--config", "run.toml", host=0)
+    hosts.start(code, host=1, environment={"PLATOON_RULE": "EASGD()"})
+    assert hosts.wait() == [0, 0], hosts.output(0)
+    assert hosts.said(0, 0) == hosts.said(1, 1) == [["LocalSGD(overlap=0.5)", 7]]
+    assert "PLATOON_RULE=EASGD() is left out" in " ".join(hosts.output(1).split())
+
+
+def test_a_worker_that_is_interrupted_as_it_shares_gets_no_other_error(hosts):
+    code = script_path("two_hosts_interrupted_as_it_shares")
+    args = [str(hosts.folder / "logs1" / "courier1.log")]
+    assert hosts.run(code, workers=(1, 1), args=args) == [0, 0], hosts.log(1, 1) + hosts.output(0)
+    assert hosts.said(1, 1) == [["interrupted"]]
+
+
 ASYNCHRONOUS = script_path("two_hosts_asynchronous")
 
 

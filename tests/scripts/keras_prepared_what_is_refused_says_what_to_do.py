@@ -34,6 +34,16 @@ def refused(call, *words):
         raise AssertionError(f"nothing was refused: {words}")
 
 
+class Few(keras.utils.Sequence if KERAS_2 else keras.utils.PyDataset):
+    """A set with one batch of one row."""
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return x[:1], y[:1]
+
+
 # The arguments.
 refused(lambda: prepare("model"), "prepare(model)")
 refused(lambda: prepare(dense(), mode="synchronous"), '"async" or "sync"')
@@ -46,6 +56,18 @@ for period in 0, 2.5, True:
     refused(lambda period=period: prepare(dense(), sync_every=period), f"got sync_every={period!r}")
 refused(lambda: prepare(dense(), strategy="easgd"), "got strategy='easgd'")
 refused(lambda: prepare(dense(), policy="most"), "most")
+
+# Validation data of fewer rows than workers, also without a look at them before the first validation.
+model = prepare(dense())
+few = f"validation_data: got 1 rows for {size} workers"
+refused(lambda: model.fit(x, y, verbose=0, validation_data=(x[:1], y[:1])), few)
+refused(
+    lambda: model.fit(x, y, verbose=0, validation_data=(x[:2], y[:1])), "validation_data: got arrays of [1, 2] rows"
+)
+refused(lambda: model.fit(x, y, verbose=0, validation_data=Few()), few)
+assert model.optimizer.iterations == 0
+refused(lambda: model.fit(x, y, verbose=0, validation_split=0.01), "got validation_split=0.01 of 64 rows")
+refused(lambda: model.fit(x[:1], y[:1], verbose=0, validation_data=(x, y)), f"got 1 rows for {size} workers")
 
 # A loop without a fit has no center.
 refused(lambda: prepare(dense()).train_on_batch(x[:8], y[:8]), 'mode="sync"')

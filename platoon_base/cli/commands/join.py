@@ -9,6 +9,7 @@ import click
 from platoon_base.cli.commands.arguments import SCRIPT, program_and_args
 from platoon_base.cli.launcher import require_runnable, worker_environment
 from platoon_base.job.files import JobFiles
+from platoon_base.job.starting import adopt_training
 from platoon_base.system.environment import JOB, RANK
 from platoon_base.worker_process.program import python_main
 
@@ -26,7 +27,9 @@ def command(device: str, job: str, words: tuple[str, ...]) -> None:
     program, args = program_and_args(words)
     require_runnable(program, [device])
     files = JobFiles.find(job)
+    files.require_joinable()
     environment = {**worker_environment(device, files.size + 1, os.environ), JOB: files.folder}
     environment.pop(RANK, None)
+    adopt_training(environment, files.training)
     worker = [*python_main("platoon_base.worker_process.child"), *program.argv, *args]
     os.execve(worker[0], worker, environment)  # Python reads the variable about the order of sets as it starts
