@@ -107,7 +107,7 @@ class ControlClient:
         """Make a collective call, of up to its ``timeout_s``, and return its answer, of the type expected."""
         with self._call_lock.take(repr(call.title), call.timeout_s) as left_s:
             if self._meet is not None:
-                self._meet(not isinstance(call, msg.Round))
+                self._meet(not isinstance(call, (msg.Round, msg.RoundsMade)))
             if left_s != call.timeout_s:
                 call = msgspec.structs.replace(call, timeout_s=left_s)
             with self._seen_waiting(call.title), self._withdrawn_if_interrupted():

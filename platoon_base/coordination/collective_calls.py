@@ -26,15 +26,16 @@ class Terms(NamedTuple):
         The workers that have come need each other from now on: one that is lost cannot come again alone.
     combines : bool
         The workers exchange values; otherwise they merely wait for each other.
-    leaves_out : bool
-        Once all others wait in other calls, those that have come go on without them.
+    leaves_out : int
+        Once all others wait in other calls, those that have come go on without them, first those with the greatest
+        number; 0 if they never do.
     """
 
     skips_late: bool = False
     launched_only: bool = False
     binds: bool = False
     combines: bool = False
-    leaves_out: bool = False
+    leaves_out: int = 0
 
 
 @functools.singledispatch
@@ -70,7 +71,12 @@ def _(call: msg.Meet) -> Terms:
 
 @terms_of.register
 def _(call: msg.Round) -> Terms:
-    return Terms(leaves_out=True)
+    return Terms(leaves_out=2)
+
+
+@terms_of.register
+def _(call: msg.RoundsMade) -> Terms:
+    return Terms(leaves_out=1)
 
 
 @terms_of.register
@@ -116,6 +122,9 @@ def reply_to(calls: Mapping[int, msg.CollectiveCall], lost: list[int], stop: str
         return msg.Gathered(values=values, ranks=ranks, lost=lost, stop=stop)
     if isinstance(kind, msg.Round):
         return msg.RoundReached(number=rounds, ranks=ranks, lost=lost, stop=stop)
+    if isinstance(kind, msg.RoundsMade):
+        made = [call.number for call in calls.values() if isinstance(call, msg.RoundsMade)]
+        return msg.RoundsCompared(earliest=min(made), latest=max(made), ranks=ranks, lost=lost, stop=stop)
     return msg.Met(ranks=ranks, lost=lost, stop=stop)
 
 

@@ -49,6 +49,8 @@ __all__ = [
     "Request",
     "Round",
     "RoundReached",
+    "RoundsCompared",
+    "RoundsMade",
     "Same",
     "Seen",
     "SeenWorker",
@@ -64,7 +66,7 @@ __all__ = [
     "Withdraw",
 ]
 
-PROTOCOL = 10
+PROTOCOL = 11
 MAX_BYTES = 1 << 22  # a control message is small; arrays travel through shared memory
 MAX_VALUE_BYTES = 2048  # of a worker in a collective call, so that those of 1,024 workers fit into one message
 MAX_KEPT_BYTES = 1 << 18  # of one worker: it gets all of it back in one message
@@ -202,6 +204,20 @@ class Round(CollectiveCall, frozen=True, kw_only=True, tag="round"):
     @property
     def title(self) -> str:
         return "synchronization round"
+
+
+class RoundsMade(CollectiveCall, frozen=True, kw_only=True, tag="rounds-made"):
+    """The latest round that the center of this worker's host has, to be compared with those of the other workers.
+
+    Like `Round` it goes on without workers that wait in another call, as some may share no parameters; but not while
+    others wait in a `Round`.
+    """
+
+    number: int
+
+    @property
+    def title(self) -> str:
+        return "rounds of all hosts"
 
 
 class AgreeToStop(CollectiveCall, frozen=True, kw_only=True, tag="agree-to-stop"):
@@ -394,6 +410,13 @@ class RoundReached(CollectiveReply, frozen=True, kw_only=True, tag="round-met"):
     number: int
 
 
+class RoundsCompared(CollectiveReply, frozen=True, kw_only=True, tag="rounds-compared"):
+    """The earliest and the latest of the rounds that the centers have."""
+
+    earliest: int
+    latest: int
+
+
 class Sums(CollectiveReply, frozen=True, kw_only=True, tag="sums"):
     """The sums over the ranks."""
 
@@ -453,6 +476,7 @@ Request = Union[
     Barrier,
     Meet,
     Round,
+    RoundsMade,
     AgreeToStop,
     ReleaseCenter,
     Report,
@@ -473,6 +497,7 @@ Reply = Union[
     CenterRole,
     Met,
     RoundReached,
+    RoundsCompared,
     Sums,
     Gathered,
     AskAgain,

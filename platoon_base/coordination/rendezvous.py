@@ -179,8 +179,10 @@ class Rendezvous:
         names = {rank: name for name, waits in self._waits.items() for rank in waits}
         if not awaited or not awaited <= set(names):
             return []
-        unequal = {names[rank] for rank in awaited if self._waits[names[rank]][rank].terms.leaves_out}
-        if unequal:  # some workers have more rounds to make than those that wait elsewhere
+        leaves_out = {names[rank]: self._waits[names[rank]][rank].terms.leaves_out for rank in awaited}
+        first = max(leaves_out.values())
+        if first:  # some workers have more rounds to make than those that wait elsewhere
+            unequal = [name for name, number in leaves_out.items() if number == first]
             return [outcome for name in unequal for outcome in self._take_out(name)]
         late = awaited & self._roster.late
         if late and any(self._roster[rank].launched for rank in names):

@@ -244,16 +244,16 @@ def await_latest_round(client: ControlClient, center: AcrossHosts, deadline: flo
         By `time.monotonic`.
     """
     while True:
-        made = client.gather("rounds of all hosts", center.made, max(deadline - time.monotonic(), _MIN_S))
-        latest = max(made)
-        if min(made) == latest:
+        call = msg.RoundsMade(number=center.made, timeout_s=max(deadline - time.monotonic(), _MIN_S))
+        compared = client.wait_for_all(call, msg.RoundsCompared)
+        if compared.earliest == compared.latest:
             return
         if time.monotonic() > deadline:
             raise CollectiveTimeoutError(
-                f"the centers of all hosts are not those of round {latest} yet: is the network slow or cut? Look into "
-                "the logs of the launchers, or give a longer timeout_s"
+                f"the centers of all hosts are not those of round {compared.latest} yet: is the network slow or cut? "
+                "Look into the logs of the launchers, or give a longer timeout_s"
             )
-        wait_until(functools.partial(_has_made, center, latest), _ASK_AGAIN_S)
+        wait_until(functools.partial(_has_made, center, compared.latest), _ASK_AGAIN_S)
 
 
 def _has_made(center: AcrossHosts, number: int) -> bool:

@@ -373,6 +373,31 @@ def test_a_round_waits_for_who_still_trains():
     assert rounds_of(replies(job.coordinator.worker_ended(2, lost=True))) == {"1": 1}
 
 
+def made(number):
+    return msg.RoundsMade(number=number, timeout_s=10.0)
+
+
+def test_rounds_are_compared_without_those_that_wait_elsewhere():
+    """As they may share no parameters."""
+    job = Job(3).join(0, 1, 2)
+    assert job.ask(0, total("averaged")) == []
+    assert job.ask(1, made(4)) == []
+    answered = replies(job.ask(2, made(6)))
+    assert {peer: (reply.earliest, reply.latest) for peer, reply in answered.items()} == {"1": (4, 6), "2": (4, 6)}
+
+
+def test_rounds_are_not_compared_while_others_make_some():
+    job = Job(3).join(0, 1, 2)
+    assert job.ask(0, made(0)) == []
+    assert job.ask(1, ROUND) == []
+    assert rounds_of(replies(job.ask(2, ROUND))) == {"1": 1, "2": 1}
+    assert job.ask(1, made(1)) == []
+    assert rounds_of(replies(job.ask(2, ROUND))) == {"2": 2}
+    answered = replies(job.ask(2, made(2)))
+    assert {reply.earliest for reply in answered.values()} == {0}
+    assert set(answered) == {"0", "1", "2"}
+
+
 def test_one_that_leaves_a_round_unfinished_does_not_end_it_for_the_others():
     job = Job(3).join(0, 1, 2)
     job.ask(0, ROUND)
