@@ -66,7 +66,7 @@ __all__ = [
     "Withdraw",
 ]
 
-PROTOCOL = 11
+PROTOCOL = 10
 MAX_BYTES = 1 << 22  # a control message is small; arrays travel through shared memory
 MAX_VALUE_BYTES = 2048  # of a worker in a collective call, so that those of 1,024 workers fit into one message
 MAX_KEPT_BYTES = 1 << 18  # of one worker: it gets all of it back in one message
