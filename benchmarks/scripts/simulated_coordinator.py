@@ -37,7 +37,7 @@ def main() -> None:
             for rank in range(WORKERS):
                 job.start(rank, ["cat", pipe], os.environ, None)
             if table is not None:
-                table.welcome(job.files.job, Path.cwd(), options.grace_s, "", "")
+                table.welcome(job.files, Path.cwd(), options.grace_s, "")
             result = job.serve(signals)
         if table is not None:
             table.over(result.status, result.stopped_by, again=False)
