@@ -36,6 +36,11 @@ class AcrossHosts(Protocol):
         """The latest round that this center has completed."""
         ...
 
+    @property
+    def wanted(self) -> int:
+        """The latest round whose center a worker of this host waits for; 0 if there is none."""
+        ...
+
     def new_totals(self) -> RoundTotals:
         """Allocate memory for a host's contribution to a round."""
         ...

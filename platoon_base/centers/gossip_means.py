@@ -54,6 +54,7 @@ class GossipMeans:
     """
 
     workers_wait = False
+    wanted = 0  # no worker waits for a round that it had no part in
 
     def __init__(
         self,

@@ -44,7 +44,8 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 
 # For each stripe: the latest round whose step was made; how often the values were changed; which totals are in use;
-# the latest round that overlaps with training and to which all have contributed.
+# the latest round that overlaps with training and to which all have contributed; of the first stripe, the round whose
+# center a worker waits for where its host had no part in it.
 # For each of the two totals: the number of contributions, and the sum of their parts; the elements up to which the
 # step is made; those up to which the current block was copied; the round whose sum over all hosts it holds, or 0.
 WORDS = [
@@ -52,6 +53,7 @@ WORDS = [
     ("generation", "u4"),
     ("in_use", "u4"),
     ("met", "u4"),
+    ("wanted", "u4"),
     ("count", "u4", (2,)),
     ("parts", "f8", (2,)),
     ("done", "u8", (2,)),

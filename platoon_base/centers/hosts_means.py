@@ -46,6 +46,7 @@ class HostsMeans:
     """
 
     workers_wait = False
+    wanted = 0  # no worker waits for a round that it had no part in
 
     def __init__(
         self,

@@ -138,6 +138,15 @@ class HostsRounds:
         """The latest round whose step was made on all stripes."""
         return int(self._holders["round"].min()) if len(self._holders) else 0
 
+    @property
+    def wanted(self) -> int:
+        """The latest round whose center a worker waits for; 0 if there was none."""
+        return int(self._holders["wanted"][0]) if len(self._holders) else 0
+
+    def want(self, number: int) -> None:
+        """Let the courier ask other hosts for the center of a round."""
+        self._holders["wanted"][:1] = max(number, self.wanted)
+
     def new_totals(self) -> RoundTotals:
         """Allocate memory for the totals of a round."""
         return RoundTotals(self.fragments)

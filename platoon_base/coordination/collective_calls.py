@@ -123,8 +123,10 @@ def reply_to(calls: Mapping[int, msg.CollectiveCall], lost: list[int], stop: str
     if isinstance(kind, msg.Round):
         return msg.RoundReached(number=rounds, ranks=ranks, lost=lost, stop=stop)
     if isinstance(kind, msg.RoundsMade):
-        made = [call.number for call in calls.values() if isinstance(call, msg.RoundsMade)]
-        return msg.RoundsCompared(earliest=min(made), latest=max(made), ranks=ranks, lost=lost, stop=stop)
+        made = {rank: call.number for rank, call in calls.items() if isinstance(call, msg.RoundsMade)}
+        latest = max(made.values())
+        behind = [rank for rank in ranks if made[rank] < latest]
+        return msg.RoundsCompared(latest=latest, behind=behind, ranks=ranks, lost=lost, stop=stop)
     return msg.Met(ranks=ranks, lost=lost, stop=stop)
 
 

@@ -411,10 +411,10 @@ class RoundReached(CollectiveReply, frozen=True, kw_only=True, tag="round-met"):
 
 
 class RoundsCompared(CollectiveReply, frozen=True, kw_only=True, tag="rounds-compared"):
-    """The earliest and the latest of the rounds that the centers have."""
+    """The latest of the rounds that the centers have, and the ranks on hosts whose centers are behind it."""
 
-    earliest: int
     latest: int
+    behind: list[int]
 
 
 class Sums(CollectiveReply, frozen=True, kw_only=True, tag="sums"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from platoon_base.courier.carriage import Carriage, PlainCarriage
 from platoon_base.courier.conversation import NOT_FILLED, TOTALS, Conversation
 
 __all__ = ["HostsRound"]
+
+_PATIENCE_S = 5.0  # for the center that a worker waits for, before another host is asked for it
 
 
 class RoundCourier(Protocol):
@@ -60,6 +63,8 @@ class HostsRound:
         self._theirs: dict[int, RoundTotals] = {}  # by host; kept until the next round, also if the host is lost
         self._sent: dict[int, Conversation] = {}  # by host, the link that carried this host's contributions to it
         self._asked: tuple[Conversation, int] | None = None  # the link that was asked for a center, and the round
+        self._fetching: list[Conversation] = []  # the links that were asked for the center that a worker waits for
+        self._fetched_at = 0.0  # by time.monotonic
         self._given: dict[int, Conversation] = {}  # by idle host, the link that carried the round's center to it
         self._reported = self._ended = False
 
@@ -97,6 +102,7 @@ class HostsRound:
 
     def step(self, conversations: Mapping[int, Conversation], lost: set[int]) -> None:
         """Advance the round without blocking; after its end, send the center to hosts that need it."""
+        self._fetch(conversations)
         gather, combine = self._gather, self._combine
         if gather is None:
             return
@@ -168,6 +174,22 @@ class HostsRound:
             if host in conversations:
                 conversations[host].ask(number)
                 self._asked = conversations[host], number
+                return
+
+    def _fetch(self, conversations: Mapping[int, Conversation]) -> None:
+        """Ask one host after another for the center that a worker waits for; each answers once it has it."""
+        wanted, now = self._rounds.wanted, time.monotonic()
+        if wanted <= self._rounds.made or self.under_way:
+            self._fetching = []
+            return
+        latest = self._fetching[-1] if self._fetching else None
+        if latest in conversations.values() and now < self._fetched_at + _PATIENCE_S:
+            return
+        for conversation in conversations.values():
+            if conversation not in self._fetching:
+                conversation.ask(wanted)
+                self._fetching.append(conversation)
+                self._fetched_at = now
                 return
 
     def _give(self, combine: between.Combine, conversations: Mapping[int, Conversation]) -> None:

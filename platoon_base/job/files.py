@@ -95,8 +95,9 @@ class JobFiles(msgspec.Struct, frozen=True):
         The hosts that the job runs on; these files are those of one of them.
     takes_turns : bool
         Whether workers take turns at the center, see `platoon_base.shm.turns`.
-    training : dict of str to str
-        The environment variables of its workers that name the rule and its period where the script does not.
+    training : dict of str to str or None
+        The environment variables of its workers that name the rule and its period where the script does not; None if
+        workers are started by hand, each with its own.
     """
 
     job: str
@@ -109,7 +110,7 @@ class JobFiles(msgspec.Struct, frozen=True):
     origin: Origin = Origin()
     world: World = ONE_HOST
     takes_turns: bool = False
-    training: dict[str, str] = {}
+    training: Optional[dict[str, str]] = None
 
     @property
     def address(self) -> str:
@@ -180,7 +181,7 @@ class JobFiles(msgspec.Struct, frozen=True):
             origin=origin,
             world=world,
             takes_turns=takes_turns,
-            training=dict(training or {}),
+            training=None if training is None else dict(training),
         )
         if len(os.fsencode(files.address)) > _MAX_ADDRESS:
             folder.rmdir()

@@ -144,7 +144,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
             options.origin,
             world,
             takes_turns=options.deterministic,
-            training=training_variables(os.environ),
+            training=None if options.external else training_variables(os.environ),
         )
         stack.callback(files.lock().close)
         stack.callback(files.remove)

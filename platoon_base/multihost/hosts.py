@@ -104,7 +104,7 @@ class HostTable:
             files.checkpoint,
             framework_address,
             self._link.lifeline_port,
-            files.training,
+            files.training or {},
         )
         for member in self._members.values():
             self._let_in(member)

@@ -47,7 +47,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 # The annotations below are read at run time, on Python 3.9 too, hence Optional and Union.
 

@@ -214,9 +214,9 @@ class Worker:
         """Make the centers of all hosts equal; in a job on one host it returns at once.
 
         In asynchronous training each host has its own center, and couriers average them now and then, so they differ
-        slightly. This collective call makes them, and averages of centers, equal: their mean by the hosts' numbers of
-        workers. Moments stay those of each host. With `GoSGD` all hosts agree on their workers' mean. Rules that wait
-        let it wait until all hosts have the center of the latest round. Call it before an evaluation, as adapters do.
+        slightly. This call makes them, and averages of centers, equal: their mean by the hosts' numbers of workers.
+        Moments stay each host's. With `GoSGD` all hosts agree on the workers' mean. Rules that wait let it wait for the
+        center of the latest round. A collective call, before evaluations: one alone has no part in others' next rounds.
 
         Raises
         ------

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from platoon_base.centers.across_hosts import AcrossHosts
 from platoon_base.centers.base import NonFiniteElement, RoundCenter
+from platoon_base.centers.round_totals import HostsRounds
 from platoon_base.centers.stripes import copy_all, cut, wait_until
 from platoon_base.channels.client import ControlClient
 from platoon_base.coordination import messages as msg
@@ -27,7 +27,8 @@ Array = np.ndarray[Any, Any]
 
 _BLOCK = 1 << 15  # elements that the caches hold
 _MIN_S = 3.0  # for copying the center, even if the wait for the others has used up the timeout
-_ASK_AGAIN_S = 1.0  # a host that made the latest round may be lost before it has sent the center
+_COMPARE_AGAIN_S = 1.0  # between two looks at the centers of all hosts
+_FETCH_AFTER_S = 3.0  # usually a host that made the latest round sends its center; it may be lost before, or never know
 
 
 log = logging.getLogger(__name__)
@@ -230,7 +231,7 @@ def _go_on(array: Array, new: Array, sent: Array) -> None:
         np.copyto(x[block], c[block], where=same)
 
 
-def await_latest_round(client: ControlClient, center: AcrossHosts, deadline: float) -> None:
+def await_latest_round(client: ControlClient, center: HostsRounds, timeout_s: float) -> None:
     """Wait until the centers of all hosts are that of the latest round; a collective call.
 
     A host whose workers had no part in a round gets its center from another one, some time after the round.
@@ -238,25 +239,30 @@ def await_latest_round(client: ControlClient, center: AcrossHosts, deadline: flo
     Parameters
     ----------
     client : ControlClient
-    center : AcrossHosts
+    center : HostsRounds
         This host's; this worker has completed its own rounds.
-    deadline : float
-        By `time.monotonic`.
+    timeout_s : float
+        Bound on the wait for the workers, as far as they make no progress, and then on that for the centers.
     """
+    began = None
     while True:
-        call = msg.RoundsMade(number=center.made, timeout_s=max(deadline - time.monotonic(), _MIN_S))
-        compared = client.wait_for_all(call, msg.RoundsCompared)
-        if compared.earliest == compared.latest:
+        compared = client.wait_for_all(msg.RoundsMade(number=center.made, timeout_s=timeout_s), msg.RoundsCompared)
+        if not compared.behind:
             return
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        began = now if began is None else began
+        if now - began > timeout_s:
             raise CollectiveTimeoutError(
-                f"the centers of all hosts are not those of round {compared.latest} yet: is the network slow or cut? "
-                "Look into the logs of the launchers, or give a longer timeout_s"
+                f"the hosts of ranks {', '.join(map(str, compared.behind))} still have an older center than that of "
+                f"round {compared.latest}, {now - began:.0f} s after all workers have come: is the network slow or "
+                "cut? Look into the logs of the launchers, or give a longer timeout_s"
             )
-        wait_until(functools.partial(_has_made, center, compared.latest), _ASK_AGAIN_S)
+        if now - began > _FETCH_AFTER_S:
+            center.want(compared.latest)
+        wait_until(functools.partial(_has_made, center, compared.latest), min(_COMPARE_AGAIN_S, timeout_s))
 
 
-def _has_made(center: AcrossHosts, number: int) -> bool:
+def _has_made(center: HostsRounds, number: int) -> bool:
     return center.made >= number
 
 

@@ -364,10 +364,10 @@ class SharedParameters:
         across_hosts: Any = getattr(self.center, "across_hosts", None)  # centers on devices have none
         if across_hosts is None:
             return
-        deadline = time.monotonic() + timeout_s
         if across_hosts.workers_wait:
-            await_latest_round(self._connection.client, across_hosts, deadline)
+            await_latest_round(self._connection.client, across_hosts, timeout_s)
             return
+        deadline = time.monotonic() + timeout_s
         met = self._connection.client.wait_for_all(msg.Round(timeout_s=timeout_s), msg.RoundReached)
         across_hosts.wait(met.number, max(deadline - time.monotonic(), min(_MIN_S, timeout_s)))
 

@@ -66,6 +66,8 @@ class Asynchronous(Mode):
         """Record the model, whose weights are shared already."""
         self._model, self._participants = model, participants
         self._apply_constraints = constraints_of(self._backend.weights(model))
+        if self._worker.resume_at.steps:  # the center of a checkpoint is as the rule has left it
+            self._constrain()
 
     def batches_done(self, count: int) -> None:
         """Synchronize if it is due; complete a round that overlaps after that part of the period."""
@@ -158,6 +160,7 @@ class Asynchronous(Mode):
             self._worker.copy_to_global()
         elif waits(self.rule):  # all workers begin the next round at the center, also those with fewer rounds so far
             self._worker.copy_to_local()
+            self._constrain()
 
     @contextlib.contextmanager
     def center(self) -> Any:

@@ -27,9 +27,12 @@ def constraints_of(weights: Sequence[Any]) -> Callable[[], object] | None:
         compiled = keras.backend.function([], [], updates=[(weight, each(weight)) for weight, each in constrained])
         return lambda: compiled([])
 
+    # Keras passes variables; those of the model itself may be empty, as they are within an epoch on JAX.
+    passed = [keras.Variable(weight.get_value(), trainable=False) for weight, _ in constrained]
+
     def apply() -> None:
-        for weight, constraint in constrained:
-            value = constraint(keras.ops.convert_to_tensor(weight.get_value()))
-            weight.set_value(np.array(keras.ops.convert_to_numpy(value)))
+        for variable, (weight, constraint) in zip(passed, constrained):
+            variable.assign(weight.get_value())
+            weight.set_value(np.array(keras.ops.convert_to_numpy(constraint(variable))))
 
     return apply

@@ -44,7 +44,7 @@ def shard(
     - in validation and with ``fit(shuffle=False)``, where it keeps their order too;
     - if ``fit`` gets anything but unchanged arrays of `shard`, such as ``x / 255`` (with a warning if only some are);
     - if ``fit`` gets ``steps_per_epoch``, ``validation_split``, ``shuffle="batch"`` or, on Keras 2, ``class_weight``;
-    - if arrays are in files (`numpy.memmap`), on a GPU, or of objects or TensorFlow's tensors;
+    - if arrays are in files (`numpy.memmap`), on a GPU, or of objects or strings of TensorFlow;
     - in your own training loops.
 
     So preprocess arrays before `shard`.
@@ -179,7 +179,7 @@ def _with_rows(array: Any) -> Any:
     """Return the NumPy array of a tensor of TensorFlow, which has no rows by their numbers; others as they are."""
     if type(array).__name__ != "EagerTensor":
         return array
-    values = array.numpy()
+    values = np.asarray(array)  # the same memory, where it is on the host
     return values if values.dtype.kind in "biuf" else array
 
 

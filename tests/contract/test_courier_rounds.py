@@ -343,3 +343,63 @@ def test_a_round_that_another_host_never_ends_has_a_deadline():
         with pytest.raises(CollectiveTimeoutError, match="other hosts"):
             group.hosts[0].take_over(1, timeout_s=0.2)
         assert time.monotonic() - began < 5
+
+
+def want_until_made(group, hosts, number):
+    """Let a worker of the first of these hosts wait for the center of a round."""
+    rounds = [group.hosts[host].center.across_hosts for host in hosts]
+    rounds[0].want(number)
+    group.until(lambda: rounds[0].made >= number, *hosts)
+    require_alike(*(group.hosts[host] for host in hosts))
+
+
+def begin_first_round(group, hosts, idle):
+    for host in hosts:
+        group.hosts[host].contribute(float(host + 1))
+    group.begin(1, hosts, idle=idle)
+
+
+def end_first_round(group, hosts):
+    rounds = [group.hosts[host].center.across_hosts for host in hosts]
+
+    def gathered():
+        group.report()
+        return all(each.are_gathered(1) for each in rounds)
+
+    group.until(gathered, *hosts)
+
+
+def test_a_center_that_a_worker_waits_for_comes_from_another_host_if_the_source_is_lost():
+    with Group([1.0] * 3) as group:
+        group.get_ready()
+        begin_first_round(group, [1, 2], [0])
+        end_first_round(group, [1, 2])
+        for host in (1, 2):
+            group.hosts[host].take_over(1)
+        group.lose(1)
+        want_until_made(group, [0, 2], 1)
+
+
+def test_a_center_that_a_worker_waits_for_comes_to_a_host_that_was_filled_during_the_round():
+    with Group([1.0] * 3) as group:
+        group.introduce()
+        group.made(0, 2)
+        group.until(lambda: group.hosts[0].has_center and group.hosts[2].has_center)
+        for host in (0, 2):
+            group.hosts[host].center.read(group.hosts[host].params, True, 10, begin=True)
+        begin_first_round(group, [0, 2], [])
+        group.made(1)
+        group.until(lambda: group.hosts[1].has_center, 0, 1)
+        end_first_round(group, [0, 2])
+        for host in (0, 2):
+            group.hosts[host].take_over(1)
+        want_until_made(group, [1, 0, 2], 1)
+
+
+def test_a_center_that_a_worker_waits_for_comes_where_nobody_lives_to_make_the_step():
+    with Group([1.0] * 2) as group:
+        group.get_ready()
+        begin_first_round(group, [0, 1], [])
+        end_first_round(group, [0, 1])
+        group.hosts[0].take_over(1)
+        want_until_made(group, [1, 0], 1)

@@ -70,9 +70,19 @@ def expected(count, codec):
     return EXPECTED[count, codec]
 
 
-@pytest.mark.parametrize(("hosts", "killed", "steps"), KILLS)
-def test_a_courier_that_is_killed_at_any_step_changes_no_bit(hosts, killed, steps):
-    codec = ("none", "int4")[(killed + steps) % 2]
+CODECS = ("none", "int4")
+
+
+def kills(other):
+    """Return each kill with one of the codecs, or with the other one."""
+    return [(*each, CODECS[(sum(each[1:]) + other) % 2]) for each in KILLS]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "killed", "steps", "codec"),
+    [*kills(0), *(pytest.param(*each, marks=pytest.mark.long) for each in kills(1))],
+)
+def test_a_courier_that_is_killed_at_any_step_changes_no_bit(hosts, killed, steps, codec):
     with Group([1.0] * hosts, RULE, compression=codec) as group:
         group.get_ready()
         for number in range(1, 6):

@@ -64,7 +64,7 @@ REPLIES = [
     msg.CenterRole(create=False),
     msg.Met(ranks=[0, 2], lost=[1]),
     msg.RoundReached(number=2**33, ranks=[0, 2], lost=[1]),
-    msg.RoundsCompared(earliest=3, latest=2**33, ranks=[0, 2], lost=[1]),
+    msg.RoundsCompared(latest=2**33, behind=[2], ranks=[0, 2], lost=[1]),
     msg.Sums(pairs={"loss": (1.5, 64.0)}, ranks=[0, 2], lost=[1]),
     msg.Sums(pairs={}, ranks=[0], lost=[], stop="patience", vector=b"\1" * 8),
     msg.Gathered(values=[b"\0", b""], ranks=[0, 2], lost=[]),

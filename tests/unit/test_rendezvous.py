@@ -383,7 +383,7 @@ def test_rounds_are_compared_without_those_that_wait_elsewhere():
     assert job.ask(0, total("averaged")) == []
     assert job.ask(1, made(4)) == []
     answered = replies(job.ask(2, made(6)))
-    assert {peer: (reply.earliest, reply.latest) for peer, reply in answered.items()} == {"1": (4, 6), "2": (4, 6)}
+    assert {peer: (reply.latest, reply.behind) for peer, reply in answered.items()} == {"1": (6, [1]), "2": (6, [1])}
 
 
 def test_rounds_are_not_compared_while_others_make_some():
@@ -394,7 +394,7 @@ def test_rounds_are_not_compared_while_others_make_some():
     assert job.ask(1, made(1)) == []
     assert rounds_of(replies(job.ask(2, ROUND))) == {"2": 2}
     answered = replies(job.ask(2, made(2)))
-    assert {reply.earliest for reply in answered.values()} == {0}
+    assert [reply.behind for reply in answered.values()] == [[0, 1]] * 3
     assert set(answered) == {"0", "1", "2"}
 
 

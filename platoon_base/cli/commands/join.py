@@ -30,6 +30,7 @@ def command(device: str, job: str, words: tuple[str, ...]) -> None:
     files.require_joinable()
     environment = {**worker_environment(device, files.size + 1, os.environ), JOB: files.folder}
     environment.pop(RANK, None)
-    adopt_training(environment, files.training)
+    if files.training is not None:
+        adopt_training(environment, files.training)
     worker = [*python_main("platoon_base.worker_process.child"), *program.argv, *args]
     os.execve(worker[0], worker, environment)  # Python reads the variable about the order of sets as it starts
