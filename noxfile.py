@@ -162,8 +162,8 @@ def run_keras(session: nox.Session, python: str, backend: str, **variables: str)
     files = [path for path in sorted(Path("tests").rglob("test_*.py")) if "keras" in path.read_text()]
     if backend == "jax" and not EVERY:  # what is about torch alone has run on it
         files = [path for path in files if 'torch = pytest.importorskip("torch"' not in path.read_text()]
-    # What all back ends of Keras 3 have in common has run on torch: the others share it.
-    part = {} if EVERY else {"jax": ["--part", "1/2"], "tensorflow": ["--part", "2/2"]}
+    # What all back ends of Keras 3 have in common has run on torch: of that the others take a third each.
+    part = {} if EVERY else {"jax": ["--part", "1/3"], "tensorflow": ["--part", "2/3"]}
     options = [*own_cache(f"keras-{backend}"), "-m", marks, *part.get(backend, []), *map(str, files), *session.posargs]
     # What the user's arguments select need not be there on each back end.
     variables["KERAS_BACKEND"] = backend

@@ -261,6 +261,7 @@ def test_learning_measures_methods_and_keeps_its_results(tmp_path):
 
 
 @needs_theano
+@pytest.mark.long
 @pytest.mark.timeout(240)  # two functions to compile for each of three jobs
 def test_the_tasks_on_lasagne_train_the_same_networks(tmp_path):
     words = ["--methods", "defaults", "averaged", "--slow", "1", "--rates", "0.005", "--epochs", "3"]
@@ -581,6 +582,7 @@ def test_excerpt_measures_all_methods(tmp_path):
 
 
 @needs_theano
+@pytest.mark.long
 def test_function_call_compares_all_ways(tmp_path):
     done = subprocess.run(
         [sys.executable, BENCHMARKS / "function_call.py", "--quick", "--out", tmp_path],

@@ -96,6 +96,7 @@ def test_averaged_gradients_by_the_originals_calls_are_those_by_todays(launcher,
 @needs_theano
 @pytest.mark.timeout(TIMEOUT_S + 20)
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_lstm_learns_by_the_default_rule(platoon, tmp_path):
     done = platoon(
         "launch", "-n", 2, "--summary", "job.json", LSTM / "lstm.py", "--max-mb", 600, "--summary", "script.json"

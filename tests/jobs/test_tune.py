@@ -59,6 +59,7 @@ def test_the_methods_run_and_the_values_at_the_budget_are_compared(platoon, writ
 
 @pytest.mark.base
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_built_in_methods_run_within_minutes_of_training_too(platoon, write_script, tmp_path):
     words = ("--minutes", 0.05, "--seeds", 1, "--all", "--no-halving", "--summary", "tune.json")
     done = platoon("tune", "-n", 2, *words, write_script(DESCENT))
