@@ -12,7 +12,7 @@ __all__ = ["STATE", "StepState"]
 
 # The arguments and results of a step, in this order, by their names in Keras's trainer.
 STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
-_OF_WEIGHTS, _OF_OPTIMIZER = 0, 2
+_OF_METRICS = 3
 
 
 class StepState:
@@ -41,8 +41,9 @@ class StepState:
         model = self._model()
         if model is None or model.train_function is None:
             return
-        self._places = {id(v): (_OF_WEIGHTS, i) for i, v in enumerate(model.trainable_variables)}
-        self._places.update({id(v): (_OF_OPTIMIZER, i) for i, v in enumerate(model.optimizer.variables)})
+        # Optimizers beside the model's own one have their variables among those that are not trainable.
+        lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
+        self._places = {id(v): (number, i) for number, variables in enumerate(lists) for i, v in enumerate(variables)}
         if _calls(model.train_function, self._step()):
             return
         compiled = model.train_function
@@ -67,7 +68,7 @@ class StepState:
             return False
         returned: Any = self._returned
         self._kept = [model._jax_state[name] for name in STATE]
-        pairs = [(returned[number], self._kept[number]) for number in (_OF_WEIGHTS, _OF_OPTIMIZER)]
+        pairs = [(returned[number], self._kept[number]) for number in range(_OF_METRICS)]
         self._open = len(self._places) == sum(len(values) for values, _ in pairs) and all(
             len(values) == len(kept) and all(map(operator.is_, values, kept)) for values, kept in pairs
         )
