@@ -108,9 +108,10 @@ def test_the_others_go_on_without_a_host_that_is_killed_and_it_may_return(hosts)
     assert steps[0] == steps[-1] == 2.0
     assert 1.5 in steps
     assert set(steps) == {1.5, 2.0}
-    back = rounds_of(hosts, 2, 1)[:-1]
-    ends = {line[2] for line in first}
-    assert all(line[2] in ends for line in back)
+    ends = [line[2] for line in first]
+    back = [line[2] for line in rounds_of(hosts, 2, 1) if line[2] <= ends[-1]]  # it may see the end some rounds later
+    assert back
+    assert set(back) <= set(ends)
     assert max(line[3] for line in first) < 10.0
 
 

@@ -476,17 +476,18 @@ def test_nothing_that_another_user_puts_there_ends_a_command(put, tmp_path):
     tmp_path.chmod(0o777)
     for parent in list(tmp_path.parents)[:2]:  # a slice of parents came with Python 3.10
         parent.chmod(0o755)
-    strange = SHM_FOLDER / f"platoon-65534-{secrets.token_hex(6)}-state"
-    own = SHM_FOLDER / f"platoon-65534-{secrets.token_hex(6)}-state"
+    user = 10**6 + secrets.randbelow(10**6)  # one of its own, as a command tidies up all that its user has
+    strange = SHM_FOLDER / f"platoon-{user}-{secrets.token_hex(6)}-state"
+    own = SHM_FOLDER / f"platoon-{user}-{secrets.token_hex(6)}-state"
     own.write_bytes(bytes(100))
-    os.chown(own, 65534, 65534)
+    os.chown(own, user, user)
     try:
         put(strange)
         age(strange)
         age(own)
         for command, expected in (("jobs", ""), ("clean", f"removed           100 bytes  {own}")):
             done = subprocess.run(
-                [sys.executable, COMMAND_OF_NOBODY, command],
+                [sys.executable, COMMAND_OF_NOBODY, str(user), command],
                 env={**os.environ, "TMPDIR": str(tmp_path), NAMESPACE: ""},
                 capture_output=True,
                 text=True,
