@@ -9,7 +9,8 @@ without compression, means over the seeds with standard errors; bytes are those 
 "rank R" is PowerSGD (Vogels et al. 2019, arXiv 1905.13727): a matrix M of updates becomes P Q', where P is the
 orthonormal basis of the mean of M Q over the workers and Q the mean of M' P, which the next round begins with. Biases
 are exact. "two bits K" sends the part K of the largest values of each 4096, with a sign and one of two magnitudes
-(SparseLoCo, arXiv 2508.15706), and their places in 12 bits.
+(SparseLoCo, arXiv 2508.15706), and their places in 12 bits. "SparseLoCo K" is the whole of that method: what is not
+sent counts 0.95 times in the next round, which the paper has in place of an outer momentum.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from scripts.hosts_compression_worker import BATCH, HIDDEN, ROWS, gradients, los
 from platoon_base.compression.codecs import codec_of
 
 METHODS = ("int4", "int2", "topk(0.1)", "rank 1", "rank 2", "rank 4", "rank 8", "two bits 0.02", "two bits 0.1")
+METHODS += ("SparseLoCo 0.02", "SparseLoCo 0.1")
 SEEDS, STEPS, EVERY, WORKERS, BLOCK = 6, 600, 20, 2, 4096
+DECAY = np.float32(0.95)
 
 Array = np.ndarray
 Round = Callable[[list[list[Array]]], tuple[list[list[Array]], int]]  # updates -> what each worker delivers, bytes
@@ -109,7 +112,8 @@ def round_of(method: str) -> Round:
         return exact
     if method.startswith("rank"):
         return low_rank(int(method.split()[-1]))
-    return elementwise(two_bits(float(method.split()[-1])) if method.startswith("two") else by_codec(method))
+    sparse = method.startswith(("two", "SparseLoCo"))
+    return elementwise(two_bits(float(method.split()[-1])) if sparse else by_codec(method))
 
 
 def digits(random: np.random.Generator) -> tuple[Array, Array]:
@@ -134,6 +138,7 @@ def train(method: str, seed: int) -> tuple[float, float, int]:
     residuals = [[np.zeros_like(p) for p in center] for _ in range(WORKERS)]
     own = [np.random.default_rng([seed, rank]) for rank in range(WORKERS)]
     deliver, nbytes = round_of(method), 0
+    decay = DECAY if method.startswith("SparseLoCo") else np.float32(1)
     for step in range(1, STEPS + 1):
         for rank, model in enumerate(models):
             chosen = own[rank].integers(0, ROWS, BATCH)
@@ -145,7 +150,7 @@ def train(method: str, seed: int) -> tuple[float, float, int]:
             continue
         updates = [[p - c + e for p, c, e in zip(model, center, kept)] for model, kept in zip(models, residuals)]
         delivered, nbytes = deliver(updates)
-        residuals = [[u - d for u, d in zip(*pair)] for pair in zip(updates, delivered)]
+        residuals = [[decay * (u - d) for u, d in zip(*pair)] for pair in zip(updates, delivered)]
         center = [c + sum(each) / np.float32(WORKERS) for c, *each in zip(center, *delivered)]
         models = [[c.copy() for c in center] for _ in range(WORKERS)]
     return loss_of(center, rows[:ROWS], labels[:ROWS]), loss_of(center, rows[ROWS:], labels[ROWS:]), nbytes
