@@ -92,6 +92,19 @@ def own_cache(name: str) -> list[str]:
     return ["-q", "-o", f"cache_dir={ROOT / '.cache' / f'pytest-{name}'}"]
 
 
+def turn() -> int:
+    """Return the number by which each commit tests other parts: that of its hash, or TURN."""
+    if os.environ.get("TURN"):
+        return int(os.environ["TURN"])
+    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT)
+    return int(done.stdout, 16) if done.returncode == 0 else 0
+
+
+def part(parts: int, offset: int = 0) -> list[str]:
+    """Return options for one part of the tests that start processes, of so many; for all of them if EVERY is set."""
+    return [] if EVERY else ["--part", f"{(turn() + offset) % parts + 1}/{parts}"]
+
+
 def faster_theano(session: nox.Session) -> str:
     """Return THEANO_FLAGS by which Theano compiles faster."""
     flags = session.run(PYTHON, ".ci/theano_header.py", silent=True, external=True).strip()
@@ -131,18 +144,19 @@ def blocks(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
-    """All tests on Python 3.11, in .venv."""
+    """All tests on Python 3.11, in .venv; of those that start processes a half, unless arguments select some."""
     variables = {"THEANO_FLAGS": faster_theano(session), "KERAS_BACKEND": "theano"}
-    run_pytest(session, "Python 3.11: all tests", PYTHON, *session.posargs, **variables)
+    options = session.posargs or part(2)
+    run_pytest(session, f"Python 3.11: all tests {' '.join(options)}", PYTHON, *options, **variables)
 
 
 def base(session: nox.Session) -> None:
-    """The tests of platoon_base; of those that start processes an eighth, another one on another version."""
+    """The tests of platoon_base; of those that start processes a sixteenth, another one on another version."""
     install(session, "setuptools>=70.1")
     version = session.name.rpartition("-")[2]
-    part = [] if EVERY else ["--part", f"{VERSIONS.index(version) + 1}/8"]
-    options = [*own_cache(session.name), "-m", "base and not slow", *part, "tests", *session.posargs]
-    run_pytest(session, f"Python {version}: base tests", "python", *options)
+    chosen = part(16, VERSIONS.index(version))
+    options = [*own_cache(session.name), "-m", "base and not slow", *chosen, "tests", *session.posargs]
+    run_pytest(session, f"Python {version}: base tests {' '.join(chosen)}", "python", *options)
 
 
 def interpreter(version: str) -> str:
@@ -162,12 +176,14 @@ def run_keras(session: nox.Session, python: str, backend: str, **variables: str)
     files = [path for path in sorted(Path("tests").rglob("test_*.py")) if "keras" in path.read_text()]
     if backend == "jax" and not EVERY:  # what is about torch alone has run on it
         files = [path for path in files if 'torch = pytest.importorskip("torch"' not in path.read_text()]
-    # What all back ends of Keras 3 have in common has run on torch: of that the others take a third each.
-    part = {} if EVERY else {"jax": ["--part", "1/3"], "tensorflow": ["--part", "2/3"]}
-    options = [*own_cache(f"keras-{backend}"), "-m", marks, *part.get(backend, []), *map(str, files), *session.posargs]
+    # A test runs on Theano or on torch, and a third of them on one of the others too.
+    parts = {"theano": (2, 0), "torch": (2, 1), "jax": (6, 0), "tensorflow": (6, 3)}
+    chosen = session.posargs or part(*parts[backend])
+    options = [*own_cache(f"keras-{backend}"), "-m", marks, *map(str, files), *chosen]
     # What the user's arguments select need not be there on each back end.
     variables["KERAS_BACKEND"] = backend
-    run_pytest(session, f"Keras on {backend}", python, *options, may_be_empty=bool(session.posargs), **variables)
+    title = f"Keras on {backend} {' '.join(chosen)}"
+    run_pytest(session, title, python, *options, may_be_empty=bool(session.posargs), **variables)
 
 
 @nox.session(python=False)
