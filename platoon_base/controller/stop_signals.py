@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from types import TracebackType
 from typing import Any
 
@@ -12,6 +13,8 @@ from platoon_base.system.process import readable
 __all__ = ["StopSignals"]
 
 _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# `timeout` signals its child and then its group, systemd may send a hangup behind SIGTERM: that asks once, not twice.
+_TOGETHER_S = 0.1
 
 
 class StopSignals:
@@ -45,7 +48,17 @@ class StopSignals:
         os.close(self._writable)
 
     def take(self, timeout_s: float = 0.0) -> list[signal.Signals]:
-        """Return the signals since the last call; if there are none, wait up to ``timeout_s`` for one."""
+        """Return the signal since the last call, if any; if there is none, wait up to ``timeout_s`` for one.
+
+        Signals within a tenth of a second count as the first of them; it waits that long for others.
+        """
+        found = self._read(timeout_s)
+        until = time.monotonic() + _TOGETHER_S
+        while found and (left := until - time.monotonic()) > 0:
+            self._read(left)
+        return found[:1]
+
+    def _read(self, timeout_s: float) -> list[signal.Signals]:
         if not readable(self.fd, timeout_s):
             return []
         return [signal.Signals(number) for number in os.read(self.fd, 64) if number in _NUMBERS]

@@ -151,6 +151,22 @@ def test_workers_of_a_launcher_in_the_background_have_time_to_save(launch, outpu
     assert all((tmp_path / f"saved{rank}").exists() for rank in range(2)), output_of()
 
 
+def test_signals_that_come_together_are_one(launch, output_of, tmp_path):
+    """As those of timeout, which signals its child and then the child's group, and of systemd with SendSIGHUP."""
+    launcher = launch(script_path("signals_a_worker_that_is_interrupted_saves"), 2, args=["takes its time"])
+    for rank in range(2):
+        await_file(tmp_path / f"ready{rank}", launcher)
+    numbers = signal.SIGTERM, signal.SIGHUP
+    for number in numbers:
+        launcher.send_signal(number)
+    for rank in range(2):
+        await_file(tmp_path / f"saving{rank}", launcher)
+    (tmp_path / "has taken its time").touch()
+    assert launcher.wait(PATIENCE_S) in [128 + number for number in numbers], output_of()
+    assert all((tmp_path / f"saved{rank}").exists() for rank in range(2)), output_of()
+    assert "SIGKILL" not in output_of()
+
+
 def test_an_interrupt_is_not_lost_in_a_finalizer(launch, output_of, tmp_path):
     launcher = launch(script_path("signals_an_interrupt_in_a_finalizer"), 2, options=["--grace", "20"])
     for rank in range(2):
