@@ -76,7 +76,7 @@ class Hosts:
             self.start(script, *options, host=host, hosts=len(workers), workers=count, **kwargs)
         return self.wait()
 
-    def wait(self, timeout_s=60):
+    def wait(self, timeout_s=120):
         deadline = time.monotonic() + timeout_s
         return [launcher.wait(max(0.0, deadline - time.monotonic())) for launcher in self.launchers]
 
