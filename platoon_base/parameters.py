@@ -192,7 +192,8 @@ class Parameters:
             if array.dtype.kind != "f" or not array.dtype.isnative:
                 raise ConfigurationError(
                     f"{parameter.name} is of dtype {array.dtype}: only floating-point parameters of this machine's "
-                    "byte order can be averaged; leave counters and seeds out"
+                    "byte order can be averaged; leave counters and seeds out, and keep complex numbers as pairs of "
+                    "real ones"
                 )
         self._require_apart()
         self.layout = Layout.of(arrays, [p.name for p in self._parameters], moments)

@@ -374,6 +374,11 @@ def _require_averageable(parameters: Sequence[tuple[str, Tensor]]) -> None:
         raise ConfigurationError("got no parameter that requires a gradient: there is nothing to average")
     for name, tensor in parameters:
         on_host = tensor.device.type == "cpu"
+        if tensor.is_complex():
+            raise ConfigurationError(
+                f"got {name}, a tensor of {tensor.dtype}, whose gradients cannot be averaged: keep a parameter of "
+                "torch.float32 with a last dimension of 2, and compute with torch.view_as_complex(parameter)"
+            )
         if tensor.dtype not in _DTYPES or (on_host and tensor.dtype is torch.bfloat16):
             raise ConfigurationError(
                 f"got {name}, a tensor of {tensor.dtype} on {tensor.device}, whose gradients cannot be averaged there: "

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
 
+from platoon_base.collectives.base import DTYPES
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker
 
@@ -20,29 +23,44 @@ Tensor = Any
 class TensorValue:
     """A tensor with the methods by which first values are copied; see `start_training`.
 
-    NumPy lacks bfloat16, which travels as float32, and collective calls take no bool, which travels as uint8; both
-    without a loss.
+    Values of a dtype that collective calls do not take travel in a larger one, without a loss: bfloat16 as float32,
+    int16 as int64, and complex numbers as pairs of floats.
 
     Parameters
     ----------
     name : str
     tensor : torch.Tensor
+
+    Raises
+    ------
+    ConfigurationError
+        If the tensor is sparse.
     """
 
     def __init__(self, name: str, tensor: Tensor) -> None:
+        if tensor.layout is not torch.strided:
+            raise ConfigurationError(
+                f"got {name} of layout {tensor.layout}, which cannot be copied to other workers: make it dense; or "
+                "give all workers the same one, and pass model.parameters(), of which no buffers are copied"
+            )
         self.name = name
         self._tensor = tensor.detach()
 
     def get_value(self, borrow: bool = False) -> Array:
         """Return the value as a C-contiguous array on the host; with ``borrow`` its memory, where that is possible."""
-        passes_as = {torch.bfloat16: torch.float32, torch.bool: torch.uint8}.get(self._tensor.dtype)
-        tensor = self._tensor if passes_as is None else self._tensor.to(passes_as)
+        tensor = torch.view_as_real(self._tensor.resolve_conj()) if self._tensor.is_complex() else self._tensor
+        if tensor.dtype not in _EXCHANGED:
+            tensor = tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64)
         array: Array = tensor.contiguous().cpu().numpy()
         return array if borrow else array.copy()
 
     def set_value(self, value: Array) -> None:
         """Change the value in place."""
-        self._tensor.copy_(torch.from_numpy(value))
+        tensor = torch.from_numpy(value)
+        self._tensor.copy_(torch.view_as_complex(tensor) if self._tensor.is_complex() else tensor)
+
+
+_EXCHANGED = {getattr(torch, name) for name in DTYPES}
 
 
 def named_tensors(tensors: Iterable[Any]) -> list[tuple[str, Tensor]]:
@@ -66,7 +84,9 @@ def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_
         b := sum_i w_i b_i / sum_i w_i        over the workers that still take part
 
     A collective call, for each evaluation and before a model is saved: each worker's running statistics are those of
-    its own batches. Integer buffers, such as ``num_batches_tracked``, are left as they are.
+    its own batches. Integer, complex and sparse buffers, such as ``num_batches_tracked``, are left as they are. The
+    singular vectors of torch's ``spectral_norm`` become those of the first worker that counts: their mean is no unit
+    vector, and with vectors of opposite signs it is about 0.
 
     Parameters
     ----------
@@ -88,17 +108,48 @@ def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_
         If some workers did not call it in time; the message names them.
     """
     require_weight(weight)
-    buffers = [TensorValue(name, buffer) for name, buffer in model.named_buffers() if buffer.is_floating_point()]
-    if worker.global_size == 1 or not buffers:
+    named = [(name, b) for name, b in model.named_buffers() if b.is_floating_point() and b.layout is torch.strided]
+    if worker.global_size == 1 or not named:
         return
-    values = [buffer.get_value(borrow=True) for buffer in buffers]
+    vectors = _singular_vectors(model)
+    mean = [TensorValue(name, buffer) for name, buffer in named if id(buffer) not in vectors]
+    copied = [TensorValue(name, buffer) for name, buffer in named if id(buffer) in vectors]
+    values = [buffer.get_value(borrow=True) for buffer in mean]
     terms = [value.astype(np.float64) * weight if weight else np.zeros(value.shape) for value in values]
-    summed = worker.advanced.sum_arrays("average_buffers", terms, {"weight": (float(weight), 1.0)}, timeout_s=timeout_s)
-    total = summed.pairs["weight"][0]
+    pairs = {"weight": (float(weight), 1.0)}
+    if copied and weight:
+        pairs[str(worker.global_rank)] = (1.0, 1.0)  # the others then know who counts
+    summed = worker.advanced.sum_arrays("average_buffers", terms, pairs, timeout_s=timeout_s)
+    total = summed.pairs.pop("weight")[0]
     if not total:
         return
-    for buffer, value, array in zip(buffers, values, summed.arrays):
+    for buffer, value, array in zip(mean, values, summed.arrays):
         buffer.set_value((array / total).astype(value.dtype))
+    if copied:
+        _copy_from(min(map(int, summed.pairs)), copied, worker, timeout_s)
+
+
+def _singular_vectors(model: Any) -> set[int]:
+    """Return the ids of the buffers in which torch's two kinds of spectral_norm keep singular vectors."""
+    found = []
+    for module in model.modules():
+        if isinstance(module, _SpectralNorm):
+            found += module.buffers()
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                found += [getattr(module, f"{hook.name}_u"), getattr(module, f"{hook.name}_v")]
+    return {id(buffer) for buffer in found}
+
+
+def _copy_from(rank: int, buffers: Sequence[TensorValue], worker: Worker, timeout_s: float) -> None:
+    """Copy one worker's buffers to all that still take part; if that one is lost meanwhile, all keep their own."""
+    mine = worker.global_rank == rank
+    values = [buffer.get_value(borrow=True) for buffer in buffers]
+    terms = [value if mine else np.zeros_like(value) for value in values]
+    summed = worker.advanced.sum_arrays("copied buffers", terms, {"copied": (float(mine), 1.0)}, timeout_s=timeout_s)
+    if summed.pairs["copied"][0]:
+        for buffer, value, array in zip(buffers, values, summed.arrays):
+            buffer.set_value(array.astype(value.dtype))
 
 
 def require_weight(weight: float) -> float:

@@ -30,6 +30,14 @@ def test_loaders_without_a_length_need_not_be_equally_long(run_job):
     run_job(script_path("torch_loops_streams")).require_success()
 
 
+def test_buffers_of_other_dtypes_are_copied_and_sparse_ones_refused(run_job):
+    run_job(script_path("torch_loops_buffers")).require_success()
+
+
+def test_singular_vectors_of_spectral_norm_are_those_of_one_worker(run_job):
+    run_job(script_path("torch_loops_spectral_norm")).require_success()
+
+
 def test_an_optimizer_with_a_closure_needs_the_loss_of_all(run_job):
     run_job(script_path("torch_loops_closure")).require_success()
 
@@ -62,7 +70,7 @@ def test_a_single_worker_trains_as_without(solo_worker):
         ([3], "got int as parameter 0"),
         ([torch.zeros(3)], "no parameter that requires a gradient"),
         ([torch.zeros(3, dtype=torch.bfloat16, requires_grad=True)], "torch.autocast"),
-        ([torch.zeros(3, dtype=torch.complex64, requires_grad=True)], "torch.complex64"),
+        ([torch.zeros(3, dtype=torch.complex64, requires_grad=True)], "view_as_complex"),
     ],
 )
 def test_models_that_cannot_be_averaged_are_refused(solo_worker, given, complaint):

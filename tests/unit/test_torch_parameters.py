@@ -49,6 +49,7 @@ def test_a_tensor_that_is_not_contiguous_is_copied_out_and_back():
         (torch.optim.SGD([torch.zeros(2)], 0.1), "^got SGD as parameters: .*model.named_parameters\\(\\)"),
         ([torch.zeros(3, dtype=torch.bfloat16)], "torch.autocast"),
         ([torch.zeros(3, dtype=torch.int64)], "leave counters and seeds out"),
+        ([torch.zeros(3, dtype=torch.complex64)], "complex numbers as pairs"),
         ([torch.nn.Linear(2, 2)], "list\\(model.parameters\\(\\)\\) of torch"),
     ],
 )

@@ -1,0 +1,41 @@
+"""Singular vectors of spectral_norm, of opposite signs on two workers: their mean would have a length of about 0."""
+
+import torch
+from torch import nn
+
+from platoon_base import connect
+from platoon_base.torch_loops import average_buffers
+
+worker = connect()
+rank = worker.global_rank
+new, old = nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm
+torch.manual_seed(0)
+model = nn.Sequential(new(nn.Linear(6, 8)), nn.BatchNorm1d(8), old(nn.Linear(8, 8)), new(nn.Conv1d(8, 3, 2)))
+for _ in range(200):
+    model[0](torch.ones(2, 6)), model[2](torch.ones(2, 8)), model[3](torch.ones(2, 8, 4))
+vectors = [buffer for name, buffer in model.named_buffers() if name.endswith(("_u", "_v"))]
+assert len(vectors) == 6
+model[1].running_mean.fill_(rank)
+for vector in vectors:
+    vector *= 1 - 2 * rank
+mine = torch.cat(vectors)
+for weights, owner in (([3, 1], 0), ([0, 1], 1)):
+    for vector in vectors:
+        vector.copy_(vector.abs() if rank else -vector.abs())
+    theirs = worker.all_gather(torch.cat(vectors))
+    average_buffers(worker, model, weights[rank])
+    assert torch.equal(torch.cat(vectors), theirs[owner])
+    assert model[1].running_mean.eq(weights[1] / sum(weights)).all()
+    model[1].running_mean.fill_(rank)
+average_buffers(worker, model, 0)  # none counts: all keep their own
+start = 0
+for vector in vectors:
+    vector.copy_(mine[start : start + len(vector)])
+    start += len(vector)
+average_buffers(worker, model)
+model.eval()
+model[2](torch.ones(2, 8))  # computes its weight
+for weight in (model[0].weight, model[2].weight, model[3].weight.flatten(1)):
+    norm = torch.linalg.matrix_norm(weight.detach(), 2)
+    assert abs(norm - 1) < 1e-3, norm
+worker.close()
