@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.nn.utils.spectral_norm import SpectralNorm
 
 from platoon_base.collectives.base import DTYPES
 from platoon_base.errors import ConfigurationError
@@ -133,10 +131,10 @@ def _singular_vectors(model: Any) -> set[int]:
     """Return the ids of the buffers in which torch's two kinds of spectral_norm keep singular vectors."""
     found = []
     for module in model.modules():
-        if isinstance(module, _SpectralNorm):
+        if type(module).__name__ == "_SpectralNorm":  # by its name, as torch keeps it private
             found += module.buffers()
         for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, SpectralNorm):
+            if type(hook).__name__ == "SpectralNorm":
                 found += [getattr(module, f"{hook.name}_u"), getattr(module, f"{hook.name}_v")]
     return {id(buffer) for buffer in found}
 
