@@ -26,13 +26,14 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._handlers: dict[signal.Signals, Any] = {}
+        self._came: list[tuple[signal.Signals, float]] = []  # and when
 
     def __enter__(self) -> StopSignals:
         self.fd, self._writable = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._writable, False)
         caught = [number for number in _NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
-        self._handlers = {number: signal.signal(number, lambda *_: None) for number in caught}
+        self._handlers = {number: signal.signal(number, self._note) for number in caught}
         self._wakeup = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, caught)
         return self
@@ -48,20 +49,27 @@ class StopSignals:
         os.close(self._writable)
 
     def take(self, timeout_s: float = 0.0) -> list[signal.Signals]:
-        """Return the signal since the last call, if any; if there is none, wait up to ``timeout_s`` for one.
+        """Return the signals since the last call; if there are none, wait up to ``timeout_s`` for one.
 
-        Signals within a tenth of a second count as the first of them; it waits that long for others.
+        Those that came within a tenth of a second count as the first of them; it waits that long for others.
         """
         found = self._read(timeout_s)
         until = time.monotonic() + _TOGETHER_S
         while found and (left := until - time.monotonic()) > 0:
             self._read(left)
-        return found[:1]
+        came, self._came = (self._came, []) if found else ([], self._came)
+        kept: list[tuple[signal.Signals, float]] = []
+        for number, at in came:
+            if not kept or at - kept[-1][1] > _TOGETHER_S:
+                kept.append((number, at))
+        return [number for number, _ in kept]
 
-    def _read(self, timeout_s: float) -> list[signal.Signals]:
-        if not readable(self.fd, timeout_s):
-            return []
-        return [signal.Signals(number) for number in os.read(self.fd, 64) if number in _NUMBERS]
+    def _note(self, number: int, _: Any) -> None:
+        self._came.append((signal.Signals(number), time.monotonic()))
+
+    def _read(self, timeout_s: float) -> bool:
+        """Empty the file descriptor; return whether one of these signals made it readable."""
+        return readable(self.fd, timeout_s) and any(number in _NUMBERS for number in os.read(self.fd, 64))
 
     def ignore_from_now_on(self) -> None:
         """Ignore these signals after the ``with`` block too, so that they cannot change the exit status."""

@@ -48,7 +48,8 @@ class TensorValue:
         """Return the value as a C-contiguous array on the host; with ``borrow`` its memory, where that is possible."""
         tensor = torch.view_as_real(self._tensor.resolve_conj()) if self._tensor.is_complex() else self._tensor
         if tensor.dtype not in _EXCHANGED:
-            tensor = tensor.to(torch.float32 if tensor.dtype.is_floating_point else torch.int64)
+            larger = torch.float32 if tensor.dtype.is_floating_point else torch.int64
+            tensor = tensor.to(torch.uint8 if tensor.dtype is torch.bool else larger)
         array: Array = tensor.contiguous().cpu().numpy()
         return array if borrow else array.copy()
 

@@ -157,7 +157,7 @@ def test_signals_that_come_together_are_one(launch, output_of, tmp_path):
     for rank in range(2):
         await_file(tmp_path / f"ready{rank}", launcher)
     numbers = signal.SIGTERM, signal.SIGHUP
-    for number in numbers:
+    for number in (signal.SIGSTOP, *numbers, signal.SIGCONT):  # it gets both when it goes on
         launcher.send_signal(number)
     for rank in range(2):
         await_file(tmp_path / f"saving{rank}", launcher)

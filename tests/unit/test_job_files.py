@@ -476,7 +476,7 @@ def test_nothing_that_another_user_puts_there_ends_a_command(put, tmp_path):
     tmp_path.chmod(0o777)
     for parent in list(tmp_path.parents)[:2]:  # a slice of parents came with Python 3.10
         parent.chmod(0o755)
-    user = 10**6 + secrets.randbelow(10**6)  # one of its own, as a command tidies up all that its user has
+    user = 20_000 + secrets.randbelow(40_000)  # one of its own, as a command tidies up all that its user has
     strange = SHM_FOLDER / f"platoon-{user}-{secrets.token_hex(6)}-state"
     own = SHM_FOLDER / f"platoon-{user}-{secrets.token_hex(6)}-state"
     own.write_bytes(bytes(100))
