@@ -17,7 +17,7 @@ help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
 	@echo 'make demo       two worker processes train a Lasagne network on digits'
 	@echo 'make data       fetch Fashion-MNIST for examples and benchmarks (30 MB, with apt-get, without root)'
-	@echo 'make test       all tests, then the base tests on Python 3.9 and 3.13 if found, then the tests of'
+	@echo 'make test       tests on Python 3.11, then the base tests on Python 3.9 and 3.13 if found, then the tests of'
 	@echo '                the Keras adapter on Keras 3; of those that start processes a part, by the commit (EVERY=1'
 	@echo '                leaves nothing out, TURN=0 and TURN=1 are the halves; ARGS="-k name" goes to the first run;'
 	@echo '                BLOCKS=/path/to/a/checkout tests with that Blocks, which is installed otherwise if it can be)'

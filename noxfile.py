@@ -146,10 +146,10 @@ def blocks(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
-    """All tests on Python 3.11, in .venv; of those that start processes a half, unless arguments select some."""
+    """The tests on Python 3.11, in .venv; of those that start processes a half, and all of them with arguments."""
     variables = {"THEANO_FLAGS": faster_theano(session), "KERAS_BACKEND": "theano"}
     options = session.posargs or part(2)
-    run_pytest(session, f"Python 3.11: all tests {' '.join(options)}", PYTHON, *options, **variables)
+    run_pytest(session, f"Python 3.11 {' '.join(options)}", PYTHON, *options, **variables)
 
 
 def base(session: nox.Session) -> None:

@@ -26,8 +26,10 @@ from scripts.hosts_compression_worker import BATCH, HIDDEN, ROWS, gradients, los
 
 from platoon_base.compression.codecs import codec_of
 
-METHODS = ("int4", "int2", "topk(0.1)", "rank 1", "rank 2", "rank 4", "rank 8", "two bits 0.02", "two bits 0.1")
-METHODS += ("SparseLoCo 0.02", "SparseLoCo 0.1")
+METHODS = (
+    *("int4", "int2", "topk(0.1)", "rank 1", "rank 2", "rank 4", "rank 8"),
+    *("two bits 0.02", "two bits 0.1", "SparseLoCo 0.02", "SparseLoCo 0.1"),
+)
 SEEDS, STEPS, EVERY, WORKERS, BLOCK = 6, 600, 20, 2, 4096
 DECAY = np.float32(0.95)
 
@@ -125,14 +127,19 @@ def digits(random: np.random.Generator) -> tuple[Array, Array]:
     return (found.data[order] / 16).astype(np.float32), found.target[order]
 
 
+def network(random: np.random.Generator) -> list[Array]:
+    """Return the first parameters of the perceptron."""
+    sizes, params = [64, HIDDEN, HIDDEN, 10], []
+    for a, b in zip(sizes, sizes[1:]):
+        params += [(random.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32), np.zeros(b, np.float32)]
+    return params
+
+
 def train(method: str, seed: int) -> tuple[float, float, int]:
     """Train both workers; returns the center's losses on training and validation rows, and the bytes of a round."""
     random = np.random.default_rng(seed)
     rows, labels = digits(random)
-    sizes = [64, HIDDEN, HIDDEN, 10]
-    center: list[Array] = []
-    for a, b in zip(sizes, sizes[1:]):
-        center += [(random.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32), np.zeros(b, np.float32)]
+    center = network(random)
     models = [[p.copy() for p in center] for _ in range(WORKERS)]
     moments = [[(np.zeros_like(p), np.zeros_like(p)) for p in center] for _ in range(WORKERS)]
     residuals = [[np.zeros_like(p) for p in center] for _ in range(WORKERS)]
@@ -156,10 +163,16 @@ def train(method: str, seed: int) -> tuple[float, float, int]:
     return loss_of(center, rows[:ROWS], labels[:ROWS]), loss_of(center, rows[ROWS:], labels[ROWS:]), nbytes
 
 
-def over(found: Array, plain: Array) -> dict[str, float]:
-    """Return the mean of the ratios of losses less 1, and its standard error."""
-    ratios = found / plain - 1
-    return {"over": float(ratios.mean()), "error": float(ratios.std(ddof=1) / math.sqrt(len(ratios)))}
+def compared(title: str, found: Array, plain: Array) -> dict:
+    """Print and return what a method has over exact exchanges; rows are seeds, columns those of `train`."""
+    result: dict = {"fewer_bytes": float((plain[:, 2] / found[:, 2]).mean())}
+    for column, name in enumerate(("training", "validation")):
+        ratios = found[:, column] / plain[:, column] - 1
+        error = float(ratios.std(ddof=1) / math.sqrt(len(ratios)))
+        result[name] = {"loss": float(found[:, column].mean()), "over": float(ratios.mean()), "error": error}
+    words = [f"{result[name]['over']:+.1%} (+- {result[name]['error']:.1%})" for name in ("training", "validation")]
+    print(f"{title} {result['fewer_bytes']:6.1f} times fewer bytes; loss over exact: {', '.join(words)}", flush=True)
+    return result
 
 
 def main(quick: bool, out: Path) -> None:
@@ -169,14 +182,7 @@ def main(quick: bool, out: Path) -> None:
     table = []
     for method in METHODS[1::3] if quick else METHODS:
         found = np.array([train(method, seed) for seed in seeds])
-        row = {"method": method, "fewer_bytes": float(plain[0, 2] / found[0, 2])}
-        for name, column in (("training", 0), ("validation", 1)):
-            row[name] = {"loss": float(found[:, column].mean()), **over(found[:, column], plain[:, column])}
-        table.append(row)
-        words = [f"{row[name]['over']:+.1%} (+- {row[name]['error']:.1%})" for name in ("training", "validation")]
-        print(
-            f"{method:14} {row['fewer_bytes']:6.1f} times fewer bytes; loss over exact: {', '.join(words)}", flush=True
-        )
+        table.append({"method": method, **compared(f"{method:15}", found, plain)})
     if not quick:
         report.save("hosts_compression_simulation", {"seeds": len(seeds), "results": table}, out)
 

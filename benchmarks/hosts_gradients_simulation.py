@@ -21,16 +21,14 @@ from pathlib import Path
 
 import numpy as np
 import report
-from hosts_compression_simulation import SEEDS, by_codec, digits, over
-from scripts.hosts_compression_worker import BATCH, HIDDEN, ROWS, gradients, loss_of
+from hosts_compression_simulation import SEEDS, by_codec, compared, digits, network
+from scripts.hosts_compression_worker import BATCH, ROWS, gradients, loss_of
 
-METHODS = {
-    "adam": ("int8", "int4", "int2", "signs", "threshold 0.003", "threshold 0.03", "topk(0.1)", "topk(0.01)"),
-    "momentum": (
-        *("int8", "int4", "int2", "signs", "threshold 0.003", "threshold 0.03", "topk(0.1)", "topk(0.01)"),
-        *("momentum topk(0.1)", "momentum topk(0.01)"),
-    ),
-}
+CODECS = (
+    *("int8", "int4", "int2", "signs", "threshold 0.003", "threshold 0.03"),
+    *("topk(0.1)", "topk(0.02)", "topk(0.01)"),
+)
+METHODS = {"adam": CODECS, "momentum": (*CODECS, "momentum topk(0.1)", "momentum topk(0.01)")}
 STEPS, WORKERS, MOMENTUM = 600, 2, 0.9
 RATES = {"adam": 1e-3, "momentum": 0.02}
 WARM_UP_STEPS, WARM_UP_PARTS = 15, (0.25, 0.0625, 0.0156, 0.004)
@@ -181,10 +179,7 @@ def train(optimizer: str, method: str, seed: int) -> tuple[float, float, float]:
     """Train by averages; returns the losses on training and validation rows, and the mean bytes of a step."""
     random = np.random.default_rng(seed)
     rows, labels = digits(random)
-    sizes = [64, HIDDEN, HIDDEN, 10]
-    model: list[Array] = []
-    for a, b in zip(sizes, sizes[1:]):
-        model += [(random.standard_normal((a, b)) * np.sqrt(2 / a)).astype(np.float32), np.zeros(b, np.float32)]
+    model = network(random)
     own = [np.random.default_rng([seed, rank]) for rank in range(WORKERS)]
     average, step, sent = average_of(method), steps_of(optimizer, method), 0
     for number in range(1, STEPS + 1):
@@ -202,15 +197,10 @@ def main(quick: bool, out: Path) -> None:
     for optimizer, methods in METHODS.items():
         plain = np.array([train(optimizer, "none", seed) for seed in seeds])
         print(f"{optimizer:10} {'none':20} losses {plain[:, 0].mean():.4g}, {plain[:, 1].mean():.4g}", flush=True)
-        for method in methods[3::4] if quick else methods:
+        for method in methods[3::5] if quick else methods:
             found = np.array([train(optimizer, method, seed) for seed in seeds])
-            row = {"optimizer": optimizer, "method": method, "fewer_bytes": float((plain[:, 2] / found[:, 2]).mean())}
-            for name, column in (("training", 0), ("validation", 1)):
-                row[name] = {"loss": float(found[:, column].mean()), **over(found[:, column], plain[:, column])}
-            table.append(row)
-            words = [f"{row[name]['over']:+.1%} (+- {row[name]['error']:.1%})" for name in ("training", "validation")]
-            fewer = f"{row['fewer_bytes']:6.1f} times fewer bytes"
-            print(f"{optimizer:10} {method:20} {fewer}; loss over exact: {', '.join(words)}", flush=True)
+            title = f"{optimizer:10} {method:20}"
+            table.append({"optimizer": optimizer, "method": method, **compared(title, found, plain)})
     if not quick:
         report.save("hosts_gradients_simulation", {"seeds": len(seeds), "results": table}, out)
 

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP as a readable file descriptor: none is lost, and none interrupts the launcher."""
+"""SIGINT, SIGTERM and SIGHUP as a readable file descriptor: none interrupts the launcher, and each request counts."""
 
 from __future__ import annotations
 
@@ -53,11 +53,12 @@ class StopSignals:
 
         Those that came within a tenth of a second count as the first of them; it waits that long for others.
         """
-        found = self._read(timeout_s)
+        if not self._read(timeout_s):
+            return []
         until = time.monotonic() + _TOGETHER_S
-        while found and (left := until - time.monotonic()) > 0:
+        while (left := until - time.monotonic()) > 0:
             self._read(left)
-        came, self._came = (self._came, []) if found else ([], self._came)
+        came, self._came = self._came, []
         kept: list[tuple[signal.Signals, float]] = []
         for number, at in came:
             if not kept or at - kept[-1][1] > _TOGETHER_S:

@@ -10,7 +10,7 @@ import torch
 
 from platoon_base.collectives.base import DTYPES
 from platoon_base.errors import ConfigurationError
-from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker
+from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, copy_to_those_left
 
 __all__ = ["TensorValue", "average_buffers", "moments_of", "named_tensors"]
 
@@ -21,8 +21,8 @@ Tensor = Any
 class TensorValue:
     """A tensor with the methods by which first values are copied; see `start_training`.
 
-    Values of a dtype that collective calls do not take travel in a larger one, without a loss: bfloat16 as float32,
-    int16 as int64, and complex numbers as pairs of floats.
+    Values of a dtype that collective calls do not take travel in another one, without a loss: bfloat16 as float32,
+    bool as uint8, other integers as int64, and complex numbers as pairs of floats.
 
     Parameters
     ----------
@@ -48,8 +48,8 @@ class TensorValue:
         """Return the value as a C-contiguous array on the host; with ``borrow`` its memory, where that is possible."""
         tensor = torch.view_as_real(self._tensor.resolve_conj()) if self._tensor.is_complex() else self._tensor
         if tensor.dtype not in _EXCHANGED:
-            larger = torch.float32 if tensor.dtype.is_floating_point else torch.int64
-            tensor = tensor.to(torch.uint8 if tensor.dtype is torch.bool else larger)
+            integer = torch.uint8 if tensor.dtype is torch.bool else torch.int64
+            tensor = tensor.to(torch.float32 if tensor.dtype.is_floating_point else integer)
         array: Array = tensor.contiguous().cpu().numpy()
         return array if borrow else array.copy()
 
@@ -125,30 +125,25 @@ def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_
     for buffer, value, array in zip(mean, values, summed.arrays):
         buffer.set_value((array / total).astype(value.dtype))
     if copied:
-        _copy_from(min(map(int, summed.pairs)), copied, worker, timeout_s)
+        first = min(map(int, summed.pairs))
+        copy_to_those_left(copied, worker, first, "average_buffers, singular vectors", timeout_s=timeout_s)
 
 
 def _singular_vectors(model: Any) -> set[int]:
     """Return the ids of the buffers in which torch's two kinds of spectral_norm keep singular vectors."""
     found = []
     for module in model.modules():
-        if type(module).__name__ == "_SpectralNorm":  # by its name, as torch keeps it private
+        if _is_of_torch(module, "_SpectralNorm"):
             found += module.buffers()
         for hook in module._forward_pre_hooks.values():
-            if type(hook).__name__ == "SpectralNorm":
+            if _is_of_torch(hook, "SpectralNorm"):
                 found += [getattr(module, f"{hook.name}_u"), getattr(module, f"{hook.name}_v")]
     return {id(buffer) for buffer in found}
 
 
-def _copy_from(rank: int, buffers: Sequence[TensorValue], worker: Worker, timeout_s: float) -> None:
-    """Copy one worker's buffers to all that still take part; if that one is lost meanwhile, all keep their own."""
-    mine = worker.global_rank == rank
-    values = [buffer.get_value(borrow=True) for buffer in buffers]
-    terms = [value if mine else np.zeros_like(value) for value in values]
-    summed = worker.advanced.sum_arrays("copied buffers", terms, {"copied": (float(mine), 1.0)}, timeout_s=timeout_s)
-    if summed.pairs["copied"][0]:
-        for buffer, value, array in zip(buffers, values, summed.arrays):
-            buffer.set_value(array.astype(value.dtype))
+def _is_of_torch(what: Any, name: str) -> bool:
+    """Return whether this is of a class in torch.nn.utils or of a subclass; by the name, as torch keeps one private."""
+    return any(cls.__name__ == name and cls.__module__.startswith("torch.nn.utils.") for cls in type(what).__mro__)
 
 
 def require_weight(weight: float) -> float:

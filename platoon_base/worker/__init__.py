@@ -17,7 +17,13 @@ if TYPE_CHECKING:
     from platoon_base.collectives.flat import FlatBuffers
     from platoon_base.worker.divergence import LossWatch
     from platoon_base.worker.flat_all_reduce import FlatAllReduce
-    from platoon_base.worker.initial_values import copy_first_values, copy_values, require_same_layout, start_together
+    from platoon_base.worker.initial_values import (
+        copy_first_values,
+        copy_to_those_left,
+        copy_values,
+        require_same_layout,
+        start_together,
+    )
     from platoon_base.worker.same_values import require_same_values
     from platoon_base.worker.training_start import start_training
 
@@ -38,6 +44,7 @@ __all__ = [
     "LossWatch",
     "Worker",
     "copy_first_values",
+    "copy_to_those_left",
     "copy_values",
     "kind_of",
     "require_on_nonfinite",
@@ -55,6 +62,7 @@ __getattr__ = lazy_names(
         "FlatBuffers": "platoon_base.collectives.flat",
         "LossWatch": "platoon_base.worker.divergence",
         "copy_first_values": "platoon_base.worker.initial_values",
+        "copy_to_those_left": "platoon_base.worker.initial_values",
         "copy_values": "platoon_base.worker.initial_values",
         "require_same_layout": "platoon_base.worker.initial_values",
         "require_same_values": "platoon_base.worker.same_values",

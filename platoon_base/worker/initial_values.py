@@ -10,14 +10,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from platoon_base.collectives.base import DTYPES
-from platoon_base.errors import ConfigurationError, LayoutMismatchError
+from platoon_base.errors import ConfigurationError, LayoutMismatchError, WorkerLostError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.parameters import Parameters
 from platoon_base.system.text import to_bytes
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
-__all__ = ["Variable", "copy_first_values", "copy_values", "require_same_layout", "start_together"]
+__all__ = [
+    "Variable", "copy_first_values", "copy_to_those_left", "copy_values", "require_same_layout", "start_together",
+]  # fmt: skip
 
 _SHOWN_CHARACTERS, _AROUND_CHARACTERS = 200, 30
 
@@ -76,14 +78,39 @@ def copy_first_values(
         require_same_layout(layout, worker, settings, timeout_s=timeout_s)
         copy_values(variables, worker, timeout_s=timeout_s)
         return
-    # Broadcasts need all workers that were launched. Without some, use a sum to which only the first adds its values.
-    mine = worker.global_rank == participants[0]
     name = f"first values {hashlib.sha256(layout.fingerprint + to_bytes(settings)).hexdigest()[:16]}"
-    terms = [value if mine else np.zeros_like(value) for value in values]
-    for variable, value, total in zip(
-        variables, values, worker.advanced.sum_arrays(name, terms, timeout_s=timeout_s).arrays
-    ):
+    if not copy_to_those_left(variables, worker, participants[0], name, timeout_s=timeout_s):
+        raise WorkerLostError(
+            f"rank {participants[0]}, whose values all workers should begin with, was lost meanwhile; look into its log"
+        )
+
+
+def copy_to_those_left(
+    variables: Sequence[Variable], worker: Worker, root: int, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> bool:
+    """Copy one worker's values to all that still take part, where `copy_values` needs all that were launched.
+
+    Parameters
+    ----------
+    variables, worker, root, timeout_s
+        See `copy_values`; no values beyond what float64 holds exactly.
+    name : str
+        Of the collective call.
+
+    Returns
+    -------
+    bool
+        Whether it was done, the same on all; if ``root`` is lost meanwhile, all keep their own values.
+    """
+    mine = worker.global_rank == root
+    values = [variable.get_value(borrow=True) for variable in variables]
+    terms = [value if mine else np.zeros_like(value) for value in values]  # of a sum
+    summed = worker.advanced.sum_arrays(name, terms, timeout_s=timeout_s)
+    if root not in summed.ranks:
+        return False
+    for variable, value, total in zip(variables, values, summed.arrays):
         variable.set_value(total.astype(value.dtype))
+    return True
 
 
 def copy_values(

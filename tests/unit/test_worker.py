@@ -12,10 +12,10 @@ import pytest
 from watching import until
 
 from platoon_base import ASGD, EASGD
-from platoon_base.errors import ConfigurationError, NonFiniteError, ProtocolError
+from platoon_base.errors import ConfigurationError, NonFiniteError, ProtocolError, WorkerLostError
 from platoon_base.job import connect
 from platoon_base.rules import default_rule
-from platoon_base.worker import ON_NONFINITE, require_on_nonfinite
+from platoon_base.worker import ON_NONFINITE, copy_first_values, require_on_nonfinite
 
 pytestmark = pytest.mark.base
 
@@ -314,3 +314,21 @@ def test_limits_are_announced_and_the_steps_of_an_epoch_learned(job_of_one, job_
     job_of_one.close()
     job_of_one.advanced.announce(epoch=9)
     assert seen("epoch") == (3,)
+
+
+def test_first_values_of_a_worker_that_is_lost_meanwhile_are_no_zeros(job_of_one):
+    """Ranks 1 and 2 were there when the participants were counted."""
+
+    class Weights:
+        name, value = "weights", np.array([3.0, 4.0])
+
+        def get_value(self, borrow=False):
+            return self.value
+
+        def set_value(self, value):
+            self.value = value
+
+    weights = Weights()
+    with pytest.raises(WorkerLostError, match="rank 1"):
+        copy_first_values([weights], job_of_one, participants=[1, 2], timeout_s=10)
+    assert weights.value.tolist() == [3, 4]

@@ -12,7 +12,7 @@ __all__ = ["STATE", "StepState"]
 
 # The arguments and results of a step, in this order, by their names in Keras's trainer.
 STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
-_OF_METRICS = 3
+_WITH_WEIGHTS = 3  # of these lists, from the first on
 
 
 class StepState:
@@ -41,7 +41,7 @@ class StepState:
         model = self._model()
         if model is None or model.train_function is None:
             return
-        # Optimizers beside the model's own one have their variables among those that are not trainable.
+        # A model lists the variables of optimizers beside its own one among those that are not trainable.
         lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
         self._places = {id(v): (number, i) for number, variables in enumerate(lists) for i, v in enumerate(variables)}
         if _calls(model.train_function, self._step()):
@@ -68,7 +68,7 @@ class StepState:
             return False
         returned: Any = self._returned
         self._kept = [model._jax_state[name] for name in STATE]
-        pairs = [(returned[number], self._kept[number]) for number in range(_OF_METRICS)]
+        pairs = [(returned[number], self._kept[number]) for number in range(_WITH_WEIGHTS)]
         self._open = len(self._places) == sum(len(values) for values, _ in pairs) and all(
             len(values) == len(kept) and all(map(operator.is_, values, kept)) for values, kept in pairs
         )
