@@ -4,8 +4,8 @@ import select
 import time
 
 import numpy as np
-import psutil
 import pytest
+from courier_processes import couriers_of
 
 from platoon_base.courier import messages as between
 from platoon_base.hosts.world import World
@@ -17,12 +17,6 @@ pytestmark = pytest.mark.base
 
 WORLD = World([1, 1], 1, ["a", "b"], ["127.0.0.1"] * 2, "17" * 32, compression="int4")
 SPECS = [("w", (1000, 1000), "float32")]
-
-
-def courier():
-    """Return the courier; a process of the tests may have other children."""
-    (found,) = (each for each in psutil.Process().children() if any("courier" in word for word in each.cmdline()))
-    return found
 
 
 class Launcher:
@@ -43,11 +37,13 @@ class Launcher:
 
     def stop(self):
         """Stop the courier, so that it does nothing until it is killed."""
-        courier().suspend()
+        (courier,) = couriers_of()
+        courier.suspend()
 
     def kill(self):
         """Kill the courier, and wait for the next one."""
-        courier().kill()
+        (courier,) = couriers_of()
+        courier.kill()
         self.until(lambda: len(self.news) == 2)  # the next one listens
 
     def keep(self, folder, key):

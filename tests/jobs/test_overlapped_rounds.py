@@ -3,8 +3,8 @@
 import signal
 
 import numpy as np
-import psutil
 import pytest
+from courier_processes import couriers_of
 from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError
@@ -103,17 +103,12 @@ def test_moments_are_not_shared_in_rounds_that_overlap():
             DiLoCo(overlap=overlap)
 
 
-def couriers_of(launcher):
-    found = psutil.Process(launcher.pid).children()
-    return [process for process in found if "platoon_base.courier.process" in " ".join(process.cmdline())]
-
-
 def test_workers_train_on_while_their_round_is_exchanged(hosts):
     """A courier that stands still holds up the round, and not the workers."""
     for host in (0, 1):
         hosts.start(script_path("overlapped_rounds_go_on"), host=host)
     hosts.until("logs0/rank0.log", "shared")
-    (courier,) = couriers_of(hosts.launchers[1])
+    (courier,) = couriers_of(hosts.launchers[1].pid)
     courier.send_signal(signal.SIGSTOP)
     (hosts.folder / "stopped").touch()
     for host in (0, 1):
