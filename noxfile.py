@@ -118,7 +118,7 @@ def everything(session: nox.Session) -> None:
     """All tests; arguments are those of the session `tests` alone."""
     session.notify("blocks", posargs=[])
     session.notify("tests")
-    bases = VERSIONS if EVERY else (VERSIONS[0], VERSIONS[-1])
+    bases = VERSIONS if EVERY else [(VERSIONS[0], VERSIONS[-1])[turn() % 2]]
     for name in (*(f"base-{each}" for each in bases), "keras3", "tf"):
         session.notify(name, posargs=[])
 
@@ -146,9 +146,9 @@ def blocks(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
-    """The tests on Python 3.11, in .venv; of those that start processes a half, and all of them with arguments."""
+    """The tests on Python 3.11, in .venv; of those that start processes a quarter, and all of them with arguments."""
     variables = {"THEANO_FLAGS": faster_theano(session), "KERAS_BACKEND": "theano"}
-    options = session.posargs or part(2)
+    options = session.posargs or part(4)
     run_pytest(session, f"Python 3.11 {' '.join(options)}", PYTHON, *options, **variables)
 
 
@@ -178,8 +178,8 @@ def run_keras(session: nox.Session, python: str, backend: str, **variables: str)
     files = [path for path in sorted(Path("tests").rglob("test_*.py")) if "keras" in path.read_text()]
     if backend == "jax" and not EVERY:  # what is about torch alone has run on it
         files = [path for path in files if 'torch = pytest.importorskip("torch"' not in path.read_text()]
-    # A test runs on Theano or on torch, and a third of them on one of the others too.
-    parts = {"theano": (2, 0), "torch": (2, 1), "jax": (6, 0), "tensorflow": (6, 3)}
+    # Other quarters on Theano and on torch, and of all tests a quarter on one of the others too.
+    parts = {"theano": (4, 0), "torch": (4, 2), "jax": (8, 0), "tensorflow": (8, 4)}
     chosen = session.posargs or part(*parts[backend])
     options = [*own_cache(f"keras-{backend}"), "-m", marks, *map(str, files), *chosen]
     # What the user's arguments select need not be there on each back end.

@@ -38,7 +38,7 @@ from platoon_base.system.environment import NAMESPACE, STRICT
 from platoon_base.worker import AdvisoryLock, BackEnds, Connection, Identity, Worker
 from platoon_base.worker_process.program import Start, python_main
 
-JOB_TIMEOUT_S = 200  # below the test's own limit, so that the logs are shown
+JOB_TIMEOUT_S = 400  # below the test's own limit, so that the logs are shown
 
 # Each process that runs tests has jobs of its own: it neither sees nor tidies up those of the user or of another run.
 os.environ[NAMESPACE] = f"t{os.getpid()}"
@@ -270,7 +270,7 @@ def job_of_one(job_state_of_one):
 def opencl():
     """Skip where there is no OpenCL device."""
     code = "import pygpu; pygpu.init('opencl0:0')"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     if found.returncode:
         why = (found.stderr.splitlines() or ["it ended without a word"])[-1]
         pytest.skip(f"needs pygpu and an OpenCL device: {why}; see docs/compat.md")

@@ -22,9 +22,9 @@ from platoon_base.worker import FlatAllReduce
 
 BATCH_SIZE = 32
 EVERY, NEVER = 10, 10**9
-SKIPPED = 40  # batches at the start of an epoch that are not counted: JAX lets 32 wait before it paces the loop
-# Batches of an epoch with our hooks, or without them, and how many of their first ones are not counted.
-SETTLING = SKIPPED if keras.backend.backend() == "jax" else 5
+# Batches of an epoch with our hooks, or without them, and how many of their first ones are not counted: JAX lets 32
+# wait before it paces the loop.
+SETTLING = 40 if keras.backend.backend() == "jax" else 5
 BLOCK = SETTLING + 20
 OTHER_FLOATS = 30_000_000  # more than a cache holds
 SHORT = 5  # batches of an epoch whose end is measured
@@ -97,13 +97,13 @@ def build(units, averaged):
 class Fits:
     """A model for fits alone, one for rules, one with a distributed optimizer, and the data to fit them to."""
 
-    def __init__(self, worker, units, batches):
-        self.worker = worker
+    def __init__(self, worker, units, skipped, batches):
+        self.worker, self.skipped = worker, skipped
         # A model that was trained together is refused by a fit of this worker alone.
         self.models = {kind: build(units, averaged=kind == "averaged") for kind in ("alone", "rule", "averaged")}
         self.weights = sum(w.size for w in self.models["alone"].get_weights())
         rng = np.random.RandomState(worker.global_rank)
-        self.x = rng.randn(batches * BATCH_SIZE, units[0]).astype("float32")
+        self.x = rng.randn((skipped + batches + 1) * BATCH_SIZE, units[0]).astype("float32")
         self.y = np.eye(units[-1], dtype="float32")[rng.randint(units[-1], size=len(self.x))]
 
     def fit(self, way, epochs, batches):
@@ -121,8 +121,8 @@ class Fits:
 
     def step_s(self, way, batches):
         """Return time and CPU time of a batch in one epoch, but for its first ones: medians over tens of batches."""
-        (begins,) = self.fit(way, 1, SKIPPED + batches + 1)
-        tens = np.diff(np.array(begins[SKIPPED::EVERY]), axis=0)  # each with one synchronization
+        (begins,) = self.fit(way, 1, self.skipped + batches + 1)
+        tens = np.diff(np.array(begins[self.skipped :: EVERY]), axis=0)  # each with one synchronization
         return (np.median(tens, 0) / EVERY).tolist()
 
     def in_blocks_s(self, way, pairs):
@@ -195,7 +195,7 @@ def main(args):
     result = {"rank": worker.global_rank, "keras": keras.__version__, "backend": keras.backend.backend(), "models": {}}
     for name, units in MODELS.items():
         batches = args.batches * (args.small_times if name == "small" else 1)
-        fits = Fits(worker, units, SKIPPED + batches + 1)
+        fits = Fits(worker, units, args.skipped, batches)
         ways = [way for way in WAYS if way != "plain"]
         for way in WAYS:
             fits.fit(way, 2, SHORT)  # compiles
@@ -214,6 +214,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="where one JSON file for each worker goes")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--skipped", type=int, default=40, help="batches at the start of an epoch that do not count")
     parser.add_argument("--blocks", type=int, default=40, help="pairs of blocks of one epoch")
     parser.add_argument("--batches", type=int, default=40, help="a multiple of 10, counted in each epoch")
     parser.add_argument("--small-times", type=int, default=4, help="so many times more batches of the small model")

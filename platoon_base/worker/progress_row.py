@@ -24,14 +24,14 @@ class ProgressRow:
 
     Attributes
     ----------
-    row : structured scalar
+    row : structured scalar, of dtype `ROW`
         In the job's shared memory; a copy after `close`.
     clock : PhaseClock
     """
 
     def __init__(self, job_state: JobState, rank: int) -> None:
         self._job_state = job_state
-        self.row: Any = job_state.row(rank)
+        self._use(job_state.table[rank : rank + 1])
         self.clock = PhaseClock(self.row["phase_seconds"], self.row["phase_counts"])
         self._script_reports_epochs = self._script_counts = self._epoch_steps_known = False
         self._counted_for_it = 0
@@ -39,32 +39,32 @@ class ProgressRow:
     def add(self, steps: int, epoch: int | None, loss: float | None) -> None:
         """Record steps that were made; see `Worker.progress`."""
         if not steps and epoch is None and loss is None:
-            if self.row["started"]:
-                self.row["updated"] = time.monotonic()
+            if self._started[0]:
+                self._updated[0] = time.monotonic()
             return
-        row = self._touched()
+        self._touch()
         if steps and self._counted_for_it:  # the script counts these steps itself now
-            row["steps"] -= min(steps, self._counted_for_it)
+            self._steps[0] -= min(steps, self._counted_for_it)
             self._counted_for_it = 0
         if epoch is not None:
             self._script_reports_epochs = True
             self._begin_epoch(epoch)
         if steps:
-            row["steps"] += steps
+            self._steps[0] += int(steps)
             self.clock.step(steps)
             self._script_counts = True
         if loss is not None:
-            row["loss"] = loss
+            self.row["loss"] = loss
 
     def count_for_script(self, loss: float | None) -> None:
         """Count a step that a compiled function has made, until the script counts its steps itself."""
-        row = self._touched()
+        self._touch()
         if not self._script_counts:
             self._counted_for_it += 1
-            row["steps"] += 1
+            self._steps[0] += 1
             self.clock.step(1)
         if loss is not None:
-            row["loss"] = loss
+            self.row["loss"] = loss
 
     def announce(self, epoch: int | None, limit: str | None, numbers: Mapping[str, int | None]) -> None:
         """Record limits; see `Advanced.announce`."""
@@ -77,12 +77,17 @@ class ProgressRow:
         if limit is not None:
             self.row["limit"] = to_bytes(limit, self.row.dtype["limit"].itemsize)
 
-    def _touched(self) -> Any:
-        now, row = time.monotonic(), self.row
-        if row["started"] == 0:
-            row["started"] = now
-        row["updated"] = now
-        return row
+    def _use(self, rows: Any) -> None:
+        """Write to the one row of an array; what each step changes by views, which are ten times as fast as fields."""
+        self._rows, self.row = rows, rows[0]
+        views: list[Any] = [memoryview(rows[name]) for name in ("steps", "started", "updated")]
+        self._steps, self._started, self._updated = views
+
+    def _touch(self) -> None:
+        now = time.monotonic()
+        if self._started[0] == 0:
+            self._started[0] = now
+        self._updated[0] = now
 
     def _begin_epoch(self, epoch: int) -> None:
         row = self.row
@@ -141,4 +146,4 @@ class ProgressRow:
     def close(self) -> None:
         """Detach from the job's shared memory."""
         self.clock.close()
-        self.row = self.row.copy()
+        self._use(self._rows.copy())

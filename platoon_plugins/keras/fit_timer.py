@@ -33,10 +33,17 @@ class FitTimer:
         self._between = self._backend in ("theano", "torch")
         self._step: Callable[..., Any] | None = None
         self._timed: Callable[..., Any] | None = None
+        self._batches: Any = None  # of this epoch
+        self._timed_batches: Any = None
 
     @property
     def _clock(self) -> Any:
         return self._worker.advanced.clock
+
+    @property
+    def traced(self) -> bool:
+        """Whether each step is recorded for a timeline."""
+        return self._clock.record is not None
 
     def begin(self, at_batches: bool) -> None:
         """Watch the steps of the model; ``at_batches`` if `loads` is called at the end of each batch."""
@@ -44,7 +51,7 @@ class FitTimer:
         if step is None or self._backend not in ("torch", "jax") or (self._between and at_batches):
             return
         step = getattr(step, "untimed", step)  # a fit that raised has left its own
-        clock, loads = self._clock, self.loads
+        loads = self.loads
 
         @functools.wraps(step)
         def timed(*args: Any) -> Any:
@@ -53,16 +60,27 @@ class FitTimer:
                 loads()
                 return results
             *first, batches = args
-            return step(*first, clock.loading(batches) if hasattr(batches, "__next__") else batches)
+            return step(*first, self._loading(batches) if hasattr(batches, "__next__") else batches)
 
         timed.untimed = step  # type: ignore[attr-defined]
         self._step, self._timed = step, timed
         self._model.train_function = timed
 
+    def _loading(self, batches: Any) -> Any:
+        """Return an iterator over batches that is timed: the same one in all steps of an epoch."""
+        if batches is not self._batches:
+            self._batches, self._timed_batches = batches, self._clock.loading(batches)
+        return self._timed_batches
+
     def loads(self) -> None:
         """Wait for the next batch from here on."""
         if self._between:
             self._clock.enter(LOADING)
+
+    def batch_begins(self) -> None:
+        """Compute from here on: the batch is there, or is waited for within the step."""
+        if self._between:
+            self._clock.enter(COMPUTE)
 
     def computes(self) -> None:
         """Compute from here on."""
@@ -77,4 +95,4 @@ class FitTimer:
         self.computes()
         if self._timed is not None and self._model.train_function is self._timed:
             self._model.train_function = self._step
-        self._step = self._timed = None
+        self._step = self._timed = self._batches = self._timed_batches = None

@@ -62,7 +62,7 @@ def reading():
 
 def test_streams_need_no_more_than_fuel():
     code = "import sys, platoon_plugins.blocks.data; assert 'blocks' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=400)
 
 
 # Pickles.
@@ -94,7 +94,7 @@ def test_a_stream_of_a_file_goes_on_in_another_process(tmp_path, in_memory):
     script = script_path("blocks_data_a_stream_of_a_file_goes_on_in_another")
     for stage in ("begin", "resume"):
         command = [sys.executable, script, tmp_path / "data.hdf5", stage, str(in_memory)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
         assert done.returncode == 0, done.stderr
 
 

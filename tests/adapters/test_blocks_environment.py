@@ -34,7 +34,7 @@ def collect(checkout):
         pytest.skip("needs Theano: `make setup` installs it on Python 3.11")
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/adapters/test_blocks_checkpoints.py"]
     environment = {**os.environ, "BLOCKS": str(checkout), "PYTHONPATH": ""}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=400)
 
 
 def test_pytest_takes_blocks_from_the_checkout_too(tmp_path):
@@ -62,7 +62,7 @@ def test_blocks_trains_by_its_own_equations(model):
     """Two steps of gradient descent on the real main loop against the same two steps without it."""
     require_blocks()
     script = TRAINS
-    done = subprocess.run([sys.executable, script, model], capture_output=True, text=True, check=False, timeout=200)
+    done = subprocess.run([sys.executable, script, model], capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[-1] == "trained"
 
@@ -100,7 +100,7 @@ def test_doctor_knows_a_checkout_and_how_to_install_blocks(platoon, tmp_path):
 @pytest.mark.parametrize(("lacks", "name"), [("blocks", "ParameterSync"), ("fuel", "shard_stream")])
 def test_what_is_not_installed_is_named_with_the_remedy(lacks, name):
     code = f"import sys; sys.modules[{lacks!r}] = None; from platoon_plugins.blocks import EASGD, {name}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert f"BackendUnavailableError: {name} needs {lacks.capitalize()}" in done.stderr
     assert "platoon doctor" in done.stderr

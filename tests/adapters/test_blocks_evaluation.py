@@ -20,7 +20,7 @@ from platoon_plugins.blocks import DistributedMonitoring, register_aggregation
 from platoon_plugins.blocks.aggregation import Accumulators
 from platoon_plugins.blocks.shares import Share, gather_shares
 
-pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from platoon_base.checkpoints.writer import Saving
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks import EASGD, AllReduceGradients, ParameterSync, StopTogether
 
-pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_ctrl_c_ends_all_main_loops_with_what_was_trained(write_script, tmp_path
     while not all((tmp_path / str(rank)).exists() for rank in range(2)):
         assert job.poll() is None, job.communicate()[0].decode()
     os.kill(job.pid, signal.SIGINT)
-    out = job.communicate(timeout=60)[0].decode()
+    out = job.communicate(timeout=120)[0].decode()
     assert job.returncode == 130, out
     logs = "".join(path.read_text() for path in (tmp_path / "logs").rglob("*.log"))
     ended = [(tmp_path / f"ended {rank}").exists() for rank in range(2)]

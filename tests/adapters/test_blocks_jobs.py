@@ -8,7 +8,7 @@ from platoon_base import compat
 compat.apply()
 pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
-pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 
 
 def test_easgd_follows_its_equations_and_ends_with_the_center(run_blocks):

@@ -23,7 +23,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks import LearningRateWarmup, scale_learning_rate, scale_schedule
 from platoon_plugins.blocks.learning_rate import warn_of_unscaled_schedules
 
-pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 
 WARMUP = script_path("blocks_learning_rate_warmup")
 

@@ -11,7 +11,7 @@ from platoon_base import compat
 compat.apply()
 pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
-pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 
 
 def test_averaged_gradients_are_those_of_the_longer_form(run_blocks):
@@ -24,4 +24,4 @@ def test_asynchronous_workers_have_the_records_of_all(run_blocks):
 
 def test_alone_nothing_changes(tmp_path):
     script = script_path("blocks_prepared_alone")
-    subprocess.run([sys.executable, script, tmp_path], cwd=tmp_path, check=True, timeout=200)
+    subprocess.run([sys.executable, script, tmp_path], cwd=tmp_path, check=True, timeout=400)

@@ -9,7 +9,7 @@ from scripts_here import script_path
 
 from tests.helpers.launching_hosts import Hosts, clean_environment
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 

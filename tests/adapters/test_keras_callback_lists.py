@@ -3,7 +3,7 @@
 import pytest
 from scripts_here import script_path
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
 def test_a_model_that_workers_have_trained_together_is_trained_by_none_of_them_alone(run_keras):

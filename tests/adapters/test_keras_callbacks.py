@@ -6,7 +6,7 @@ import pytest
 from keras_here import needs_keras_3
 from scripts_here import script_path
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
 def needs(package):

@@ -562,7 +562,7 @@ def test_a_scaled_schedule_ends_at_the_same_epoch(tmp_path):
         "assert type(o._learning_rate) is keras.optimizers.schedules.PolynomialDecay, o._learning_rate;"
         "assert abs(float(keras.ops.convert_to_numpy(o.learning_rate)) - (0.5 - 0.4 * 8 / 40)) < 1e-6"
     )
-    subprocess.run([sys.executable, "-c", code, tmp_path / "model.keras"], check=True, timeout=200)
+    subprocess.run([sys.executable, "-c", code, tmp_path / "model.keras"], check=True, timeout=400)
 
 
 def test_what_is_no_schedule_is_not_scaled(solo_worker):
@@ -579,7 +579,7 @@ def test_what_is_no_schedule_is_not_scaled(solo_worker):
 def test_a_worker_with_a_gpu_keeps_its_framework_to_it():
     """Here without one: the framework is asked all the same, and works on."""
     code = script_path("keras_data_a_worker_with_a_gpu_keeps_its_framework")
-    subprocess.run([sys.executable, code], check=True, timeout=200)
+    subprocess.run([sys.executable, code], check=True, timeout=400)
 
 
 # Variables.

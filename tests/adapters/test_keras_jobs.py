@@ -8,7 +8,7 @@ import pytest
 from keras_here import KERAS_2, needs_keras_3
 from scripts_here import script_path
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
 def test_workers_with_averaged_gradients_equal_one_process_with_larger_batches(run_keras):
@@ -68,7 +68,7 @@ def test_writers_write_once_what_the_center_is_and_stopping_keeps_the_best(run_k
     # The checkpoint opens where this package is not installed, and holds the center.
     alone = script_path("keras_jobs_writers_write_once_what_the_center")
     command = [sys.executable, alone, tmp_path / f"rank0.{suffix}", tmp_path / "expected.npz", "23"[not KERAS_2]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=os.environ)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=os.environ)
     assert done.returncode == 0, done.stderr
 
 

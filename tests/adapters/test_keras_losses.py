@@ -9,7 +9,7 @@ import pytest
 from keras_here import both_ways, keras, needs_keras_3
 from scripts_here import script_path
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
 def test_what_a_loss_is_divided_by_is_its_weight(run_keras):
@@ -52,7 +52,7 @@ def test_losses_are_kept_within_a_fit_alone(solo_worker):
 def test_each_thread_sees_the_losses_that_it_computes():
     from platoon_plugins.keras.backends.keras3_losses import watched
 
-    both = threading.Barrier(2, timeout=60)
+    both = threading.Barrier(2, timeout=120)
 
     def look(count):
         loss = keras.losses.MeanSquaredError()

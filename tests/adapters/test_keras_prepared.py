@@ -7,7 +7,7 @@ import pytest
 from keras_here import KERAS_2
 from scripts_here import script_path
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
 def test_a_prepared_fit_equals_one_process(run_keras):
@@ -43,7 +43,7 @@ def test_under_plain_python_fit_is_that_of_keras(tmp_path):
         "print([w.tobytes().hex() for w in model.get_weights()], h.history, np.random.rand())\n"
     )
     runs = [
-        subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True, timeout=120, check=True)
+        subprocess.run([sys.executable, "-c", code, how], capture_output=True, text=True, timeout=240, check=True)
         for how in ("plain", "prepared")
     ]
     assert runs[0].stdout == runs[1].stdout
@@ -66,5 +66,5 @@ def test_a_seed_of_the_script_stays_until_a_number_is_drawn():
         "    assert drawn_after(lambda: np.random.seed(seed)) == own != common\n"
         "    assert drawn_after(lambda: (np.random.seed(seed), np.random.rand())) == common\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr

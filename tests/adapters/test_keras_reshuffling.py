@@ -8,7 +8,7 @@ from scripts_here import script_path
 
 from platoon_base.sharding import epoch_indices, shard_seed
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 ROWS = 48
 

@@ -10,7 +10,7 @@ from platoon_base.checkpoints.files import CheckpointFolder
 from platoon_base.checkpoints.writer import Saving
 from platoon_plugins.keras.resuming import Resumption
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 FITS = script_path("keras_resuming_fits")
 

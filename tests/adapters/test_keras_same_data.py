@@ -8,7 +8,7 @@ from platoon_base import compat
 compat.apply()
 keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .nox/keras3, .nox/tf")
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
 def test_other_splits_on_each_worker_are_refused(run_keras):

@@ -39,7 +39,7 @@ def _groups():
 def _run(folder, start, how, scripts):
     folder.mkdir(exist_ok=True)
     command = [sys.executable, *start, str(script_path("keras_stock_scripts_run_unchanged")), how, *scripts]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=400, env=os.environ, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=800, env=os.environ, check=False)
     failed = "".join(path.read_text()[-4000:] for path in folder.rglob("rank*.log") if done.returncode)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:] + failed
     return done, [json.loads(path.read_text()) for path in sorted(folder.glob("rank?.json"))]
@@ -87,7 +87,7 @@ def _require_that_saved_models_open(folder):
     )
     if files:
         command = [sys.executable, "-c", code, *map(str, files)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=os.environ, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=os.environ, check=False)
         assert done.returncode == 0, done.stderr
     assert not list(folder.rglob(".*keras"))
 

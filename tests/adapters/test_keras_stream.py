@@ -10,7 +10,7 @@ from scripts_here import script_path
 
 pytestmark = [
     pytest.mark.keras,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="about JAX: run it with KERAS_BACKEND=jax"),
     pytest.mark.parametrize("run_keras", [AS_TENSORS], indirect=True),
 ]

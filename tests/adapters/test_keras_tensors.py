@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs thi
 
 pytestmark = [
     pytest.mark.keras,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(keras.backend.backend() != "torch", reason="about torch: run it with KERAS_BACKEND=torch"),
 ]
 

@@ -12,7 +12,7 @@ from scripts_here import script_path
 
 pytestmark = [
     pytest.mark.keras,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(KERAS_2, reason="the trackers' integrations are for Keras 3: run it in .nox/keras3 (make test)"),
 ]
 SCRIPT = script_path("keras_trackers_one_run")
@@ -71,7 +71,7 @@ def wandb_runs(folder):
         values = [item.value_json for item in items if "val_loss" in (item.key, *item.nested_key)]
         found.append(float(values[-1]))
     command = [sys.executable, "-m", "wandb", "sync", "--dry-run"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=True)
     assert len(set(re.findall(r"\brun-(\w+)\.wandb", done.stdout + done.stderr))) == len(found)
     return found
 

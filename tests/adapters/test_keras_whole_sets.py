@@ -5,7 +5,7 @@ import pytest
 from keras_here import KERAS_2, keras
 from scripts_here import script_path
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
 def test_values_and_order_are_those_of_one_process(run_keras):

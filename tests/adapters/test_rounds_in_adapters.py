@@ -4,7 +4,7 @@ import pytest
 from needing import needs, needs_theano
 from scripts_here import script_path
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 

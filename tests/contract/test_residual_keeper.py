@@ -40,7 +40,7 @@ class Keeper:
         self.news.append(news)
         if self.stops and threading.current_thread().name == "residual":
             self.written.release()
-            assert self.goes_on.acquire(timeout=60)
+            assert self.goes_on.acquire(timeout=120)
 
     def keep(self, key, number=0, folder=None):
         self.keeper.keep(between.Keep(str(folder or self.folder), number, 0, key, None))
@@ -56,12 +56,12 @@ def test_there_are_at_most_two_copies(tmp_path):
     tracemalloc.start()
     try:
         keeper.keep("0a")
-        assert keeper.written.acquire(timeout=60)
+        assert keeper.written.acquire(timeout=120)
         for key in ("0b", "0c", "0d"):
             keeper.keep(key)
         assert tracemalloc.get_traced_memory()[1] < 2.5 * size
         keeper.goes_on.release()
-        assert keeper.written.acquire(timeout=60)  # the last of them
+        assert keeper.written.acquire(timeout=120)  # the last of them
         assert tracemalloc.get_traced_memory()[0] < 1.5 * size
     finally:
         tracemalloc.stop()

@@ -60,7 +60,7 @@ def test_memory_stays_under_an_array_and_goes_with_it():
         assert not mapped()
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
 

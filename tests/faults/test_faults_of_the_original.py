@@ -67,7 +67,7 @@ def test_another_user_cannot_reach_a_job(tmp_path):
     with host_job(1) as job:
         files = job.files
         command = [sys.executable, look, files.folder, f"/dev/shm{files.job_state}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("refused"), done.stdout
 
@@ -85,7 +85,7 @@ def test_two_jobs_at_once_keep_out_of_each_other(tmp_path, apart):
         subprocess.Popen([*where, *launch, f"logs{step}", script, str(step)], cwd=tmp_path, stdout=subprocess.PIPE)
         for where, step in (([], 1), (apart, 3))
     ]
-    outputs = [job.communicate(timeout=60)[0].decode() for job in jobs]
+    outputs = [job.communicate(timeout=120)[0].decode() for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], outputs
 
 

@@ -12,7 +12,7 @@ from devices_here import DEVICES, WHY_NOT
 if len(DEVICES) < 2:
     pytest.skip("no devices: run `make setup` on Debian 12, which installs pygpu and OpenCL", allow_module_level=True)
 
-pytestmark = [pytest.mark.blocks, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.blocks
 
 # Element by element: OpenCL on the CPU has no BLAS, and Theano's softmax has a kernel for CUDA only.
 PLAIN = """

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs thi
 
 pytestmark = [
     pytest.mark.keras,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(1200),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device (see tests/README.md)"),
 ]
 needs_keras_on_torch_or_jax = pytest.mark.skipif(

@@ -20,7 +20,7 @@ from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.devices.discovery import cuda_devices
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 DEVICES = (cuda_devices().names * 2)[:2]
 PREAMBLE = Path(__file__).parents[1] / "helpers" / "cuda_center_preamble.py"

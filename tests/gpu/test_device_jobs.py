@@ -14,7 +14,7 @@ from scripts_here import script_path
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
 from platoon_base.checkpoints.writer import Saving
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 if len(DEVICES) < 2:

@@ -12,7 +12,7 @@ from platoon_base.devices.discovery import cuda_devices
 DEVICES = cuda_devices().names
 pytestmark = [
     pytest.mark.keras,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not DEVICES, reason="needs a CUDA device (see tests/README.md)"),
 ]
 

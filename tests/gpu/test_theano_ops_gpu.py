@@ -54,13 +54,13 @@ def test_packing_on_the_device(run_on_device):
 def test_packing_by_one_kernel_on_cuda():
     """A call that doubles the buffer stands in for two ranks that hold the same."""
     probe = [sys.executable, "-c", "import pygpu; pygpu.init('cuda0')"]
-    if subprocess.run(probe, capture_output=True, timeout=60, check=False).returncode:
+    if subprocess.run(probe, capture_output=True, timeout=120, check=False).returncode:
         pytest.skip("needs a CUDA device")
     found = subprocess.run(
         [sys.executable, script_path("theano_ops_gpu_packing_on_cuda")],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         check=False,
     )
     assert found.returncode == 0, found.stderr

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs thi
 DEVICES = [f"cuda{i}" for i in range(torch.cuda.device_count())][:2]
 pytestmark = [
     pytest.mark.keras,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(keras.backend.backend() != "torch", reason="about torch: run it with KERAS_BACKEND=torch"),
     pytest.mark.skipif(not DEVICES, reason="needs a CUDA device (see tests/README.md)"),
 ]

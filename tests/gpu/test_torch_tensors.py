@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs thi
 DEVICES = [f"cuda{i}" for i in range(torch.cuda.device_count())][:2]
 pytestmark = [
     pytest.mark.base,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(not DEVICES, reason="needs a CUDA device (see tests/README.md)"),
 ]
 by_nccl = pytest.mark.skipif(len(DEVICES) < 2, reason="needs two CUDA devices (see tests/README.md)")

@@ -40,7 +40,7 @@ class Worker:
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     def output(self):
-        return self.process.communicate(timeout=60)[0]
+        return self.process.communicate(timeout=120)[0]
 
 
 @pytest.fixture
@@ -409,7 +409,7 @@ for x in load_ahead(endless):
 
 def test_a_loader_can_be_a_new_python():
     run = subprocess.run(
-        [sys.executable, script_path("batches_spawned")], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, script_path("batches_spawned")], capture_output=True, text=True, timeout=120, check=False
     )
     assert run.stdout == '[[0, 0], [1, 1], [2, 2]]\nor take start_method="fork"\n', run.stderr
 

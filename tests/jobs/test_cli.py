@@ -81,7 +81,9 @@ def test_a_file_describes_a_run(platoon, write_script, tmp_path):
 
 
 def test_the_same_script_runs_alone_under_plain_python(write_script):
-    done = subprocess.run([sys.executable, write_script(HELLO)], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, write_script(HELLO)], capture_output=True, text=True, check=True, timeout=100
+    )
     assert done.stdout == "hello from 0 of 1 cpu\n"
 
 
@@ -220,7 +222,7 @@ def package(tmp_path):
 
 def test_a_module_runs_as_under_python_m(platoon, package):
     command = [sys.executable, "-m", "package.inner.train", "-n", "7"]
-    plain = subprocess.run(command, cwd=package, capture_output=True, text=True, check=True, timeout=60).stdout
+    plain = subprocess.run(command, cwd=package, capture_output=True, text=True, check=True, timeout=120).stdout
     assert plain.startswith("42 __main__ package.inner package.inner.train ")
     done = platoon("launch", "-n", 2, "--log-dir", "logs", "-m", "package.inner.train", "-n", "7")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -301,7 +303,7 @@ def test_modules_in_the_working_directory_do_not_hide_the_standard_library(write
     script = write_script(HELLO, "src/script.py")
     done = subprocess.run(
         [*python_main("platoon_base.cli"), "launch", "-n", "1", script],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -324,7 +326,7 @@ def test_the_command_is_no_matter_of_where_it_is_called(platoon, write_script, t
     code = "import os, subprocess, sys; os.rmdir(os.getcwd()); raise SystemExit(subprocess.call(sys.argv[1:]))"
     gone.mkdir()
     command = [sys.executable, "-c", code, sys.executable, "-m", "platoon_base", "jobs"]
-    done = subprocess.run(command, cwd=gone, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=gone, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
 
 
@@ -384,7 +386,7 @@ def test_a_signal_ends_even_workers_that_ignore_it_and_leaves_nothing(tmp_path, 
     for fifo in fifos:
         fifo.read_text()  # this worker is in the middle of it
     launcher.send_signal(number)
-    output, _ = launcher.communicate(timeout=60)
+    output, _ = launcher.communicate(timeout=120)
     assert launcher.returncode == 128 + number
     assert number.name in output
     assert "SIGKILL" in output
@@ -450,7 +452,7 @@ def test_a_worker_that_joins_has_the_rule_and_the_period_of_the_job(platoon, wri
             environment = {{name: value for name, value in os.environ.items() if name not in names}}
             job = os.path.basename(os.environ["PLATOON_JOB"])
             words = [sys.executable, "-m", "platoon_base", "join", job, {str(late)!r}]
-            joined = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=60)
+            joined = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=120)
             print("late:", joined.stdout.strip(), joined.stderr)
         """
     )
@@ -510,7 +512,7 @@ def test_an_odd_system_is_no_reason_for_a_traceback(write_script, tmp_path, odd)
 
     def run(*words):
         command = [*apart, "sh", "-c", f'{change}; exec "$@"', "sh", *map(str, [*main, *words])]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
 
     done = run("launch", "-n", 2, "-D", "cpu", script)
     assert done.returncode == status, done.stdout + done.stderr

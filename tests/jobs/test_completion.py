@@ -38,7 +38,7 @@ def complete(tmp_path):
             env={**os.environ, "PATH": f"{command.parent}:{os.environ['PATH']}"},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -98,7 +98,7 @@ def launch(tmp_path, *words, environment=None):
     return subprocess.run(
         [sys.executable, "-m", "platoon_base", "launch", *words, "-n", "1", "-D", "cpu", "train.py"],
         cwd=tmp_path, env={**clean_environment(), "COLUMNS": "200", **(environment or {})}, capture_output=True,
-        text=True, timeout=60,
+        text=True, timeout=120,
     )  # fmt: skip
 
 

@@ -271,7 +271,7 @@ worker = connect()
 if worker.is_leader:
     job = os.environ["PLATOON_JOB"]
     words = [sys.executable, "-m", "platoon_base", "join", job, sys.argv[1]]
-    joined = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    joined = subprocess.run(words, capture_output=True, text=True, timeout=120)
     print("joined with", joined.returncode, joined.stderr)
 worker.barrier()
 """
@@ -297,7 +297,7 @@ worker = connect()
 if worker.is_leader:
     environment = {name: value for name, value in os.environ.items() if name != "PLATOON_RANK"}
     words = [sys.executable, "-c", "from platoon_base import connect; connect()"]
-    joined = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment)
+    joined = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
     print("joined with", joined.returncode, joined.stderr)
 worker.barrier()
 """

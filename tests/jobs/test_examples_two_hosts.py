@@ -76,7 +76,7 @@ def test_an_example_trains_on_two_hosts(hosts, tmp_path, example, options):
 def test_averages_over_two_hosts_are_the_steps_of_one_process(hosts, tmp_path):
     run(hosts, STEPS, "together", workers=(1, 1))
     alone = [sys.executable, STEPS, "alone"]
-    subprocess.run(alone, cwd=tmp_path, env=clean_environment(), check=True, timeout=120)
+    subprocess.run(alone, cwd=tmp_path, env=clean_environment(), check=True, timeout=240)
     found = [np.load(tmp_path / f"{name}.npz") for name in ("together-0", "together-1", "alone-0")]
     for name in found[0].files:
         np.testing.assert_array_equal(found[0][name], found[1][name])

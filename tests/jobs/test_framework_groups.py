@@ -10,7 +10,7 @@ keras = pytest.importorskip("keras", reason="needs Keras 3: `make test` runs thi
 
 pytestmark = [
     pytest.mark.keras,
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="about JAX: run it with KERAS_BACKEND=jax"),
 ]
 

@@ -275,7 +275,7 @@ def test_without_a_controller_workers_stop_and_tidy_up(tmp_path):
         cwd=tmp_path,
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
     assert launched.returncode == -signal.SIGKILL
     for rank in range(2):
@@ -293,7 +293,7 @@ def test_a_variable_that_names_no_job_is_an_error_and_not_a_job_of_one(monkeypat
     monkeypatch.setenv("PLATOON_JOB", str(tmp_path))
     # In a process of its own: in this one another test may have left a worker.
     command = [sys.executable, "-c", "from platoon_base import connect; connect()"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert "unset it to run alone" in done.stderr
 

@@ -68,7 +68,7 @@ def test_every_example_is_a_plain_script_but_for_three_lines():
 
 @needs("keras", "keras", "needs Keras: `make test` runs this in .nox/keras3")
 @pytest.mark.skipif(os.environ.get("KERAS_BACKEND") not in ("torch", "jax"), reason="needs Keras on torch or JAX")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PLAIN))
 def test_an_example_trains_on_two_workers(platoon, write_script, tmp_path, name):
@@ -109,13 +109,13 @@ def test_the_guide_has_the_form_of_those_of_keras_io():
 
 @needs("keras", "keras", "needs Keras: `make test` runs this in .nox/keras3")
 @pytest.mark.skipif(os.environ.get("KERAS_BACKEND") not in ("torch", "jax"), reason="needs Keras on torch or JAX")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.slow
 def test_the_guide_runs_from_its_begin_to_its_end(write_script, tmp_path):
     pytest.importorskip("cloudpickle", reason="needs cloudpickle: `make test` runs this in .nox/keras3")
     load = "(x_train, y_train), (x_test, y_test) = keras.datasets.mnist.load_data()\n"
     script = write_script(changed(GUIDE.read_text(), {load: IMAGES}))
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stdout + done.stderr
     values = re.findall(r"^(?:one process|two workers.*): (\d\.\d+)$", done.stdout, re.MULTILINE)
     assert len(values) == 3

@@ -122,7 +122,7 @@ def test_other_commands_say_that_their_output_cannot_be_written(words, tmp_path)
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "platoon_base", *words],
-            cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+            cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
         )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == "platoon: the output cannot be written: No space left on device\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from needing import needs
 
-pytestmark = pytest.mark.timeout(200)
+pytestmark = pytest.mark.timeout(400)
 needs_cloudpickle = needs("keras", "cloudpickle", "needs cloudpickle: `make test` runs this in .nox/keras3")
 RUN_NOTEBOOK = Path(__file__).parents[1] / "helpers" / "run_notebook.py"
 
@@ -25,7 +25,7 @@ def notebook(tmp_path):
     def run(*cells, interrupt_at=0):
         (tmp_path / "cells.json").write_text(json.dumps([textwrap.dedent(cell) for cell in cells]))
         words = [sys.executable, RUN_NOTEBOOK, tmp_path, str(interrupt_at)]
-        done = subprocess.run(words, timeout=180, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, timeout=360, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return json.loads((tmp_path / "outputs.json").read_text())
 

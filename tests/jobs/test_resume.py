@@ -69,7 +69,7 @@ def interrupt(script, tmp_path):
                 everybody = [launcher, *psutil.Process(launcher.pid).children(recursive=True)]
                 for process in everybody if number == signal.SIGKILL else [launcher]:
                     process.send_signal(number)
-                launcher.communicate(timeout=60)
+                launcher.communicate(timeout=120)
             finally:
                 launcher.kill()
         for path in paused:

@@ -32,7 +32,7 @@ def terminal(tmp_path):
     def run(*words):
         done = subprocess.run(
             ["tmux", "-u", "-S", str(tmp_path / "tmux"), "-f", "/dev/null", *map(str, words)],
-            cwd=tmp_path, env={**outside, "TERM": "xterm"}, capture_output=True, text=True, timeout=60, check=False,
+            cwd=tmp_path, env={**outside, "TERM": "xterm"}, capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         return done.stdout if done.returncode == 0 else ""
 

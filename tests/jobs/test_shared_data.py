@@ -120,7 +120,7 @@ def test_data_stay_readable_when_the_controller_is_killed_and_go_with_the_last_w
     script = script_path("shared_data_data_stay_readable_when_the_controller")
     subprocess.run(
         [sys.executable, "-m", "platoon_base", "launch", "-n", "2", script, tmp_path],
-        cwd=tmp_path, capture_output=True, check=False, timeout=60, env={**os.environ, "PLATOON_NO_PREFORK": "1"},
+        cwd=tmp_path, capture_output=True, check=False, timeout=120, env={**os.environ, "PLATOON_NO_PREFORK": "1"},
     )  # fmt: skip
     for rank in range(2):
         await_file(tmp_path / f"rank {rank} has closed")

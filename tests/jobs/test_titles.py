@@ -53,5 +53,5 @@ def test_a_script_that_runs_alone_has_no_rank(platoon, write_script):
 def test_a_name_that_is_not_utf_8_is_shown_legibly(tmp_path):
     (tmp_path / os.fsdecode(b"tr\xffin.py")).write_text("print(ascii(open('/proc/self/cmdline').read().strip(chr(0))))")
     command = [sys.executable, "-m", "platoon_base", "run", b"tr\xffin.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout.strip() == r"'platoon: tr\\udcffin.py'"

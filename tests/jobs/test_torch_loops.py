@@ -7,7 +7,7 @@ torch = pytest.importorskip("torch", reason="needs torch: `make test` runs this 
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops import GradientAverage, average_buffers, moments_of
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("way", ["behind", "overlapping"])

@@ -48,7 +48,7 @@ def test_a_job_shows_each_warning_once_whatever_output_is_shown(platoon, write_s
 def test_a_process_alone_shows_a_warning_once(run, write_script, tmp_path):
     text = "from platoon_base.worker import warn_once\nwarn_once('beware')\nwarn_once('beware')\n"
     words = [sys.executable, *run, str(write_script(text))]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
     assert (done.stdout + done.stderr).count(": beware") == 1, done.stderr
 
 

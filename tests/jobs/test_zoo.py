@@ -60,7 +60,7 @@ def test_keras(platoon, tmp_path):
 def benchmark(folder, *words):
     return subprocess.run(
         [sys.executable, ROOT / "benchmarks" / "zoo.py", *words, "--out", folder],
-        cwd=folder, capture_output=True, text=True, timeout=250, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=500, check=False,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def launch(folder, *words, **environment):
     command = [sys.executable, "-m", "platoon_base", "launch", "-n", "2", *words]
     # Output that takes UTF-8 only, as in a desktop's terminal.
     strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict", "LC_ALL": "C.UTF-8", **environment}
-    return subprocess.run(command, cwd=folder, env=strict, capture_output=True, timeout=150, check=False)
+    return subprocess.run(command, cwd=folder, env=strict, capture_output=True, timeout=300, check=False)
 
 
 def test_a_job_whose_paths_and_texts_are_not_utf_8(tmp_path):
@@ -127,6 +127,6 @@ def test_a_launcher_with_more_than_a_thousand_open_files(tmp_path):
     )
     code = script_path("any_text_a_launcher_with_more_than_a_thousand_open")
     done = subprocess.run(
-        [sys.executable, code], cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False
+        [sys.executable, code], cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr

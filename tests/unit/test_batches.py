@@ -514,7 +514,7 @@ def test_batches_go_to_and_come_from_processes_of_one_user_alone(tmp_path):
     with listen_at(address) as listener:
         os.chmod(address, 0o666)
         done = subprocess.run(
-            [sys.executable, CALL_AS_NOBODY, address], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, CALL_AS_NOBODY, address], capture_output=True, text=True, timeout=120, check=False
         )
         assert done.stdout.strip() == "refused a connection of user 0: batches are shared within one user only", done
         for _ in range(2):

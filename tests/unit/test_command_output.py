@@ -118,7 +118,7 @@ INTERRUPTED = script_path("command_output_interrupted")
 
 
 def test_interrupts_write_no_line_twice():
-    done = subprocess.run([sys.executable, INTERRUPTED], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, INTERRUPTED], capture_output=True, text=True, timeout=200)
     numbers = [int(line) for line in done.stdout.split()]
     assert numbers[-1] == 20_000, done.stderr
     assert len(numbers) > 10_000  # of an interrupted one the line may be lost

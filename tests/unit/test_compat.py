@@ -20,7 +20,7 @@ def run(code, **environment):
         [sys.executable, *([code] if isinstance(code, Path) else ["-c", code])],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         env={**base, **environment},
     )
     assert done.returncode == 0, done.stderr

@@ -181,7 +181,7 @@ def test_a_function_on_a_device_is_pickled_with_the_name_of_its_context(tmp_path
     env = {**os.environ, "POCL_CACHE_DIR": str(tmp_path)}
     env["THEANO_FLAGS"] = f"{env.get('THEANO_FLAGS', '')},device={device},force_device=True,floatX=float32"
     probe = [sys.executable, "-c", f"import pygpu; pygpu.init({device!r})"]
-    found = subprocess.run(probe, env=env, capture_output=True, text=True, timeout=60, check=False)
+    found = subprocess.run(probe, env=env, capture_output=True, text=True, timeout=120, check=False)
     if found.returncode:
         pytest.skip("no devices: run `make setup` on Debian 12, which installs pygpu and OpenCL")
     command = [sys.executable, script_path("compat_theano_pickled_on_a_device")]

@@ -30,7 +30,7 @@ class Doctor:
             env={**base, "PYTHONPATH": str(Path(platoon_base.__file__).parents[1]), **environment},
             capture_output=True,
             text=True,
-            timeout=230,
+            timeout=460,
             check=False,
         )
         assert done.returncode == 0, done.stderr

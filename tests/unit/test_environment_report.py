@@ -27,7 +27,7 @@ def tell():
             env={**os.environ, **environment},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -60,7 +60,7 @@ def test_other_processes_compute_the_same():
     )
     found = [
         subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed},
-                       check=True, capture_output=True, text=True, timeout=60).stdout
+                       check=True, capture_output=True, text=True, timeout=120).stdout
         for seed in "12"
     ]  # fmt: skip
     assert found[0] == found[1]

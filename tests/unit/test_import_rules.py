@@ -116,7 +116,7 @@ def within(names, packages):
 def loaded_by(statement):
     """List what a fresh interpreter has loaded after a statement."""
     code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     return set(json.loads(run.stdout.splitlines()[-1]))
 
 
@@ -140,7 +140,7 @@ def test_the_contracts_of_import_linter_hold():
     """They are in pyproject.toml: the order of the packages, and what the adapters see of the base."""
     pytest.importorskip("importlinter", reason="needs import-linter: `make setup` installs it")
     command = [Path(sys.executable).with_name("lint-imports"), "--no-logo", "--no-cache"]
-    done = subprocess.run(command, cwd=BASE.parent, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=BASE.parent, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout
 
 
@@ -322,7 +322,7 @@ def faces():
 def test_the_public_face_has_all_that_it_offers(face):
     """Some names are imported only when they are asked for, so a wrong one would show late."""
     code = f"import {face} as face\nprint(*(name for name in face.__all__ if not hasattr(face, name)))"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert run.stdout.split() == []
 
 

@@ -491,7 +491,7 @@ def test_nothing_that_another_user_puts_there_ends_a_command(put, tmp_path):
                 env={**os.environ, "TMPDIR": str(tmp_path), NAMESPACE: ""},
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=120,
                 check=False,
             )
             assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr

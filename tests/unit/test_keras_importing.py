@@ -41,7 +41,7 @@ def test_a_back_end_that_is_not_installed_is_named_with_what_to_do(tmp_path, pac
         "from platoon_base import compat\ncompat.apply = lambda: None\n"
         "import platoon_plugins.keras\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("platoon_base.errors.BackendUnavailableError: "), done.stderr
     assert expected in last

@@ -29,7 +29,7 @@ def launch(tmp_path, soft, hard, workers=4):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=400,
         check=False,
     )
 
@@ -48,7 +48,7 @@ def test_a_process_takes_all_that_its_hard_limit_allows(soft, hard):
         "print(raise_descriptors(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     command = ["bash", "-c", f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"', "bash", sys.executable, "-c", code]
-    assert subprocess.check_output(command, text=True, timeout=60).split() == [str(hard)] * 3
+    assert subprocess.check_output(command, text=True, timeout=120).split() == [str(hard)] * 3
 
 
 def test_a_soft_limit_that_is_too_low_is_raised(tmp_path):
@@ -70,7 +70,7 @@ STARTS = script_path("limits_starts")
 def test_a_worker_that_finds_no_descriptor_says_so_and_leaves_nothing_behind(tmp_path, how):
     limited = 'ulimit -n 4096; exec "$@"'
     command = ["bash", "-c", limited, "bash", sys.executable, STARTS, how]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
     assert len(lines) == 12

@@ -44,7 +44,7 @@ def orphan():
                 assert process.stdout.readline() == "watched\n"
                 launcher.kill()
                 launcher.wait()
-                output = process.communicate(timeout=60)[0]
+                output = process.communicate(timeout=120)[0]
             return process.returncode, output
         finally:
             launcher.kill()

@@ -20,7 +20,7 @@ def run_elsewhere(code, **environment):
     started = f"import other_system\nother_system.pretend()\n{code}"
     command = [sys.executable, "-W", "ignore", "-c", started]
     variables = {**os.environ, "PYTHONPATH": path, **environment}
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -118,7 +118,7 @@ for how in ("rule", "average"):
 @pytest.mark.base
 def test_the_command_says_why_it_starts_no_job():
     code = "import sys; sys.platform = 'darwin'; from platoon_base.cli import main; main(['launch', '-n', '2', 'x.py'])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2
     assert "platoon: jobs run on Linux, and this is darwin" in done.stderr
     assert "python SCRIPT" in done.stderr

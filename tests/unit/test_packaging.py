@@ -31,7 +31,9 @@ def project():
 def run_setup(platform, **environment):
     clean = {k: v for k, v in os.environ.items() if k not in ("PLATOON_OTHER_SYSTEMS", "PLATOON_BUILD_EXTENSION")}
     command = [sys.executable, SETUP, platform, ROOT / "setup.py"]
-    run = subprocess.run(command, env={**clean, **environment}, capture_output=True, text=True, timeout=60, check=False)
+    run = subprocess.run(
+        command, env={**clean, **environment}, capture_output=True, text=True, timeout=100, check=False
+    )
     return run.returncode, run.stdout + run.stderr
 
 

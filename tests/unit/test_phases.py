@@ -17,7 +17,7 @@ from platoon_base.shm.phases import (
     VALIDATION,
     WAITING,
     PhaseClock,
-    bin_of,
+    bins_of,
     edges,
     quantile,
 )
@@ -91,8 +91,8 @@ def test_batches_are_loaded_in_the_time_until_each_comes(timed):
     assert seconds_of(times)["loading"] == 1.0
     assert seconds_of(times)["compute"] == 6.0
     loading, compute = times.counts[PARTS.index("loading")], times.counts[PARTS.index("compute")]
-    assert loading[bin_of(0.25)] == 4
-    assert [int(compute[bin_of(s)]) for s in (1.0, 2.0, 3.0)] == [1, 1, 1]
+    assert loading[bins_of(0.25)] == 4
+    assert [int(compute[bins_of(s)]) for s in (1.0, 2.0, 3.0)] == [1, 1, 1]
 
 
 def test_a_phase_ends_with_the_exception_that_leaves_it(timed):
@@ -119,9 +119,26 @@ def test_steps_that_are_counted_together_are_equal_parts(timed):
         spend(0.5)
     clock.step(4)
     counts = dict(zip(PARTS, read().counts))
-    assert counts["compute"][bin_of(0.25)] == 4
-    assert counts["sync"][bin_of(0.125)] == 4
+    assert counts["compute"][bins_of(0.25)] == 4
+    assert counts["sync"][bins_of(0.125)] == 4
     assert counts["waiting"][0] == counts["loading"][0] == 4
+
+
+def test_short_steps_are_counted_many_at_once_and_the_last_ones_at_the_end(timed):
+    spend, clock, read = timed
+    clock.step(1)
+    took = [0.001 * 1.02**number for number in range(60)]
+    for seconds in took:
+        with clock.phase(LOADING):
+            spend(seconds)
+        spend(seconds / 3)
+        clock.step(1)
+    assert 0 < read().counts[PARTS.index("loading")].sum() < 60, "counted ten times a second"
+    clock.close()
+    counts = dict(zip(PARTS, read().counts.tolist()))
+    assert counts["loading"] == np.histogram(took, [0.0, *edges(), 1e9])[0].tolist()
+    assert counts["compute"] == np.histogram([each / 3 for each in took], [0.0, *edges(), 1e9])[0].tolist()
+    assert counts["waiting"] == [60] + [0] * (BINS - 1)
 
 
 def test_another_thread_is_not_timed(timed):
@@ -218,16 +235,16 @@ def test_a_closed_clock_leaves_the_memory_alone(timed):
 
 def test_bins_are_those_between_the_edges():
     durations = np.exp(np.linspace(np.log(1e-7), np.log(1e3), 5000))
-    found = [bin_of(float(each)) for each in durations]
+    found = bins_of(durations).tolist()
     assert found == np.searchsorted(edges(), durations, side="right").tolist()
-    assert [bin_of(float(edge)) for edge in edges()] == list(range(1, BINS))
-    assert (bin_of(0.0), bin_of(-1.0)) == (0, 0)
+    assert bins_of(edges()).tolist() == list(range(1, BINS))
+    assert bins_of([0.0, -1.0]).tolist() == [0, 0]
 
 
 def test_quantiles_are_within_a_fifth():
     generator = np.random.default_rng(3)
     durations = np.exp(generator.normal(-5.0, 1.0, 20000))
-    counts = np.bincount([bin_of(each) for each in durations], minlength=BINS).tolist()
+    counts = np.bincount(bins_of(durations), minlength=BINS).tolist()
     for share in (0.5, 0.9, 0.99):
         assert quantile(counts, share) == pytest.approx(np.quantile(durations, share), rel=0.2)
     assert np.isnan(quantile([0] * BINS, 0.5))
@@ -240,7 +257,7 @@ def test_steps_of_any_number_type_are_counted(timed, steps):
     clock.step(1)
     spend(0.3)
     clock.step(steps)
-    assert read().counts[0].tolist() == [3 * (index == bin_of(0.1)) for index in range(BINS)]
+    assert read().counts[0].tolist() == [3 * (index == bins_of(0.1)) for index in range(BINS)]
 
 
 def test_a_number_of_steps_without_bound_does_not_end_a_training(timed):
@@ -249,5 +266,5 @@ def test_a_number_of_steps_without_bound_does_not_end_a_training(timed):
     for steps in 2**31, 2**31, -(2**40), 2**40:
         spend(1.0)
         clock.step(steps)
-    assert read().counts.max() == 2**31
+    assert read().counts.max() == 2**32 - 1
     assert seconds_of(read())["compute"] == pytest.approx(4.0)

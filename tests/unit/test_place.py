@@ -172,6 +172,6 @@ def test_the_originals_launcher_refuses(write_script, tmp_path):
         "cpu",
     ]
     environment = {**os.environ, **srun(2, 1, "1(x2)", 1)}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 2
     assert "this is host 1 of 2, says srun" in done.stderr

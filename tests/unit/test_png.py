@@ -124,7 +124,7 @@ def test_texts_are_drawn_also_on_a_machine_without_fonts(apart, tmp_path):
     svg = sheet([chart("A title", curves(("curve", 1.0)))])
     home = {**os.environ, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path)}
     command = [*apart, sys.executable, "-c", TEXTS]
-    done = subprocess.run(command, input=svg.encode(), capture_output=True, env=home, timeout=60, check=False)
+    done = subprocess.run(command, input=svg.encode(), capture_output=True, env=home, timeout=120, check=False)
     if done.returncode == 77:
         pytest.skip(f"needs to mount, as root: {done.stderr.decode()}")
     assert done.returncode == 0, done.stderr

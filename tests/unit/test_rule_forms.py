@@ -347,4 +347,4 @@ assert "halfway_float32" in header_text()
 assert operations(rule)["halfway"].compute == "T c_1 = (c + x) / (T)2;"
 """
     root = str(Path(rules.__file__).parents[2])
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=root)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=root)

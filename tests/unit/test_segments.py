@@ -88,7 +88,7 @@ def test_where_there_is_too_little_the_creation_fails_and_no_later_access(name):
     code = 'mount -t tmpfs -o size=1m none /dev/shm; exec "$@"'
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", code, "sh", sys.executable, CREATE_ON_A_SMALL_DISK, name],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.stdout.startswith("needs 2 MB of shared memory, /dev/shm has 1 MB free"), done
 

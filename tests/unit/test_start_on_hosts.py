@@ -73,7 +73,7 @@ def launch(folder, *words, **environment):
         env={**variables, "PYTHONPATH": str(Path(__file__).parents[2]), **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
 

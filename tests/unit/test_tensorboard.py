@@ -111,7 +111,7 @@ def test_a_job_goes_on_where_the_disk_is_full(write_script, tmp_path):
     """Here by a limit on the size of the launcher's files, from the first of these on."""
     train = script_path("tensorboard_a_job_goes_on_where_the_disk_is_full")
     command = [sys.executable, script_path("tensorboard_full_disk"), "launch", "-n", "1", "--tensorboard", "board"]
-    done = subprocess.run([*command, train], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*command, train], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (
         done.stdout.count("WARNING: nothing more is written for TensorBoard: OSError: [Errno 27] File too large") == 1

@@ -95,7 +95,7 @@ def test_the_order_is_the_same_for_all_hashes_addresses_and_other_outputs():
     for seed, words in (("1", ["0"]), ("2", ["5000"]), ("3", ["77", "more outputs"])):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         command = [sys.executable, str(script), *words]
-        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
         assert run.returncode == 0, run.stderr
         orders.append(run.stdout)
     assert orders[0] == orders[1]
