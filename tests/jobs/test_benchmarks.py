@@ -209,6 +209,21 @@ def test_keras_fit_measures_all_ways_and_keeps_its_results(tmp_path):
     assert len(written["goals"]) == 3
 
 
+@pytest.mark.keras
+@needs_torch
+@pytest.mark.long
+def test_keras_alone_is_compared_with_plain_python(tmp_path):
+    command = [sys.executable, BENCHMARKS / "keras_alone.py", "--quick", "--out", tmp_path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = tmp_path.glob("keras-alone-*-cpu.json")
+    written = json.loads(path.read_text())
+    found = [(row["model"], row["way"], row["pairs"]) for row in written["results"]]
+    ways = ["averaged gradients", "callbacks"]
+    assert sorted(found) == [(model, way, 2) for model in ("10 MB", "convolutional") for way in ways]
+    assert all(row["step, ms"] > 0 and row["of plain's speed"] > 0 for row in written["results"])
+
+
 def learn(folder, *words, **environment):
     """Run the study of digits in its small form; returns the process that has ended."""
     return subprocess.run(
