@@ -2,9 +2,10 @@
 
 Two processes are there at the same time and measure in turn, a fit each: one started by python, which knows nothing of
 this project, and one by `platoon launch -n 1`, which fits with our callbacks, and with a distributed optimizer too.
-Processes differ by several percent from second to second; so there are many short fits, and the median of the ratios
-of fits one behind the other is printed with its standard error (1.25 of that of a mean). From steps and epochs' ends
-follows an epoch of 469 mini-batches, as Fashion-MNIST has. Run it once for each back end:
+Processes differ by several percent from second to second, and a fit by its place in a round; so there are many short
+fits, rounds alternate between an order and its reverse, and two of them give one ratio, the geometric mean. Printed are
+medians of these with standard errors (bootstrap). From steps and epochs' ends follows an epoch of 469 mini-batches, as
+Fashion-MNIST has. Run it once for each back end:
 
     CUDA_VISIBLE_DEVICES=0 KERAS_BACKEND=torch python benchmarks/keras_alone.py --device cuda [--quick] [--out FOLDER]
 """
@@ -14,13 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import report
 
 SCRIPT = Path(__file__).parent / "scripts" / "keras_alone_train.py"
@@ -79,8 +80,10 @@ def failure(folder: str, name: str) -> str:
 
 
 def median_and_error(values: list[float]) -> tuple[float, float]:
-    """Return the median of independent values and its standard error, as if they were normally distributed."""
-    return report.median(values), 1.2533 * statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    """Return the median over both orders of the values of rounds in turn, and its standard error by the bootstrap."""
+    both = np.sqrt(np.array(values[0::2]) * np.array(values[1::2]))
+    drawn = np.random.default_rng(0).choice(both, (2000, len(both)))
+    return float(np.median(both)), float(np.median(drawn, axis=1).std())
 
 
 def epoch_s(took: dict[str, list[float]], clock: int) -> float:
@@ -112,7 +115,7 @@ def main() -> None:
     parser.add_argument(
         "--device", choices=["cpu", "cuda"], default="cpu", help="what both processes use, the first visible one  [cpu]"
     )
-    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=50, help="an even number  [50]")
     parser.add_argument("--quick", action="store_true", help="two rounds; nothing is saved unless --out is given")
     parser.add_argument("--out", type=Path, help="folder for the results  [docs/benchmarks]")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What the callbacks and the averaged gradients of platoon_plugins.keras cost a fit of two workers, or of one.
+"""What the callbacks and the averaged gradients of platoon_plugins.keras cost a fit of two workers.
 
 Each worker's back end has one thread. Fits are made in turn with plain ones, in the same processes, by all workers at
 the same time: the step of a fit is the median over tens of batches, each with one synchronization, the first 40 batches
@@ -10,7 +10,6 @@ and again, which the processor's cache may hold; "cold" is that of the model's a
 Run it once for each back end:
 
     KERAS_BACKEND=torch python benchmarks/keras_fit.py [--quick] [--out FOLDER]
-    KERAS_BACKEND=torch python benchmarks/keras_fit.py --workers 1 --device cuda
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from pathlib import Path
 import report
 
 SCRIPT = Path(__file__).parent / "scripts" / "keras_train.py"
+WORKERS = 2
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -35,6 +35,7 @@ ONE_THREAD = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "1",
     "TF_CPP_MIN_LOG_LEVEL": "2",
+    "CUDA_VISIBLE_DEVICES": "",
 }
 
 
@@ -43,15 +44,13 @@ def backend() -> str:
     return os.environ.get("KERAS_BACKEND") or ("theano" if metadata.version("keras").startswith("2.") else "torch")
 
 
-def measure(name: str, number: int, device: str, options: list[str]) -> list[dict]:
-    """Run a job of so many workers; returns what each of them wrote."""
+def measure(name: str, options: list[str]) -> list[dict]:
+    """Run the job; returns what each worker wrote."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(number), "-D", device]
-        command += ["--log-dir", f"{folder}/logs"]
-        hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+        command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(WORKERS), "--log-dir", f"{folder}/logs"]
         done = subprocess.run(
             [*command, str(SCRIPT), folder, *options],
-            env={**os.environ, **ONE_THREAD, **hidden, "KERAS_BACKEND": name},
+            env={**os.environ, **ONE_THREAD, "KERAS_BACKEND": name},
             capture_output=True,
             text=True,
             check=False,
@@ -59,7 +58,7 @@ def measure(name: str, number: int, device: str, options: list[str]) -> list[dic
         if done.returncode:
             logs = "\n".join(path.read_text()[-3000:] for path in sorted(Path(folder, "logs").glob("rank*.log")))
             raise SystemExit(f"{done.stdout}{done.stderr}\n{logs}\nthe job FAILED")
-        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(number)]
+        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(WORKERS)]
 
 
 def more(pairs: list) -> list[float]:
@@ -135,16 +134,14 @@ COLUMNS = {
 def main() -> None:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: a GPU for each worker  [cpu]")
     parser.add_argument("--quick", action="store_true", help="fewer rounds; nothing is saved unless --out is given")
     parser.add_argument("--out", type=Path, help="folder for the results  [docs/benchmarks]")
     args = parser.parse_args()
     name = backend()
     quick = ["--rounds", "2", "--skipped", "5", "--batches", "10", "--small-times", "2", "--blocks", "2"]
-    workers = measure(name, args.workers, args.device, quick if args.quick else [])
+    workers = measure(name, quick if args.quick else [])
     rows = summarize(workers)
-    title = f"Keras {workers[0]['keras']} on {name}, {args.workers} workers, {args.device}; medians"
+    title = f"Keras {workers[0]['keras']} on {name}, {WORKERS} workers; medians"
     report.table(title, list(COLUMNS.values()), [[row.get(key, "") for key in COLUMNS] for row in rows])
     of = {(row["model"], row["way"]): row.get("blocks_more_percent") for row in rows}
     (over,) = [row["more_over_bare"] for row in rows if row["model"] == "10 MB" and "more_over_bare" in row]
@@ -157,8 +154,7 @@ def main() -> None:
     ]
     if args.out or not args.quick:
         results = {"keras": workers[0]["keras"], "backend": name, "results": rows, "goals": goals}
-        kind = f"keras-{name}" if args.device == "cpu" else f"keras-{name}-cuda-{args.workers}"
-        report.save(kind, results, args.out or report.FOLDER)
+        report.save(f"keras-{name}", results, args.out or report.FOLDER)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from platoon_base.system.environment import NAMESPACE, STRICT
 from platoon_base.worker import AdvisoryLock, BackEnds, Connection, Identity, Worker
 from platoon_base.worker_process.program import Start, python_main
 
-JOB_TIMEOUT_S = 400  # below the test's own limit, so that the logs are shown
+JOB_TIMEOUT_S = 400  # below most tests' own limits, so that the logs are shown
 
 # Each process that runs tests has jobs of its own: it neither sees nor tidies up those of the user or of another run.
 os.environ[NAMESPACE] = f"t{os.getpid()}"

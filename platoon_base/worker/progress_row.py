@@ -43,6 +43,7 @@ class ProgressRow:
                 self._updated[0] = time.monotonic()
             return
         self._touch()
+        steps = int(steps)
         if steps and self._counted_for_it:  # the script counts these steps itself now
             self._steps[0] -= min(steps, self._counted_for_it)
             self._counted_for_it = 0
@@ -50,7 +51,7 @@ class ProgressRow:
             self._script_reports_epochs = True
             self._begin_epoch(epoch)
         if steps:
-            self._steps[0] += int(steps)
+            self._steps[0] += steps
             self.clock.step(steps)
             self._script_counts = True
         if loss is not None:
@@ -145,5 +146,7 @@ class ProgressRow:
 
     def close(self) -> None:
         """Detach from the job's shared memory."""
-        self.clock.close()
-        self._use(self._rows.copy())
+        try:
+            self.clock.close()
+        finally:
+            self._use(self._rows.copy())

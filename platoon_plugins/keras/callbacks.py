@@ -221,7 +221,8 @@ class _LastAtBatches(_Last):
 class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
     """Reports the progress of a single worker's fit to the launcher, and stops the fit if the job stops.
 
-    Both at most every 50 ms, as they would take a fiftieth of a step of a millisecond; at each step of a traced run.
+    Both at most every 50 ms: to do so takes 30 us in a training loop, as neither the objects nor the code are in the
+    processor's cache there.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -230,8 +231,7 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner: Any = None
         self.timer = FitTimer(worker, None)
         self._counted = self._last = 0
-        self._report_at, self._report_each_s = 0.0, _REPORT_EACH_S
-        self._batches_at_once = 1
+        self._batches_at_once, self._report_at = 1, 0.0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _ProgressReporter:
         """Return a reporter for another list with the same worker, whose connection cannot be copied."""
@@ -245,9 +245,8 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         restored = getattr(self._owner, "_initial_epoch", None) or given_initial_epoch(self._owner)
         warn_if_anew(self._worker, restored)
-        self.timer = FitTimer(self._worker, self._owner)
-        self._report_each_s = 0.0 if self.timer.traced else _REPORT_EACH_S
         self._batches_at_once = getattr(self._owner, "steps_per_execution", None) or 1
+        self.timer = FitTimer(self._worker, self._owner)
         self.timer.begin(isinstance(self, _ProgressReporterAtBatches))
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -256,11 +255,13 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
         self.timer.loads()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if batch:
+            self.timer.steps(self._batches_at_once)
         self._last = batch + self._batches_at_once
         now = time.perf_counter()
         if now < self._report_at:
             return
-        self._report_at = now + self._report_each_s
+        self._report_at = now + _REPORT_EACH_S
         self._count_to(batch)
         if self._worker.should_stop:
             self._owner.stop_training = True

@@ -33,25 +33,20 @@ class FitTimer:
         self._between = self._backend in ("theano", "torch")
         self._step: Callable[..., Any] | None = None
         self._timed: Callable[..., Any] | None = None
-        self._batches: Any = None  # of this epoch
-        self._timed_batches: Any = None
 
     @property
     def _clock(self) -> Any:
         return self._worker.advanced.clock
 
-    @property
-    def traced(self) -> bool:
-        """Whether each step is recorded for a timeline."""
-        return self._clock.record is not None
-
     def begin(self, at_batches: bool) -> None:
         """Watch the steps of the model; ``at_batches`` if `loads` is called at the end of each batch."""
+        self.computes()  # a fit that raised may have ended in another phase, and steps that it has not counted
+        self._clock.ahead = 0
         step = getattr(self._model, "train_function", None)
         if step is None or self._backend not in ("torch", "jax") or (self._between and at_batches):
             return
         step = getattr(step, "untimed", step)  # a fit that raised has left its own
-        loads = self.loads
+        clock, loads = self._clock, self.loads
 
         @functools.wraps(step)
         def timed(*args: Any) -> Any:
@@ -60,17 +55,11 @@ class FitTimer:
                 loads()
                 return results
             *first, batches = args
-            return step(*first, self._loading(batches) if hasattr(batches, "__next__") else batches)
+            return step(*first, clock.loading(batches) if hasattr(batches, "__next__") else batches)
 
         timed.untimed = step  # type: ignore[attr-defined]
         self._step, self._timed = step, timed
         self._model.train_function = timed
-
-    def _loading(self, batches: Any) -> Any:
-        """Return an iterator over batches that is timed: the same one in all steps of an epoch."""
-        if batches is not self._batches:
-            self._batches, self._timed_batches = batches, self._clock.loading(batches)
-        return self._timed_batches
 
     def loads(self) -> None:
         """Wait for the next batch from here on."""
@@ -81,6 +70,10 @@ class FitTimer:
         """Compute from here on: the batch is there, or is waited for within the step."""
         if self._between:
             self._clock.enter(COMPUTE)
+
+    def steps(self, number: int) -> None:
+        """Record steps that are counted later."""
+        self._clock.step_ahead(number)
 
     def computes(self) -> None:
         """Compute from here on."""
@@ -95,4 +88,4 @@ class FitTimer:
         self.computes()
         if self._timed is not None and self._model.train_function is self._timed:
             self._model.train_function = self._step
-        self._step = self._timed = self._batches = self._timed_batches = None
+        self._step = self._timed = None

@@ -36,6 +36,13 @@ def test_waits_within_a_compiled_step_are_no_computation(run_keras):
     assert reported["collective1"] < 0.5 * slept, reported
 
 
+@pytest.mark.keras
+def test_of_a_fit_after_one_that_failed_in_its_validation(run_keras):
+    reported = run_keras(script_path("phases_keras_failed"), 1).require_success().reported
+    assert reported["slept compute0"] > 0.2
+    assert reported["compute0"] >= 0.98 * reported["slept compute0"], reported
+
+
 @pytest.mark.theano
 def test_of_a_loop_of_lasagne(run_lasagne):
     require_in_their_phases(run_lasagne(script_path("phases_lasagne")).require_success().reported)

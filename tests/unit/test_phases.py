@@ -36,7 +36,7 @@ class Hand:
 
 @pytest.fixture
 def timed():
-    """Return a function that lets seconds pass, the clock, and a function that reads the row."""
+    """Return a function that lets seconds pass, the clock, and one that reads the row, by default with all counts."""
     hand, job_state = Hand(), JobState(bytearray(JobState.size_bytes(2)), rows=2, create=True)
     row = job_state.row(1)
     clock = PhaseClock(row["phase_seconds"], row["phase_counts"], hand)
@@ -44,7 +44,12 @@ def timed():
     def spend(seconds):
         hand.now += seconds
 
-    return spend, clock, lambda: job_state.phases(1)
+    def read(flush=True):
+        if flush:
+            clock.flush()
+        return job_state.phases(1)
+
+    return spend, clock, read
 
 
 def seconds_of(times):
@@ -127,18 +132,38 @@ def test_steps_that_are_counted_together_are_equal_parts(timed):
 def test_short_steps_are_counted_many_at_once_and_the_last_ones_at_the_end(timed):
     spend, clock, read = timed
     clock.step(1)
-    took = [0.001 * 1.02**number for number in range(60)]
+    took = [0.01 * 1.02**number for number in range(60)]
     for seconds in took:
         with clock.phase(LOADING):
             spend(seconds)
         spend(seconds / 3)
         clock.step(1)
-    assert 0 < read().counts[PARTS.index("loading")].sum() < 60, "counted ten times a second"
+    assert 0 < read(flush=False).counts[PARTS.index("loading")].sum() < 60, "counted each second"
     clock.close()
-    counts = dict(zip(PARTS, read().counts.tolist()))
+    counts = dict(zip(PARTS, read(flush=False).counts.tolist()))
     assert counts["loading"] == np.histogram(took, [0.0, *edges(), 1e9])[0].tolist()
     assert counts["compute"] == np.histogram([each / 3 for each in took], [0.0, *edges(), 1e9])[0].tolist()
     assert counts["waiting"] == [60] + [0] * (BINS - 1)
+
+
+def test_a_count_that_a_signals_handler_ends_leaves_the_next_ones_as_they_are(timed, monkeypatch):
+    spend, clock, read = timed
+    clock.step(1)
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    spend(0.5)
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "diff", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            clock.step(1)
+    for seconds in (0.25, 2.0):
+        spend(seconds)
+        clock.step(1)
+    clock.close()
+    expected = np.bincount(bins_of([0.25, 2.0]), minlength=BINS)
+    assert read().counts[PARTS.index("compute")].tolist() == expected.tolist()
 
 
 def test_another_thread_is_not_timed(timed):

@@ -12,7 +12,7 @@ from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.roster import Participant
 from platoon_base.shm.job_state import Progress
-from platoon_base.shm.phases import BINS, COMPUTE, LOADING, PARTS, PHASES, PhaseTimes, bin_of
+from platoon_base.shm.phases import BINS, COMPUTE, LOADING, PARTS, PHASES, PhaseTimes, bins_of
 
 pytestmark = pytest.mark.base
 
@@ -22,7 +22,7 @@ def phase_times(steps=0, **per_step):
     seconds = {name: per_step.get(name, 0.0) for name in PHASES}
     counts = np.zeros((len(PARTS), BINS), np.uint32)
     for row, part in enumerate(PARTS):
-        counts[row, bin_of(seconds[part] + (seconds["collective"] if part == "sync" else 0.0))] = steps
+        counts[row, bins_of(seconds[part] + (seconds["collective"] if part == "sync" else 0.0))] = steps
     return PhaseTimes(tuple(steps * each for each in seconds.values()), counts)
 
 
@@ -171,7 +171,7 @@ def test_one_long_step_makes_no_straggler():
         extra += 1.5 if second % 2 else 0.0
         workers = [worker(50 * second, compute=0.01) for _ in range(2)]
         times = workers[1][1]
-        times.counts[0, bin_of(1.5)] += (second + 1) // 2
+        times.counts[0, bins_of(1.5)] += (second + 1) // 2
         times = times._replace(seconds=(times.seconds[0] + extra, *times.seconds[1:]))
         found.append(watch.take(snapshot(workers[0], (workers[1][0], times)), float(second)))
     assert found == [None] * 13

@@ -1,0 +1,47 @@
+"""A worker's row: what is written there, read by the field names of the job's state."""
+
+import numpy as np
+import pytest
+
+from platoon_base.shm.job_state import JobState
+from platoon_base.worker.progress_row import ProgressRow
+
+pytestmark = pytest.mark.base
+
+
+@pytest.fixture
+def job_state():
+    return JobState(bytearray(JobState.size_bytes(3)), rows=3, create=True)
+
+
+@pytest.mark.parametrize("kind", [int, float, np.int64, np.float32])
+def test_steps_of_any_number_type_are_added_to_this_row_alone(job_state, kind):
+    row = ProgressRow(job_state, 1)
+    row.add(kind(2), None, None)
+    row.add(kind(3), 4, 0.5)
+    assert job_state.table["steps"].tolist() == [0, 5, 0]
+    assert (int(job_state.table["epoch"][1]), float(job_state.table["loss"][1])) == (4, 0.5)
+    started, updated = job_state.table["started"], job_state.table["updated"]
+    assert 0 < started[1] <= updated[1]
+    assert started[0] == started[2] == updated[0] == updated[2] == 0
+
+
+@pytest.mark.parametrize("kind", [int, float, np.float32])
+def test_steps_that_a_function_has_counted_are_not_counted_again_by_the_script(job_state, kind):
+    row = ProgressRow(job_state, 1)
+    for _ in range(3):
+        row.count_for_script(None)
+    assert row.steps == 3
+    row.add(kind(1), None, None)
+    assert row.steps == 3, "two of the three are of steps that the script has yet to count"
+    row.add(kind(4), None, None)
+    assert row.steps == 7
+
+
+def test_a_closed_row_keeps_its_values_and_leaves_the_memory_alone(job_state):
+    row = ProgressRow(job_state, 2)
+    row.add(5, 1, None)
+    row.close()
+    row.add(7, 2, None)
+    assert (int(job_state.table["steps"][2]), int(job_state.table["epoch"][2])) == (5, 1)
+    assert row.steps == 12
