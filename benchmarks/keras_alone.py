@@ -116,11 +116,13 @@ def main() -> None:
         "--device", choices=["cpu", "cuda"], default="cpu", help="what both processes use, the first visible one  [cpu]"
     )
     parser.add_argument("--rounds", type=int, default=50, help="an even number  [50]")
-    parser.add_argument("--quick", action="store_true", help="two rounds; nothing is saved unless --out is given")
+    parser.add_argument("--quick", action="store_true", help="four rounds; nothing is saved unless --out is given")
     parser.add_argument("--out", type=Path, help="folder for the results  [docs/benchmarks]")
     args = parser.parse_args()
+    if args.rounds < 4 or args.rounds % 2:
+        parser.error(f"got --rounds {args.rounds}: two rounds in opposite orders give one ratio; give 4, 6 or more")
     quick = ["--batches", "3", "--skipped", "1"]
-    found = measure(args.device, 2, *quick) if args.quick else measure(args.device, args.rounds)
+    found = measure(args.device, 4, *quick) if args.quick else measure(args.device, args.rounds)
     first, rows = found["plain"], summarize(found)
     title = f"Keras {first['keras']} on {first['backend']}, {args.device}: the only worker, and plain"
     report.table(title, list(rows[0]), [list(row.values()) for row in rows])

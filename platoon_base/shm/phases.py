@@ -160,8 +160,8 @@ class PhaseClock:
 
     def step(self, steps: int) -> None:
         """Record that so many steps have been made since the last call, those of `step_ahead` among them."""
-        if self.ahead:
-            left, self.ahead = int(steps) - self.ahead, 0
+        if self.ahead and steps > 0 and threading.get_ident() == self._thread:
+            left, self.ahead = int(steps) - self.ahead, max(0, self.ahead - int(steps))
             if left < 1:
                 return
             steps = left
@@ -170,7 +170,8 @@ class PhaseClock:
     def step_ahead(self, steps: int) -> None:
         """Record steps that a call of `step` will count among its own: callers that count rarely are timed by step."""
         self._step(steps)
-        self.ahead += steps
+        if threading.get_ident() == self._thread:
+            self.ahead += steps
 
     def _step(self, steps: int) -> None:
         thread = threading.get_ident()
@@ -198,7 +199,8 @@ class PhaseClock:
         uncounted, self._uncounted = self._uncounted, []
         if not uncounted:
             return
-        ends, self._counted = [self._counted, *(end for _, end in uncounted)], uncounted[-1][1]
+        before, self._counted = self._counted, uncounted[-1][1]
+        ends = [before, *(end for _, end in uncounted)]
         self._count_at = self._since + _COUNTED_EACH_S
         steps = np.array([number for number, _ in uncounted], float)
         took = np.diff(np.array(ends), axis=0).T / steps

@@ -221,8 +221,7 @@ class _LastAtBatches(_Last):
 class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
     """Reports the progress of a single worker's fit to the launcher, and stops the fit if the job stops.
 
-    Both at most every 50 ms: to do so takes 30 us in a training loop, as neither the objects nor the code are in the
-    processor's cache there.
+    Both at most every 50 ms: in a training loop neither the objects nor the code for it are in the processor's cache.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -282,6 +281,7 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
         self.timer.end()
 
     def _count_to(self, batches: int) -> None:
+        batches = min(batches, (self.params or {}).get("steps") or batches)  # the last execution may make fewer
         if batches > self._counted:
             self._worker.progress(steps=batches - self._counted)
             self._counted = batches

@@ -153,16 +153,47 @@ def test_a_count_that_a_signals_handler_ends_leaves_the_next_ones_as_they_are(ti
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
-    spend(0.5)
-    with monkeypatch.context() as patch:
-        patch.setattr(np, "diff", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            clock.step(1)
+    for place in "array", "diff":
+        spend(4.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(np, place, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                clock.step(1)
     for seconds in (0.25, 2.0):
         spend(seconds)
         clock.step(1)
     clock.close()
     expected = np.bincount(bins_of([0.25, 2.0]), minlength=BINS)
+    assert read().counts[PARTS.index("compute")].tolist() == expected.tolist()
+
+
+def test_steps_that_are_timed_ahead_count_once_in_each_bin(timed):
+    spend, clock, read = timed
+    clock.step_ahead(1)
+    for seconds in (0.25, 2.0, 0.25):
+        spend(seconds)
+        clock.step_ahead(1)
+    spend(4.0)
+    clock.step(5)  # the first one, and these four
+    in_thread(lambda: clock.step_ahead(3))
+    spend(0.5)
+    clock.step(1)
+    expected = np.bincount(bins_of([0.25, 2.0, 0.25, 4.0, 0.5]), minlength=BINS)
+    assert read().counts[PARTS.index("compute")].tolist() == expected.tolist()
+
+
+def test_steps_ahead_stay_so_while_fewer_or_others_are_counted(timed):
+    spend, clock, read = timed
+    clock.step(1)
+    spend(1.0)
+    clock.step_ahead(3)
+    in_thread(lambda: clock.step(2))
+    clock.step(-1)
+    clock.step(2)
+    assert clock.ahead == 1
+    spend(2.0)
+    clock.step(3)
+    expected = 3 * np.eye(BINS, dtype=int)[bins_of(1 / 3)] + 2 * np.eye(BINS, dtype=int)[bins_of(1.0)]
     assert read().counts[PARTS.index("compute")].tolist() == expected.tolist()
 
 
