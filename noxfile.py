@@ -118,6 +118,7 @@ def everything(session: nox.Session) -> None:
     """All tests; arguments are those of the session `tests` alone."""
     session.notify("blocks", posargs=[])
     session.notify("tests")
+    # By another digit than a part's, so that each of both versions comes to have all parts.
     bases = VERSIONS if EVERY else [(VERSIONS[0], VERSIONS[-1])[turn() // 16 % 2]]
     for name in (*(f"base-{each}" for each in bases), "keras3", "tf"):
         session.notify(name, posargs=[])

@@ -160,11 +160,13 @@ class PhaseClock:
 
     def step(self, steps: int) -> None:
         """Record that so many steps have been made since the last call, those of `step_ahead` among them."""
+        steps = int(steps)
         if self.ahead and steps > 0 and threading.get_ident() == self._thread:
-            left, self.ahead = int(steps) - self.ahead, max(0, self.ahead - int(steps))
-            if left < 1:
+            known = min(steps, self.ahead)
+            self.ahead -= known
+            if known == steps:
                 return
-            steps = left
+            steps -= known
         self._step(steps)
 
     def step_ahead(self, steps: int) -> None:
@@ -187,7 +189,6 @@ class PhaseClock:
         if self.record is not None:
             self.record(STEP, self._at_latest_step, self._since)
             self._at_latest_step = self._since
-        steps = int(steps)
         if steps < 1:  # some were counted twice, and are taken back
             return
         self._uncounted.append((steps, self._seconds.tolist()))
