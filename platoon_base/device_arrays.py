@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ def is_gpu_array(array: Any) -> bool:
 
 def is_device_array(array: Any) -> bool:
     """Return whether an array is one that a center on devices takes: a GpuArray or a `CudaArray`."""
-    return is_gpu_array(array) or isinstance(array, CudaArray)
+    return isinstance(array, CudaArray) or is_gpu_array(array)
 
 
 class CudaContext(NamedTuple):
@@ -50,6 +51,10 @@ class _Flags(NamedTuple):
     c_contiguous: bool
 
 
+_flags_of = functools.cache(_Flags)  # arrays are made for each synchronization, hundreds of them
+_context_of = functools.cache(CudaContext)
+
+
 class CudaArray(abc.ABC):
     """A framework's array, with the face of pygpu's GpuArray as far as synchronizing needs it.
 
@@ -69,9 +74,13 @@ class CudaArray(abc.ABC):
     def __init__(self, shape: tuple[int, ...], dtype: Any, ordinal: int, c_contiguous: bool = True) -> None:
         self.shape = shape
         self.dtype: np.dtype[Any] = np.dtype(dtype)
-        self.size = math.prod(shape)
-        self.context = CudaContext(ordinal)
-        self.flags = _Flags(c_contiguous)
+        self.context = _context_of(ordinal)
+        self.flags = _flags_of(c_contiguous)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
 
     @staticmethod
     @abc.abstractmethod
@@ -84,9 +93,14 @@ class CudaArray(abc.ABC):
         arrays : sequence of CudaArray
             On one device; one at least.
         queue : callable
-            ``queue(addresses, stream)`` queues the work, and is called once, before this returns. The addresses are
-            those of the arrays' first elements. An exception of it is raised here.
+            ``queue(addresses, stream)`` queues the work, and is called once, before this returns or before `arrive`
+            does, perhaps by another thread. The addresses are those of the arrays' first elements. An exception of it
+            is raised here or there.
         """
+
+    @staticmethod
+    def arrive() -> None:  # noqa: B027 - most frameworks queue the work at once
+        """Wait until all work that was given to `change` is queued."""
 
     @abc.abstractmethod
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:

@@ -45,6 +45,8 @@ class ControlClient:
         Of this worker; present if ``row`` is.
     meet : callable, optional
         Called before each wait in a collective call, with whether every worker comes to it: not to rounds.
+    finish : callable, optional
+        Called before each wait behind which workers rely on what the others have done before.
     """
 
     def __init__(
@@ -54,10 +56,11 @@ class ControlClient:
         row: Any = None,
         clock: PhaseClock | None = None,
         meet: Callable[[bool], None] | None = None,
+        finish: Callable[[], None] | None = None,
     ) -> None:
         self._channel = channel
         self._rank = rank
-        self._row, self._clock, self._meet = row, clock, meet
+        self._row, self._clock, self._meet, self._finish = row, clock, meet, finish
         self._call_lock = CallLock()  # a worker waits in one collective call at a time
         self._known_lost: set[int] = set()
         self._left = False
@@ -106,6 +109,8 @@ class ControlClient:
     def wait_for_all(self, call: msg.CollectiveCall, expected: type[R]) -> R:
         """Make a collective call, of up to its ``timeout_s``, and return its answer, of the type expected."""
         with self._call_lock.take(repr(call.title), call.timeout_s) as left_s:
+            if self._finish is not None and isinstance(call, (msg.Barrier, msg.Gather, msg.Meet, msg.Sum)):
+                self._finish()
             if self._meet is not None:
                 self._meet(not isinstance(call, (msg.Round, msg.RoundsMade)))
             if left_s != call.timeout_s:

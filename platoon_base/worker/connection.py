@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from platoon_base.centers.base import CenterFactory
 from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.client import ControlClient
@@ -86,6 +88,9 @@ class Connection:
     stop_signal : StopSignal
     turns : Turns or NoTurns
         The turns at the center; meetings of all workers count there too.
+    finish_queued : callable
+        Waits for what this worker has queued on a device for the center. It comes before meetings, so that behind a
+        barrier each worker finds in the center what the others had done.
     closed : bool
     """
 
@@ -108,9 +113,15 @@ class Connection:
         self.progress = ProgressRow(job_state, identity.rank)
         self.stop_signal = StopSignal(job_state, identity.rank, controller_alive)
         self.turns: Turns | NoTurns = NoTurns() if turns is None else turns
+        self.finish_queued: Callable[[], None] = lambda: None
         self.closed = False
         self._client = ControlClient(
-            channel, identity.rank, self.progress.row, self.progress.clock, self.turns.meet if turns else None
+            channel,
+            identity.rank,
+            self.progress.row,
+            self.progress.clock,
+            self.turns.meet if turns else None,
+            lambda: self.finish_queued(),
         )
         self._arrays = Collectives(collectives(self._client) if collectives else LocalFactory(), identity.late)
         self._controller_alive = controller_alive
@@ -127,6 +138,8 @@ class Connection:
         """Return the process group for this kind of array; form it at the first call."""
         self.require_open()
         self.require_controller()
+        if isinstance(array, np.ndarray):  # other arrays are combined in the order of their device
+            self.finish_queued()
         self.turns.meet()
         return self._arrays.of(array, timeout_s)
 

@@ -143,6 +143,8 @@ class SharedParameters:
             states = self._resume(checkpoint()) if role.resume and checkpoint is not None else []
             self.center = (centers.create if create else centers.attach)(layout, rule, self._rank)
             self._watch = DivergenceWatch(self._rank, _DEVICE_POLL_INTERVAL_S if self.center.on_device else 0.0)
+            if self.center.on_device:
+                self._connection.finish_queued = self.finish
             if waits(rule):
                 of_rounds: Any = self.center
                 self.rounds = WorkerRounds(client, of_rounds, self._rule_for, self._turns, self._progress)
@@ -408,6 +410,7 @@ class SharedParameters:
 
     def withdraw(self) -> None:
         """Close a center that no process will open again; its creator removes the name."""
+        self._connection.finish_queued = lambda: None
         if self.center is not None:
             self.center.close(over=True)
         if self._unlink is not None:
@@ -415,6 +418,7 @@ class SharedParameters:
 
     def close(self) -> None:
         """Release the center; a second call does nothing."""
+        self._connection.finish_queued = lambda: None
         if self.center is not None:
             self.center.close()
 

@@ -69,7 +69,7 @@ def on_processor_by_jax(run_job, folder):
     """Make a function that does the same by JAX, whose CPU is the device, behind `cuda_center_preamble`."""
     if os.environ.get("KERAS_BACKEND") != "jax":
         pytest.skip("about JAX: run it with KERAS_BACKEND=jax")
-    environment = {"LD_LIBRARY_PATH": str(folder), "JAX_PLATFORMS": "cpu", "CENTER_ON_PROCESSOR": "1"}
+    environment = {"LD_LIBRARY_PATH": str(folder), "JAX_PLATFORMS": "cpu", "CENTER_ON_PROCESSOR": str(folder)}
 
     def run(text, center="device", **options):
         script = PREAMBLE.read_text() + textwrap.dedent(text)

@@ -26,7 +26,7 @@ Replay = functools.partial(replaying.Replay, size=size)
 backend = importlib.import_module(f"platoon_plugins.keras.backends.{keras.backend.backend()}").backend()
 
 if "CENTER_ON_PROCESSOR" in os.environ:
-    use_processor(os.environ["LD_LIBRARY_PATH"])
+    use_processor(os.environ["CENTER_ON_PROCESSOR"])
     arrays = importlib.import_module("platoon_plugins.keras.backends.jax_arrays")
     sys.modules[type(backend).__module__].on_cuda = arrays.JaxArray
 

@@ -57,15 +57,17 @@ class _JaxVariable(KerasVariable):
     @property
     def array(self) -> Any:
         """The value as it is."""
-        if self.state is not None and self.state.has(self.variable):
-            return self.state.get(self.variable)
-        return self.variable.value
+        state = self.state
+        place = None if state is None else state.place_of(self.variable)
+        return self.variable.value if state is None or place is None else state.get(place)
 
     @array.setter
     def array(self, array: Any) -> None:
-        if self.state is not None and self.state.has(self.variable):
-            self.state.put(self.variable, array)
-        else:
+        state = self.state
+        place = None if state is None else state.place_of(self.variable)
+        if state is not None and place is not None:
+            state.put(place, array)
+        elif array is not self.variable.value:
             self.variable.assign(array)
 
     def on_host(self) -> bool:
@@ -96,14 +98,13 @@ class _JaxVariable(KerasVariable):
 
     def on_device(self) -> Any:
         """Return the value, if it is on one CUDA device."""
-        return None if on_cuda is None else on_cuda(self.array)
+        return None if on_cuda is None else on_cuda(self.array, self.donated)
 
     def give_back(self, array: Any) -> None:
         """Set the value to the array that `borrow` or `on_device` returned."""
         value = getattr(array, "value", None)  # a JaxArray has it
         if value is not None:
-            if value is not self.array:
-                self.array = value
+            self.array = value
         elif not self.on_host():
             self._sent = jax.device_put(np.asarray(array, self.dtype), self.array.sharding)
             self.array = self._sent

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,27 +28,33 @@ class JaxArray(CudaArray):
     ----------
     value : jax.Array
         An array on one device.
+    donated : bool
+        Whether a change may use the memory of ``value``, which JAX then deletes.
 
     Attributes
     ----------
     value : jax.Array
     """
 
-    def __init__(self, value: Any) -> None:
-        (device,) = value.devices()
-        super().__init__(value.shape, value.dtype, device.local_hardware_id)
+    def __init__(self, value: Any, donated: bool = False) -> None:
+        super().__init__(value.shape, value.dtype, _device_of(value.sharding).local_hardware_id)
         self.value = value
+        self._donated = donated
 
     @staticmethod
     def change(arrays: Sequence[JaxArray], queue: Queue) -> None:
-        """Queue work on copies of the values, by a program in the order of JAX's other programs."""
-        try:
-            values = _program.run([array.value for array in arrays], queue)
-        except BaseException:
-            _begin_anew()
-            raise
-        for array, value in zip(arrays, values):
-            array.value = value
+        """Let work be queued on copies of the values, or on donated ones, in the order of JAX's other programs."""
+        with _anew_after_errors():
+            values = _programs[all(array._donated for array in arrays)].run([array.value for array in arrays], queue)
+            for array, value in zip(arrays, values):
+                array.value = value
+
+    @staticmethod
+    def arrive() -> None:
+        """Wait until all work that was given to `change` is queued, and raise the exception of any that failed."""
+        with _anew_after_errors():
+            for program in _programs:
+                program.arrive()
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         return np.asarray(self.value, dtype)
@@ -56,7 +64,7 @@ class JaxArray(CudaArray):
         if key is not Ellipsis:
             raise TypeError(f"got [{key!r}]: JAX's arrays do not change; set all values, by [...]")
         given = values.value if isinstance(values, JaxArray) else np.broadcast_to(values, self.shape)
-        self.value = jnp.array(given, self.dtype, copy=True, device=next(iter(self.value.devices())))
+        self.value = jnp.array(given, self.dtype, copy=True, device=_device_of(self.value.sharding))
 
     def __getitem__(self, key: Any) -> JaxArray:
         return JaxArray(self.value[key])
@@ -65,61 +73,107 @@ class JaxArray(CudaArray):
         return JaxArray(self.value.reshape(shape))
 
     def copy(self) -> JaxArray:
-        """Return another JaxArray with the same immutable value."""
-        return JaxArray(self.value)
+        """Return a JaxArray with a copy of the value, which may be donated to the next step or change."""
+        return JaxArray(jnp.copy(self.value))
 
 
-def on_cuda(value: Any) -> JaxArray | None:
+def on_cuda(value: Any, donated: bool = False) -> JaxArray | None:
     """Return a JaxArray of a jax.Array; None if that is not on one CUDA device, or NumPy lacks its dtype."""
-    devices = value.devices()
-    there = len(devices) == 1 and next(iter(devices)).platform == "gpu"
-    return JaxArray(value) if there and value.dtype.kind == "f" else None
+    device = _device_of(value.sharding)
+    there = device is not None and device.platform == "gpu"
+    return JaxArray(value, donated) if there and value.dtype.kind == "f" else None
+
+
+def _device_of(sharding: Any) -> Any:
+    """Return the device of arrays with a sharding; None if there are several."""
+    found = _devices.get(id(sharding))
+    if found is None:
+        if len(_devices) >= _MOST_SHARDINGS:
+            _devices.clear()
+        devices = list(sharding.device_set)
+        found = _devices[id(sharding)] = sharding, devices[0] if len(devices) == 1 else None
+    return found[1]
+
+
+# By the id of a sharding, with the sharding: to compare two takes a microsecond, for each of hundreds of arrays.
+_devices: dict[int, tuple[Any, Any]] = {}
+_MOST_SHARDINGS = 10_000
 
 
 class _Program:
-    """A JAX program that copies arrays and then calls a handler; compiled once for arrays of each shape.
+    """A JAX program that copies arrays, unless they are donated, and then calls a handler; compiled once for each shape.
 
-    The host does not wait for the device, but only for the call, which is made when the program is started.
+    JAX starts programs in a thread of its own, one after the other. The host goes on meanwhile, as it does after a step
+    of the training: it waits for the call of a program when it makes the next one, or has to know what the center has.
     """
 
-    def __init__(self) -> None:
-        self._compiled = jax.jit(lambda values: xla_calls.call_on_stream(self, values))
+    def __init__(self, donates: bool) -> None:
+        self._compiled = jax.jit(self._traced, donate_argnums=0 if donates else ())
         self._turn = threading.Lock()
         self._called = threading.Event()
+        self._called.set()
         self._work: Queue | None = None
         self._failure: BaseException | None = None
+        self._end: Any = None  # an array of the latest run, which nobody takes, to know whether the program is over
+
+    def _traced(self, values: list[Any]) -> tuple[list[Any], Any]:
+        *changed, end = xla_calls.call_on_stream(self, [*values, jnp.zeros(1, jnp.float32)])
+        return changed, end
 
     def run(self, values: list[Any], work: Queue) -> list[Any]:
-        """Return copies of values that ``work`` changes; it gets their addresses and the stream of the program."""
+        """Return values that ``work`` changes; it will get their addresses and the stream of the program."""
         with self._turn:
+            self._arrive()
             self._called.clear()
-            self._work, self._failure = work, None
+            self._work = work
             try:
-                found: list[Any] = self._compiled(values)
-                while not self._called.wait(_POLL_INTERVAL_S):
-                    if found[0].is_ready():  # without a call: the program has failed, or an earlier one
-                        jax.block_until_ready(found)
-                        raise PlatoonError("JAX has ended a synchronization without making it")
-            finally:
-                self._work = None
-            if self._failure is not None:
-                raise self._failure
+                changed, self._end = self._compiled(values)
+            except BaseException:
+                self._called.set()
+                raise
+            found: list[Any] = changed
             return found
 
+    def arrive(self) -> None:
+        """Wait until the latest work is queued; raise its exception."""
+        with self._turn:
+            self._arrive()
+
+    def _arrive(self) -> None:
+        while not self._called.wait(_POLL_INTERVAL_S):
+            if self._end.is_ready():  # without a call: the program has failed, or an earlier one
+                self._called.set()
+                jax.block_until_ready(self._end)
+                raise PlatoonError("JAX has ended a synchronization without making it")
+        failure, self._failure, self._work, self._end = self._failure, None, None, None
+        if failure is not None:
+            raise failure
+
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
-        """Queue the current work; an exception in it is stored for the caller of `run`."""
+        """Queue the current work; `arrive` raises an exception of it."""
         try:
             if self._work is not None:
-                self._work([block.address for block in blocks], stream)
+                self._work([block.address for block in blocks[:-1]], stream)
         except BaseException as exc:
             self._failure = exc
         self._called.set()
 
 
-_program = _Program()
+_programs = [_Program(donates) for donates in (False, True)]
 
 
-def _begin_anew() -> None:
-    """Replace the program, as the failed one may still make its call."""
-    global _program
-    _program = _Program()
+@contextlib.contextmanager
+def _anew_after_errors() -> Iterator[None]:
+    """Replace the programs after an error, as a failed one may still make its call."""
+    try:
+        yield
+    except BaseException:
+        _programs[:] = [_Program(donates) for donates in (False, True)]
+        raise
+
+
+@atexit.register
+def _let_calls_arrive() -> None:
+    """Wait for JAX's threads, which could not call into an interpreter that has ended."""
+    with contextlib.suppress(Exception):
+        JaxArray.arrive()

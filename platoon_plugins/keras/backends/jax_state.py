@@ -6,13 +6,29 @@ import functools
 import operator
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["STATE", "StepState"]
+__all__ = ["STATE", "Place", "StepState"]
 
 # The arguments and results of a step, in this order, by their names in Keras's trainer.
 STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 _WITH_WEIGHTS = 3  # of these lists, from the first on
+
+
+
+class Place(NamedTuple):
+    """Where an array is in the state.
+
+    Attributes
+    ----------
+    number : int
+        Of the list, in the order of `STATE`.
+    index : int
+        In that list.
+    """
+
+    number: int
+    index: int
 
 
 class StepState:
@@ -30,10 +46,10 @@ class StepState:
     def __init__(self, model: Any) -> None:
         self._model = weakref.ref(model)
         self._step: Callable[[], Any] = _nothing  # weak: the step refers to the model, by whose life this is kept
-        self._places: dict[int, tuple[int, int]] = {}  # by the id of a variable: the number of its list, and its index
+        self._places: dict[int, Place] = {}  # by the id of a variable: the number of its list, and its index
         self._returned: Sequence[list[Any]] | None = None
         self._kept: Sequence[list[Any]] = ()  # the trainer's copies of the lists, for callbacks
-        self._comes_back = False  # whether the trainer passes on the lists themselves
+        self._replaced: dict[Place, Any] = {}  # the arrays that the latest step returned there
         self._open = False
 
     def watch(self) -> None:
@@ -43,7 +59,7 @@ class StepState:
             return
         # A model lists the variables of optimizers beside its own one among those that are not trainable.
         lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
-        self._places = {id(v): (number, i) for number, variables in enumerate(lists) for i, v in enumerate(variables)}
+        self._places = {id(v): Place(number, i) for number, variables in enumerate(lists) for i, v in enumerate(variables)}
         if _calls(model.train_function, self._step()):
             return
         compiled = model.train_function
@@ -51,7 +67,9 @@ class StepState:
         @functools.wraps(compiled)
         def step(state: Any, *args: Any) -> Any:
             self._open = False
-            self._comes_back = self._comes_back or state is self._returned
+            if state is not self._returned and self._is_older(state):
+                state = self._returned
+            self._replaced = {}
             logs, self._returned = compiled(state, *args)
             return logs, self._returned
 
@@ -62,7 +80,7 @@ class StepState:
         """Let `get` and `put` read and replace weights until the next step; return whether they can."""
         model = self._model()
         self._open = False
-        if model is None or not self._comes_back or model._jax_state_synced:
+        if model is None or self._returned is None or model._jax_state_synced:
             return False
         if not _calls(model.train_function, self._step()):
             return False
@@ -80,25 +98,32 @@ class StepState:
 
     def drop(self) -> None:
         """Forget the arrays of the latest step."""
-        self._open, self._returned, self._kept = False, None, ()
+        self._open, self._returned, self._kept, self._replaced = False, None, (), {}
 
-    def has(self, variable: Any) -> bool:
-        """Return whether the value of a variable is in the lists."""
+    def place_of(self, variable: Any) -> Place | None:
+        """Return where the value of a variable is in the lists; None if it is not in them now."""
         model = self._model() if self._open else None
-        return model is not None and not model._jax_state_synced and id(variable) in self._places
+        return None if model is None or model._jax_state_synced else self._places.get(id(variable))
 
-    def get(self, variable: Any) -> Any:
+    def get(self, place: Place) -> Any:
         """Return the array of a variable."""
-        number, index = self._places[id(variable)]
+        number, index = place
         returned: Any = self._returned
         return returned[number][index]
 
-    def put(self, variable: Any, array: Any) -> None:
+    def put(self, place: Place, array: Any) -> None:
         """Replace the array of a variable by one of its shape and dtype."""
-        number, index = self._places[id(variable)]
+        number, index = place
         returned: Any = self._returned
-        returned[number][index] = array
-        list.__setitem__(self._kept[number], index, array)  # Keras's own would track the array like a layer
+        before = returned[number][index]
+        if array is not before:
+            self._replaced.setdefault(place, before)
+            returned[number][index] = array
+            list.__setitem__(self._kept[number], index, array)  # Keras's own would track the array like a layer
+
+    def _is_older(self, state: Sequence[Sequence[Any]]) -> bool:
+        """Return whether a state that the trainer passes on has an array that `put` has replaced."""
+        return any(state[number][index] is array for (number, index), array in self._replaced.items())
 
 
 def _nothing() -> None:

@@ -160,6 +160,7 @@ class Queuer(Protocol):
 
 # The handlers of calls, by their numbers in the programs.
 _fillers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_kinds: dict[int, list[tuple[int, np.dtype[Any]]]] = {}  # sizes and dtypes of the results, likewise
 _numbers = itertools.count()
 # The trace that made the latest call, and a result of that call.
 _latest: tuple[Any, Any] = (None, None)
@@ -214,6 +215,8 @@ def _call(target: str, handler: Any, ins: Sequence[Any]) -> list[Any]:
     global _latest
     number = next(_numbers)
     _fillers[number] = handler
+    _kinds[number] = [(math.prod(array.shape), np.dtype(array.dtype)) for array in ins]
+    weakref.finalize(handler, _kinds.pop, number).atexit = False
     call = jax.ffi.ffi_call(
         target,
         [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in ins],
@@ -234,7 +237,7 @@ def _call(target: str, handler: Any, ins: Sequence[Any]) -> list[Any]:
 def _in_place(frame: Any) -> None:
     *outs, _ = _arrays(frame.results)
     *ins, scalar = _arrays(frame.arguments)[: len(outs) + 1]
-    _handler_of(frame).fill(outs, ins, float(scalar))
+    _fillers[_number_of(frame)].fill(outs, ins, float(scalar))
 
 
 def _on_cuda(frame: Any) -> None:
@@ -249,13 +252,14 @@ def _on_cpu(frame: Any) -> None:
 
 
 def _queue(frame: Any, stream: int) -> None:
-    results = [frame.results.buffers[i].contents for i in range(frame.results.count)]
-    blocks = [Block(buffer.data or 0, _size(buffer), np.dtype(_DTYPES[buffer.dtype])) for buffer in results]
-    _handler_of(frame).queue(blocks, stream)
+    number, buffers = _number_of(frame), frame.results.buffers
+    blocks = [Block(buffers[i].contents.data or 0, *kind) for i, kind in enumerate(_kinds[number])]
+    _fillers[number].queue(blocks, stream)
 
 
-def _handler_of(frame: Any) -> Any:
-    return _fillers[frame.attributes.values[0].contents.value[0]]
+def _number_of(frame: Any) -> int:
+    number: int = frame.attributes.values[0].contents.value[0]
+    return number
 
 
 def _answer(make_call: Callable[[Any], None], pointer: Any) -> int | None:
