@@ -98,8 +98,8 @@ class CudaArray(abc.ABC):
             is raised here or there.
         """
 
-    @staticmethod
-    def arrive() -> None:  # noqa: B027 - most frameworks queue the work at once
+    @staticmethod  # noqa: B027 - most frameworks queue the work at once
+    def arrive() -> None:
         """Wait until all work that was given to `change` is queued."""
 
     @abc.abstractmethod

@@ -66,6 +66,24 @@ def assign(array: Any, values: Any) -> None:
         array.reshape((1,))[...] = values.reshape((1,))
 
 
+class Group(Protocol):
+    """Borrows parameters all at once, where they have it as their ``group``, all the same one."""
+
+    def borrow(self, parameters: Sequence[Any]) -> list[Array] | None:
+        """Return what `Parameter.borrow` would of each; None if it has to be asked."""
+        ...
+
+    def give_back(self, parameters: Sequence[Any], arrays: Sequence[Any]) -> bool:
+        """Do what `Parameter.give_back` would for each; return False if it has to be asked."""
+        ...
+
+    def borrow_on_device(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
+        """Return what `Parameter.on_device` would of each, all on one device, in a sequence that compares as unchanged
+        by its ``like``: the same object while shapes, dtypes and device are the same; None if each has to be asked.
+        """
+        ...
+
+
 class _NumPyParameter:
     def __init__(self, array: Array, name: str) -> None:
         self.name = name
@@ -187,6 +205,8 @@ class Parameters:
         self._parameters = [_wrap(p, i) for i, p in enumerate(parameters)]
         self._prefetches = [p.prefetch for p in self._parameters if hasattr(p, "prefetch")]
         self._flushes = [p.flush for p in self._parameters if hasattr(p, "flush")]
+        groups = {id(found): found for found in (getattr(p, "group", None) for p in self._parameters)}
+        self._group: Group | None = next(iter(groups.values())) if len(groups) == 1 else None
         arrays = self.borrow()
         for parameter, array in zip(self._parameters, arrays):
             if array.dtype.kind != "f" or not array.dtype.isnative:
@@ -202,12 +222,17 @@ class Parameters:
 
     def borrow(self) -> list[Array]:
         """Return the values: C-contiguous, the memory of the parameters itself where that can be had."""
+        found = None if self._group is None else self._group.borrow(self._parameters)
+        if found is not None:
+            return found
         for prefetch in self._prefetches:
             prefetch()
         return [p.borrow() for p in self._parameters]
 
     def give_back(self, arrays: Sequence[Array]) -> None:
         """Make changed arrays, which `borrow` or `borrow_on_device` returned, the values."""
+        if self._group is not None and self._group.give_back(self._parameters, arrays):
+            return
         for parameter, array in zip(self._parameters, arrays):
             parameter.give_back(array)
         for flush in self._flushes:
@@ -227,9 +252,10 @@ class Parameters:
             return None
         return next(iter(contexts.values()))
 
-    def borrow_on_device(self) -> list[Any]:
+    def borrow_on_device(self) -> Sequence[Any]:
         """Return the values as device arrays, to be given back if they change; None for each that is on the host."""
-        return [p.on_device() for p in self._parameters]
+        found = None if self._group is None else self._group.borrow_on_device(self._parameters)
+        return [p.on_device() for p in self._parameters] if found is None else found
 
     def _require_apart(self) -> None:
         """Raise if two parameters lie on the same memory: it would be synchronized twice."""

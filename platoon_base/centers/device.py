@@ -214,7 +214,8 @@ class DeviceCenter:
         if not self._launches or self._planned != self._partitions.version:
             self._launches, self._planned = self._plan(), self._partitions.version
         for launch in self._launches:
-            taken = [arrays[p] for p in launch.parameters]
+            whole = len(launch.parameters) == len(arrays)  # then in their order
+            taken = arrays if whole else [arrays[p] for p in launch.parameters]
             made = of_moments if launch.moments and of_moments is not None else call
             compiled = self._kernel(made.kernel, launch)
             self._runtime.change(taken, functools.partial(self._queue, compiled, launch, taken, made.scalars))

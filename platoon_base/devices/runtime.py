@@ -226,7 +226,7 @@ class _Buffer:
 
 def _free(runtime: CudaRuntime, address: int) -> None:
     with contextlib.suppress(DriverError):  # the framework's context is gone: its memory is, too
-        runtime.wait()  # not `finish`: garbage is collected anywhere, and what is still to be launched keeps its buffers
+        runtime.wait()  # not `finish`: garbage is collected anywhere, and what will be launched keeps its buffers
         runtime.driver.free(address)
 
 

@@ -17,7 +17,7 @@ from platoon_base.checkpoints.files import Checkpoint, require_alike
 from platoon_base.coordination import messages as msg
 from platoon_base.device_arrays import is_device_array
 from platoon_base.devices.checks import warn_if_not_on_device
-from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError, PlatoonError
+from platoon_base.errors import ConfigurationError, NonFiniteError, PlatoonError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign
 from platoon_base.rules.center import (
@@ -34,6 +34,7 @@ from platoon_base.rules.center import (
 )
 from platoon_base.rules.outer import fragments_of, overlap_of, step_form_of, waits
 from platoon_base.shm.phases import SYNC
+from platoon_base.worker.checked_layout import CheckedLayout
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
 from platoon_base.worker.rounds import WorkerRounds, await_latest_round
@@ -77,7 +78,7 @@ class SharedParameters:
         self, connection: Connection, parameters: Parameters, rule: Rule, on_nonfinite: str, watched: int
     ) -> None:
         require_on_nonfinite(on_nonfinite)
-        self.parameters = parameters
+        self.parameters, self._layout = parameters, CheckedLayout(parameters.layout)
         self.center: Center | None = None
         self.rounds: WorkerRounds | None = None
         of_center, of_job = (max(_MIN_WORKERS, count) for count in connection.num_live)
@@ -216,7 +217,7 @@ class SharedParameters:
         timeout_s: float,
         whole: bool = False,
     ) -> None:
-        _require_layout(self.parameters.layout, arrays, center)
+        self._layout.require(arrays, center)
         began = time.perf_counter()
         alone, rounds = self._alone(), self.rounds
         self.count += 1
@@ -249,7 +250,7 @@ class SharedParameters:
             return
         with self._call_lock.take("complete_round", timeout_s) as left_s, self._clock.phase(SYNC):
             arrays = self._borrow() if given is None else given
-            _require_layout(self.parameters.layout, arrays, center)
+            self._layout.require(arrays, center)
             try:
                 with _on_host(arrays, center) as taken:
                     self._watch.before_sync(taken[self._watched], self._rule)
@@ -297,7 +298,7 @@ class SharedParameters:
                 new = [value.copy() for value in values]  # an update that fails must not change the center
                 old = [value.copy() for value in new] if moved_by_others else []
                 update(new)
-                _require_layout(self.parameters.layout, new, self.center)
+                self._layout.require(new, self.center)
                 for spec, array in zip(self.parameters.layout.specs, new):
                     if not np.isfinite(array).all():
                         raise NonFiniteError(
@@ -422,11 +423,13 @@ class SharedParameters:
         if self.center is not None:
             self.center.close()
 
-    def _borrow(self) -> list[Any]:
+    def _borrow(self) -> Sequence[Any]:
         """Return the values: on the host, or on the device if the center is there."""
         if self.center is None or not self.center.on_device:
             return list(self.parameters.borrow())
         arrays = self.parameters.borrow_on_device()
+        if self._layout.has(arrays):
+            return arrays
         if not all(is_device_array(array) and array.flags.c_contiguous for array in arrays):
             raise ConfigurationError(
                 "a parameter is no longer on the device, or not C-contiguous: set values with set_value(), which "
@@ -434,10 +437,10 @@ class SharedParameters:
             )
         return arrays
 
-    def _borrow_as_shared(self) -> list[Any]:
+    def _borrow_as_shared(self) -> Sequence[Any]:
         """Return the values, as `_borrow` does; raise if their shapes or dtypes have changed."""
         arrays = self._borrow()
-        _require_layout(self.parameters.layout, arrays, self.center)
+        self._layout.require(arrays, self.center)
         return arrays
 
     def _handle_nonfinite(self, refused: NonFiniteElement, arrays: Sequence[Any], timeout_s: float) -> None:
@@ -475,24 +478,6 @@ def _on_host(arrays: Sequence[Any], center: Center) -> Iterator[Sequence[Any]]:
         for array, values in zip(arrays, taken):
             if array is not values:
                 assign(array, values)
-
-
-def _require_layout(layout: Layout, arrays: Sequence[Any], center: Center | None) -> None:
-    """Raise if a parameter no longer has the shape and dtype that it was shared with."""
-    specs = layout.specs
-    if len(arrays) != len(specs):
-        raise LayoutMismatchError(f"got {len(arrays)} arrays for {len(specs)} shared parameters: give one for each")
-    on_device = center is not None and center.on_device
-    for spec, array in zip(specs, arrays):
-        if on_device and not is_device_array(array):
-            raise LayoutMismatchError(f"{spec.name} was shared on the device: pass an array there, not {type(array)}")
-        if on_device and not array.flags.c_contiguous:
-            raise LayoutMismatchError(f"{spec.name} is not C-contiguous: pass array.copy('C')")
-        if array.shape != spec.shape or array.dtype != spec.dtype:
-            raise LayoutMismatchError(
-                f"{spec.name} is now {array.dtype}{list(array.shape)}, it was shared as {spec.dtype}"
-                f"{list(spec.shape)}: keep shapes and dtypes after init_shared_params"
-            )
 
 
 def _require_precision(layout: Layout, rule: Rule) -> None:

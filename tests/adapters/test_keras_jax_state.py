@@ -17,10 +17,9 @@ RULE = "EASGD(alpha=0.4, moments=True)"
 def trained(platoon, tmp_path):
     """Run the script; returns for each worker the hash of its weights, and how often variables got the state."""
 
-    def run(way, rule):
-        done = platoon(
-            "launch", "-n", 2, "--log-dir", "logs", "--deterministic", script_path("keras_jax_state"), way, rule
-        )
+    def run(way, rule, period=3):
+        script = script_path("keras_jax_state"), way, rule, str(period)
+        done = platoon("launch", "-n", 2, "--log-dir", "logs", "--deterministic", *script)
         logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
         assert done.returncode == 0, done.stdout + done.stderr + "".join(logs)
         lines = [line.split() for log in logs for line in log.splitlines() if line.startswith("rank ")]
@@ -31,7 +30,7 @@ def trained(platoon, tmp_path):
 
 
 def require_the_lists(counts, asked_counts):
-    """Variables get the state by the first synchronization of a fit, and at the ends of epochs, unless it is asked."""
+    """Variables get the state at the ends of epochs, unless it is asked."""
     assert max(counts) <= 5
     assert min(asked_counts) >= 12
 
@@ -43,6 +42,19 @@ def test_a_fit_has_the_bits_of_one_whose_callback_asks_for_the_state_after_each_
     require_the_lists(counts, asked_counts)
     # Where the step is wrapped by one that copies the state, the variables are used.
     assert trained("copies", RULE)[0] == bits
+
+
+def test_a_fit_that_synchronizes_at_each_batch_does_so_by_the_lists(trained):
+    (bits, counts), (asked, asked_counts) = trained("nothing", RULE, 1), trained("asks", RULE, 1)
+    assert len(bits) == 2
+    assert bits == asked
+    require_the_lists(counts, asked_counts)
+
+
+def test_a_state_that_a_trainer_has_kept_from_before_a_synchronization_is_not_trained_on(trained):
+    (bits, counts), (kept, kept_counts) = trained("nothing", RULE, 1), trained("keeps", RULE, 1)
+    assert bits == kept
+    assert counts == kept_counts
 
 
 def test_weights_that_a_callback_sets_within_an_epoch_are_trained_on(trained):

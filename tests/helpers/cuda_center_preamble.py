@@ -28,7 +28,8 @@ backend = importlib.import_module(f"platoon_plugins.keras.backends.{keras.backen
 if "CENTER_ON_PROCESSOR" in os.environ:
     use_processor(os.environ["CENTER_ON_PROCESSOR"])
     arrays = importlib.import_module("platoon_plugins.keras.backends.jax_arrays")
-    sys.modules[type(backend).__module__].on_cuda = arrays.JaxArray
+    groups = importlib.import_module("platoon_plugins.keras.backends.jax_groups")
+    sys.modules[type(backend).__module__].on_cuda = groups.on_cuda = arrays.JaxArray
 
 
 def on_device(values, dtype="float32"):

@@ -1,9 +1,10 @@
-"""Usage: WAY RULE: a Keras fit on JAX; prints the bits of each worker's weights, how often variables got the state, and
-whether the model is gone behind it.
+"""Usage: WAY RULE [PERIOD]: a Keras fit on JAX; prints the bits of each worker's weights, how often variables got the
+state, and whether the model is gone behind it.
 
 WAY is what is done to the model: "nothing"; "asks": a callback asks for the state after each batch; "copies": the step
-is wrapped by a function that copies the lists of the state; "sets" and "asks and sets": a callback halves the weights
-at the end of the seventh batch, by the variables; "fails": the fourth step of the second epoch, behind a
+is wrapped by a function that copies the lists of the state; "keeps": by one that within an epoch passes on what the
+step before has returned, as a trainer may that has lists of its own; "sets" and "asks and sets": a callback halves the
+weights at the end of the seventh batch, by the variables; "fails": the fourth step of the second epoch, behind a
 synchronization, raises an error, which the script catches.
 """
 
@@ -24,7 +25,7 @@ from platoon_base import connect
 from platoon_base.rules import parse_rule
 from platoon_plugins.keras import distribute, shard
 
-way, rule = sys.argv[1], sys.argv[2]
+way, rule, period = sys.argv[1], sys.argv[2], int((sys.argv[3:] or "3")[0])
 
 
 class Counting(keras.Model):
@@ -51,6 +52,19 @@ class Meddler(keras.callbacks.Callback):
 
             step.copies = True
             self.model.train_function = step
+        if way == "keeps" and hasattr(plain, "kept"):
+            plain.kept.clear()
+        elif way == "keeps":
+            kept = []
+
+            @functools.wraps(plain)
+            def keeping(state, *args):
+                logs, state = plain(kept.pop() if kept else state, *args)
+                kept.append(tuple(list(each) for each in state))
+                return logs, state
+
+            keeping.kept = kept
+            self.model.train_function = keeping
         if way == "fails" and epoch == 1:
             steps = iter(range(4))
 
@@ -87,7 +101,7 @@ with contextlib.suppress(RuntimeError) if way == "fails" else contextlib.nullcon
         epochs=2,
         shuffle=False,
         verbose=0,
-        callbacks=distribute([Meddler()], rule=parse_rule(rule, "the test"), every_n_batches=3),
+        callbacks=distribute([Meddler()], rule=parse_rule(rule, "the test"), every_n_batches=period),
     )
 model.jax_state_sync()
 values = model.get_weights() + [keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]

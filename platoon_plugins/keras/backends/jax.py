@@ -27,16 +27,17 @@ from platoon_plugins.keras.model_averages import ModelAverages
 if hasattr(jax, "ffi"):
     from platoon_plugins.keras.backends.jax_arrays import on_cuda
     from platoon_plugins.keras.backends.jax_gradients import JaxAverage
+    from platoon_plugins.keras.backends.jax_groups import VariableGroup
 else:  # JAX before 0.5
-    on_cuda = JaxAverage = None
+    on_cuda = JaxAverage = VariableGroup = None
 
 __all__ = ["backend"]
 
 Array = np.ndarray[Any, Any]
 
-# Moves the memory of a donated array to a new array. JAX copies it if a NumPy view of it exists, and deletes all other
+# Moves the memory of donated arrays to new arrays. JAX copies those of which NumPy views exist, and deletes all other
 # arrays on it.
-_taken_over = jax.jit(lambda value: value, donate_argnums=0)
+_taken_over = jax.jit(lambda values: values, donate_argnums=0)
 
 
 class _JaxVariable(KerasVariable):
@@ -48,10 +49,13 @@ class _JaxVariable(KerasVariable):
         Whether each training step deletes the array of the value, so that no other code relies on it.
     state : StepState or None
         Of the model, in which the value is while that is open.
+    group : VariableGroup or None
+        By which the values of all variables of the model are borrowed.
     """
 
     donated = False
     state: StepState | None = None
+    group: Any = None
     _sent: Any = None  # the array that is being copied to a device
 
     @property
@@ -59,14 +63,14 @@ class _JaxVariable(KerasVariable):
         """The value as it is."""
         state = self.state
         place = None if state is None else state.place_of(self.variable)
-        return self.variable.value if state is None or place is None else state.get(place)
+        return self.variable.value if state is None or place is None else state.get_all([place])[0]
 
     @array.setter
     def array(self, array: Any) -> None:
         state = self.state
         place = None if state is None else state.place_of(self.variable)
         if state is not None and place is not None:
-            state.put(place, array)
+            state.put_all([place], [array])
         elif array is not self.variable.value:
             self.variable.assign(array)
 
@@ -125,6 +129,7 @@ class _Jax(Keras3):
         self._results: Any = None  # of the latest step
         self._donated: weakref.WeakSet[_JaxVariable] = weakref.WeakSet()
         self._states: weakref.WeakKeyDictionary[Any, StepState] = weakref.WeakKeyDictionary()  # by model
+        self._groups: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def weights(self, model: Any) -> list[KerasVariable]:
         """Return the trainable weights; their arrays are donated to each compiled step."""
@@ -137,8 +142,9 @@ class _Jax(Keras3):
     def _known(self, model: Any, variables: list[KerasVariable]) -> list[KerasVariable]:
         """Tell variables of a model where the trainer has their values, and whether it donates them."""
         state = self._states.setdefault(model, StepState(model))
+        group = self._groups.setdefault(model, VariableGroup(state, _taken_over)) if VariableGroup is not None else None
         for variable in variables:
-            variable.state = state
+            variable.state, variable.group = state, group
         if getattr(model, "jit_compile", False) and not getattr(model, "run_eagerly", True):
             for variable in variables:
                 variable.donated = True

@@ -16,7 +16,7 @@ from platoon_base.device_arrays import CudaArray, Queue
 from platoon_base.errors import PlatoonError
 from platoon_plugins.keras.backends import xla_calls
 
-__all__ = ["JaxArray", "on_cuda"]
+__all__ = ["JaxArray", "JaxArrays", "device_of", "on_cuda"]
 
 _POLL_INTERVAL_S = 1.0  # between checks, during the wait for a program's call, whether the program has failed
 
@@ -37,7 +37,7 @@ class JaxArray(CudaArray):
     """
 
     def __init__(self, value: Any, donated: bool = False) -> None:
-        super().__init__(value.shape, value.dtype, _device_of(value.sharding).local_hardware_id)
+        super().__init__(value.shape, value.dtype, device_of(value.sharding).local_hardware_id)
         self.value = value
         self._donated = donated
 
@@ -45,6 +45,9 @@ class JaxArray(CudaArray):
     def change(arrays: Sequence[JaxArray], queue: Queue) -> None:
         """Let work be queued on copies of the values, or on donated ones, in the order of JAX's other programs."""
         with _anew_after_errors():
+            if isinstance(arrays, JaxArrays):
+                arrays.values = _programs[arrays.donated].run(arrays.values, queue)
+                return
             values = _programs[all(array._donated for array in arrays)].run([array.value for array in arrays], queue)
             for array, value in zip(arrays, values):
                 array.value = value
@@ -64,7 +67,7 @@ class JaxArray(CudaArray):
         if key is not Ellipsis:
             raise TypeError(f"got [{key!r}]: JAX's arrays do not change; set all values, by [...]")
         given = values.value if isinstance(values, JaxArray) else np.broadcast_to(values, self.shape)
-        self.value = jnp.array(given, self.dtype, copy=True, device=_device_of(self.value.sharding))
+        self.value = jnp.array(given, self.dtype, copy=True, device=device_of(self.value.sharding))
 
     def __getitem__(self, key: Any) -> JaxArray:
         return JaxArray(self.value[key])
@@ -77,14 +80,70 @@ class JaxArray(CudaArray):
         return JaxArray(jnp.copy(self.value))
 
 
+class JaxArrays(Sequence[JaxArray]):
+    """Many arrays on one device; a JaxArray is made of those that are asked for.
+
+    Parameters
+    ----------
+    values : list of jax.Array
+    donated : bool
+        Whether a change may use their memory.
+    like : object
+        The same for lists of arrays with the same shapes, dtypes and devices.
+
+    Attributes
+    ----------
+    values : list of jax.Array
+    donated : bool
+    like : object
+    """
+
+    def __init__(self, values: list[Any], donated: bool, like: object) -> None:
+        self.donated, self.like = donated, like
+        self._values = values
+        self._made: dict[int, JaxArray] = {}
+
+    @property
+    def values(self) -> list[Any]:
+        for index, array in self._made.items():
+            self._values[index] = array.value
+        return self._values
+
+    @values.setter
+    def values(self, values: list[Any]) -> None:
+        self._values = values
+        for index, array in self._made.items():
+            array.value = values[index]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))] if index != slice(len(self)) else self
+        if index not in self._made:
+            self._made[index] = JaxArray(self._values[index], self.donated)
+        return self._made[index]
+
+    @staticmethod
+    def change(arrays: JaxArrays, queue: Queue) -> None:
+        """Let work be queued on all of them; see `JaxArray.change`."""
+        JaxArray.change(arrays, queue)
+
+    @staticmethod
+    def arrive() -> None:
+        """Wait until it is queued; see `JaxArray.arrive`."""
+        JaxArray.arrive()
+
+
 def on_cuda(value: Any, donated: bool = False) -> JaxArray | None:
     """Return a JaxArray of a jax.Array; None if that is not on one CUDA device, or NumPy lacks its dtype."""
-    device = _device_of(value.sharding)
+    device = device_of(value.sharding)
     there = device is not None and device.platform == "gpu"
     return JaxArray(value, donated) if there and value.dtype.kind == "f" else None
 
 
-def _device_of(sharding: Any) -> Any:
+def device_of(sharding: Any) -> Any:
     """Return the device of arrays with a sharding; None if there are several."""
     found = _devices.get(id(sharding))
     if found is None:
@@ -101,7 +160,7 @@ _MOST_SHARDINGS = 10_000
 
 
 class _Program:
-    """A JAX program that copies arrays, unless they are donated, and then calls a handler; compiled once for each shape.
+    """A JAX program that copies arrays, unless they are donated, and then calls a handler; compiled for each shape.
 
     JAX starts programs in a thread of its own, one after the other. The host goes on meanwhile, as it does after a step
     of the training: it waits for the call of a program when it makes the next one, or has to know what the center has.

@@ -15,7 +15,6 @@ STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables"
 _WITH_WEIGHTS = 3  # of these lists, from the first on
 
 
-
 class Place(NamedTuple):
     """Where an array is in the state.
 
@@ -41,6 +40,11 @@ class StepState:
     Parameters
     ----------
     model : keras.Model
+
+    Attributes
+    ----------
+    version : int
+        Changes when the places of variables may have changed.
     """
 
     def __init__(self, model: Any) -> None:
@@ -49,7 +53,8 @@ class StepState:
         self._places: dict[int, Place] = {}  # by the id of a variable: the number of its list, and its index
         self._returned: Sequence[list[Any]] | None = None
         self._kept: Sequence[list[Any]] = ()  # the trainer's copies of the lists, for callbacks
-        self._replaced: dict[Place, Any] = {}  # the arrays that the latest step returned there
+        self._before: Sequence[list[Any]] = ()  # what the latest step has returned, if some of it was replaced
+        self.version = 0  # of the places of variables
         self._open = False
 
     def watch(self) -> None:
@@ -59,7 +64,10 @@ class StepState:
             return
         # A model lists the variables of optimizers beside its own one among those that are not trainable.
         lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables)
-        self._places = {id(v): Place(number, i) for number, variables in enumerate(lists) for i, v in enumerate(variables)}
+        self.version += 1
+        self._places = {
+            id(v): Place(number, i) for number, variables in enumerate(lists) for i, v in enumerate(variables)
+        }
         if _calls(model.train_function, self._step()):
             return
         compiled = model.train_function
@@ -67,9 +75,9 @@ class StepState:
         @functools.wraps(compiled)
         def step(state: Any, *args: Any) -> Any:
             self._open = False
-            if state is not self._returned and self._is_older(state):
+            if self._before and state is not self._returned and self._is_older(state):
                 state = self._returned
-            self._replaced = {}
+            self._before = ()
             logs, self._returned = compiled(state, *args)
             return logs, self._returned
 
@@ -92,38 +100,46 @@ class StepState:
         )
         return self._open
 
+    @property
+    def is_open(self) -> bool:
+        """Whether weights are read and replaced in the lists."""
+        model = self._model() if self._open else None
+        return model is not None and not model._jax_state_synced
+
     def close(self) -> None:
         """End `open`."""
         self._open = False
 
     def drop(self) -> None:
         """Forget the arrays of the latest step."""
-        self._open, self._returned, self._kept, self._replaced = False, None, (), {}
+        self._open, self._returned, self._kept, self._before = False, None, (), ()
 
     def place_of(self, variable: Any) -> Place | None:
         """Return where the value of a variable is in the lists; None if it is not in them now."""
-        model = self._model() if self._open else None
-        return None if model is None or model._jax_state_synced else self._places.get(id(variable))
+        return self._places.get(id(variable)) if self.is_open else None
 
-    def get(self, place: Place) -> Any:
-        """Return the array of a variable."""
-        number, index = place
+    def get_all(self, places: Sequence[Place]) -> list[Any]:
+        """Return the arrays of variables."""
         returned: Any = self._returned
-        return returned[number][index]
+        return [returned[number][index] for number, index in places]
 
-    def put(self, place: Place, array: Any) -> None:
-        """Replace the array of a variable by one of its shape and dtype."""
-        number, index = place
+    def put_all(self, places: Sequence[Place], arrays: Sequence[Any]) -> None:
+        """Replace the arrays of variables by others of their shapes and dtypes."""
         returned: Any = self._returned
-        before = returned[number][index]
-        if array is not before:
-            self._replaced.setdefault(place, before)
+        if not self._before:
+            self._before = [list(values) for values in returned]
+        for (number, index), array in zip(places, arrays):
             returned[number][index] = array
             list.__setitem__(self._kept[number], index, array)  # Keras's own would track the array like a layer
 
     def _is_older(self, state: Sequence[Sequence[Any]]) -> bool:
-        """Return whether a state that the trainer passes on has an array that `put` has replaced."""
-        return any(state[number][index] is array for (number, index), array in self._replaced.items())
+        """Return whether a state that the trainer passes on has an array that `put_all` has replaced."""
+        returned: Any = self._returned
+        return any(
+            given is before and given is not now
+            for lists in zip(state, self._before, returned)
+            for given, before, now in zip(*lists)
+        )
 
 
 def _nothing() -> None:

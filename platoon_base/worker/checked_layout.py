@@ -1,0 +1,52 @@
+"""A check that parameters still have the shapes and dtypes that they were shared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from platoon_base.centers.base import Center
+from platoon_base.device_arrays import is_device_array
+from platoon_base.errors import LayoutMismatchError
+from platoon_base.layout import Layout
+
+__all__ = ["CheckedLayout"]
+
+
+class CheckedLayout:
+    """The shapes and dtypes of shared parameters.
+
+    Parameters
+    ----------
+    layout : Layout
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._like: object = None  # of arrays that were borrowed at once, and checked
+
+    def has(self, arrays: Sequence[Any]) -> bool:
+        """Return whether arrays that were borrowed at once are like some that were checked before."""
+        return self._like is not None and getattr(arrays, "like", None) is self._like
+
+    def require(self, arrays: Sequence[Any], center: Center | None) -> None:
+        """Raise `LayoutMismatchError` if a parameter no longer has the shape and dtype that it was shared with."""
+        if self.has(arrays):
+            return
+        specs = self._layout.specs
+        if len(arrays) != len(specs):
+            raise LayoutMismatchError(f"got {len(arrays)} arrays for {len(specs)} shared parameters: give one for each")
+        on_device = center is not None and center.on_device
+        for spec, array in zip(specs, arrays):
+            if on_device and not is_device_array(array):
+                raise LayoutMismatchError(
+                    f"{spec.name} was shared on the device: pass an array there, not {type(array)}"
+                )
+            if on_device and not array.flags.c_contiguous:
+                raise LayoutMismatchError(f"{spec.name} is not C-contiguous: pass array.copy('C')")
+            if array.shape != spec.shape or array.dtype != spec.dtype:
+                raise LayoutMismatchError(
+                    f"{spec.name} is now {array.dtype}{list(array.shape)}, it was shared as {spec.dtype}"
+                    f"{list(spec.shape)}: keep shapes and dtypes after init_shared_params"
+                )
+        self._like = getattr(arrays, "like", None)

@@ -1,0 +1,132 @@
+"""The variables of a model on JAX, borrowed and given back all at once.
+
+Python takes some microseconds for what it does with one array, and in a training loop, where none of it is in the
+processor's cache, several times as many. The default rule synchronizes the hundreds of arrays of a deep network at each
+batch.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_plugins.keras.backends.aligned import writable
+from platoon_plugins.keras.backends.jax_arrays import JaxArrays, device_of, on_cuda
+from platoon_plugins.keras.backends.jax_state import Place, StepState
+
+__all__ = ["VariableGroup"]
+
+Array = np.ndarray[Any, Any]
+
+
+class VariableGroup:
+    """Borrows the values of variables of one model; see `platoon_base.parameters.Group`.
+
+    Parameters
+    ----------
+    state : StepState
+        Of the model.
+    take_over : callable
+        Moves the memory of a list of donated arrays to new arrays.
+    """
+
+    def __init__(self, state: StepState, take_over: Callable[[list[Any]], list[Any]]) -> None:
+        self._state, self._take_over = state, take_over
+        self._lent: list[Array] = []
+        self._known: tuple[int, Any, list[Place] | None] = (0, None, None)
+        self._devices = _Kind(lambda array: on_cuda(array) is not None)
+        self._hosts = _Kind(lambda array: device_of(array.sharding).platform == "cpu" and array.dtype.kind == "f")
+
+    def borrow(self, variables: Sequence[Any]) -> list[Array] | None:
+        """Return the memory of the values, if nobody else relies on it; None if it has to be borrowed one by one."""
+        if not _all_donated(variables):
+            return None
+        arrays = self._arrays(variables)
+        if not self._hosts.has(arrays):
+            return None
+        taken = self._take_over(arrays)
+        self._assign(variables, taken)
+        self._lent = [writable(np.asarray(array)) for array in taken]
+        return self._lent
+
+    def give_back(self, variables: Sequence[Any], arrays: Sequence[Any]) -> bool:
+        """Make arrays that `borrow` or `borrow_on_device` returned the values; return whether that is done."""
+        if isinstance(arrays, JaxArrays):
+            self._assign(variables, arrays.values)
+            return True
+        lent, self._lent = self._lent, []  # JAX would copy memory that is still referenced
+        return _same(arrays, lent)  # then they are the memory of the values
+
+    def borrow_on_device(self, variables: Sequence[Any]) -> JaxArrays | None:
+        """Return the values, if all are on one CUDA device; None if they have to be borrowed one by one."""
+        arrays = self._arrays(variables)
+        if not self._devices.has(arrays):
+            return None
+        return JaxArrays(arrays, _all_donated(variables), self._devices.like)
+
+    def _arrays(self, variables: Sequence[Any]) -> list[Any]:
+        places = self._places_of(variables)
+        return [variable.array for variable in variables] if places is None else self._state.get_all(places)
+
+    def _assign(self, variables: Sequence[Any], arrays: Sequence[Any]) -> None:
+        places = self._places_of(variables)
+        if places is not None:
+            self._state.put_all(places, arrays)
+            return
+        for variable, array in zip(variables, arrays):
+            variable.array = array
+
+    def _places_of(self, variables: Sequence[Any]) -> list[Place] | None:
+        """Return where the values are in the trainer's lists; None if they are not there now."""
+        if not self._state.is_open:
+            return None
+        version, known, places = self._known
+        if version != self._state.version or known is not variables:
+            found = [self._state.place_of(variable.variable) for variable in variables]
+            places = None if None in found else [place for place in found if place is not None]
+            self._known = self._state.version, variables, places
+        return places
+
+
+class _Kind:
+    """Tells whether lists of arrays are on one device, and all of them fit.
+
+    Arrays that a program returns share their shardings and their shapes with those that it has returned before.
+
+    Parameters
+    ----------
+    fits : callable
+        ``fits(array)`` tells it of one array.
+
+    Attributes
+    ----------
+    like : object
+        The same as long as shapes, dtypes and devices are those of the list before.
+    """
+
+    def __init__(self, fits: Callable[[Any], bool]) -> None:
+        self.like: object = None
+        self._fits = fits
+        self._shardings: list[Any] = []
+        self._shapes: list[Any] = []
+        self._good = False
+
+    def has(self, arrays: Sequence[Any]) -> bool:
+        """Return whether these arrays are so, and no two of them are one."""
+        shardings, shapes = [array.sharding for array in arrays], [array.aval for array in arrays]
+        if not (_same(shardings, self._shardings) and _same(shapes, self._shapes)):
+            self.like, self._shardings, self._shapes = object(), shardings, shapes
+            devices = {device_of(sharding) for sharding in shardings}
+            self._good = len(devices) == 1 and None not in devices and all(map(self._fits, arrays))
+        return self._good and len(set(map(id, arrays))) == len(arrays)
+
+
+def _same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _all_donated(variables: Sequence[Any]) -> bool:
+    return all(map(operator.attrgetter("donated"), variables))
