@@ -93,14 +93,9 @@ class CudaArray(abc.ABC):
         arrays : sequence of CudaArray
             On one device; one at least.
         queue : callable
-            ``queue(addresses, stream)`` queues the work, and is called once, before this returns or before `arrive`
-            does, perhaps by another thread. The addresses are those of the arrays' first elements. An exception of it
-            is raised here or there.
+            ``queue(addresses, stream)`` queues the work, and is called once, before this returns. The addresses are
+            those of the arrays' first elements. An exception of it is raised here.
         """
-
-    @staticmethod  # noqa: B027 - most frameworks queue the work at once
-    def arrive() -> None:
-        """Wait until all work that was given to `change` is queued."""
 
     @abc.abstractmethod
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:

@@ -93,6 +93,7 @@ class DeviceCenter:
         self._states = runtime.zeros(max(states_bytes, 1), "uint8")
         self._refused = runtime.buffer(_NOTHING_REFUSED)
         self._launches: list[_Launch] = []
+        self._queued = False  # whether kernels may be under way
         self._planned = 0  # version of the partitions for which the launches were planned
         self._next_mirror = 0.0
         self._mirror: tuple[int, list[int]] = 0, []  # number of the latest mirror, and the partitions being copied
@@ -185,7 +186,9 @@ class DeviceCenter:
 
     def finish(self) -> None:
         """Wait until the center has all values that this worker gave it; on devices calls are queued."""
-        self._refused.read()  # each kernel was launched with it
+        if self._queued:
+            self._refused.read()  # each kernel was launched with it
+            self._queued = False
 
     def settle(self) -> None:
         """Mirror this worker's partitions for the last time."""
@@ -213,9 +216,9 @@ class DeviceCenter:
         """Launch a kernel on the parameters, and that of the moments, by default the same, on these."""
         if not self._launches or self._planned != self._partitions.version:
             self._launches, self._planned = self._plan(), self._partitions.version
+        self._queued = True
         for launch in self._launches:
-            whole = len(launch.parameters) == len(arrays)  # then in their order
-            taken = arrays if whole else [arrays[p] for p in launch.parameters]
+            taken = _chosen(arrays, launch.parameters)
             made = of_moments if launch.moments and of_moments is not None else call
             compiled = self._kernel(made.kernel, launch)
             self._runtime.change(taken, functools.partial(self._queue, compiled, launch, taken, made.scalars))
@@ -287,6 +290,12 @@ class DeviceCenter:
         if word == _NOTHING_REFUSED:
             return None
         return NonFiniteElement(*split_element_code(word))
+
+
+def _chosen(arrays: Sequence[DeviceArray], indices: list[int]) -> Sequence[DeviceArray]:
+    """Return some of the arrays; those that were borrowed at once without looking at each."""
+    found: Sequence[DeviceArray] = arrays[indices] if hasattr(arrays, "like") else [arrays[i] for i in indices]  # type: ignore[call-overload]
+    return found
 
 
 class _Call(NamedTuple):

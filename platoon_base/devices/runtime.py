@@ -155,7 +155,6 @@ class CudaRuntime:
         self._event = self.driver.new_event()
         self._latest: int | None = None
         self._kernels: dict[str, _Kernel] = {}
-        self._arrives: set[Callable[[], None]] = set()  # of the frameworks whose arrays it changes
         self._load(_NOTHING, "nothing")
 
     def buffer(self, values: Array) -> _Buffer:
@@ -177,7 +176,6 @@ class CudaRuntime:
         return self.driver.load_kernel(self._compile(source, self._machine), name)
 
     def change(self, arrays: Sequence[CudaArray], queue: Queue) -> None:
-        self._arrives.add(arrays[0].arrive)
         arrays[0].change(arrays, queue)
 
     def follow(self, stream: int) -> None:
@@ -193,12 +191,6 @@ class CudaRuntime:
         self._latest = stream
 
     def finish(self) -> None:
-        """Wait for the kernels that were launched, and those that `change` was asked for."""
-        for arrive in self._arrives:
-            arrive()
-        self.wait()
-
-    def wait(self) -> None:
         """Wait for the kernels that were launched."""
         self.driver.wait_for(self._event)
 
@@ -226,7 +218,7 @@ class _Buffer:
 
 def _free(runtime: CudaRuntime, address: int) -> None:
     with contextlib.suppress(DriverError):  # the framework's context is gone: its memory is, too
-        runtime.wait()  # not `finish`: garbage is collected anywhere, and what will be launched keeps its buffers
+        runtime.finish()
         runtime.driver.free(address)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -145,7 +147,7 @@ class SharedParameters:
             self.center = (centers.create if create else centers.attach)(layout, rule, self._rank)
             self._watch = DivergenceWatch(self._rank, _DEVICE_POLL_INTERVAL_S if self.center.on_device else 0.0)
             if self.center.on_device:
-                self._connection.finish_queued = self.finish
+                self._connection.finish_queued = functools.partial(_finish_in, threading.get_ident(), self.finish)
             if waits(rule):
                 of_rounds: Any = self.center
                 self.rounds = WorkerRounds(client, of_rounds, self._rule_for, self._turns, self._progress)
@@ -463,6 +465,12 @@ def _resolved(rule: Rule, workers: tuple[int, int]) -> Any:
     """Return a rule with the defaults for these numbers of workers: with this center, and of all hosts."""
     of_center, of_job = workers
     return member(rule.resolved(of_center), "in_job")(of_job)
+
+
+def _finish_in(thread: int, finish: Callable[[], None]) -> None:
+    """Finish, if this is the thread; a call out of a step on the device would wait for what is queued behind it."""
+    if threading.get_ident() == thread:
+        finish()
 
 
 @contextlib.contextmanager

@@ -158,6 +158,8 @@ class _Jax(Keras3):
         self._donated.clear()
         for state in self._states.values():
             state.drop()
+        for group in self._groups.values():
+            group.forget()
 
     def attach(self, model: Any, only_weights: bool = False) -> None:
         """Make the trainer use the values of the variables in its next step.

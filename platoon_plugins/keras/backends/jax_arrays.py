@@ -1,11 +1,12 @@
-"""Arrays of JAX on a CUDA device, for a center on devices, which changes copies of them within a JAX program."""
+"""Arrays of JAX on a CUDA device, for a center on devices.
+
+The center's kernel changes copies of them, or donated arrays, within a JAX program.
+"""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -43,21 +44,23 @@ class JaxArray(CudaArray):
 
     @staticmethod
     def change(arrays: Sequence[JaxArray], queue: Queue) -> None:
-        """Let work be queued on copies of the values, or on donated ones, in the order of JAX's other programs."""
-        with _anew_after_errors():
-            if isinstance(arrays, JaxArrays):
-                arrays.values = _programs[arrays.donated].run(arrays.values, queue)
-                return
-            values = _programs[all(array._donated for array in arrays)].run([array.value for array in arrays], queue)
+        """Queue work on copies of the values, or on donated ones, by a program in the order of JAX's other programs."""
+        many = arrays if isinstance(arrays, JaxArrays) else None
+        donated = all(array._donated for array in arrays) if many is None else many.donated
+        given = [array.value for array in arrays] if many is None else many.values
+        try:
+            values, failure = _programs[donated].run(given, queue)
+        except BaseException:
+            _begin_anew()
+            raise
+        if many is not None:
+            many.values = values
+        else:
             for array, value in zip(arrays, values):
                 array.value = value
-
-    @staticmethod
-    def arrive() -> None:
-        """Wait until all work that was given to `change` is queued, and raise the exception of any that failed."""
-        with _anew_after_errors():
-            for program in _programs:
-                program.arrive()
+        if failure is not None:
+            _begin_anew()
+            raise failure
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         return np.asarray(self.value, dtype)
@@ -89,7 +92,7 @@ class JaxArrays(Sequence[JaxArray]):
     donated : bool
         Whether a change may use their memory.
     like : object
-        The same for lists of arrays with the same shapes, dtypes and devices.
+        The same object as of an earlier list only if shapes, dtypes and device are the same.
 
     Attributes
     ----------
@@ -111,29 +114,51 @@ class JaxArrays(Sequence[JaxArray]):
 
     @values.setter
     def values(self, values: list[Any]) -> None:
-        self._values = values
-        for index, array in self._made.items():
-            array.value = values[index]
+        self.put(range(len(values)), values)
+
+    def put(self, indices: Sequence[int], values: list[Any]) -> None:
+        """Replace some of the values."""
+        for index, value in zip(indices, values):
+            self._values[index] = value
+            if index in self._made:
+                self._made[index].value = value
 
     def __len__(self) -> int:
         return len(self._values)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))] if index != slice(len(self)) else self
+        """Return one array, or some, by a slice or a list of indices; changes of these are changes of the whole."""
+        everything = range(len(self))
+        if isinstance(index, (slice, list)):
+            chosen = index if isinstance(index, list) else [*everything[index]]
+            return self if chosen == [*everything] else _Part(self, chosen)
+        index = everything[index]
         if index not in self._made:
             self._made[index] = JaxArray(self._values[index], self.donated)
         return self._made[index]
 
-    @staticmethod
-    def change(arrays: JaxArrays, queue: Queue) -> None:
-        """Let work be queued on all of them; see `JaxArray.change`."""
-        JaxArray.change(arrays, queue)
 
-    @staticmethod
-    def arrive() -> None:
-        """Wait until it is queued; see `JaxArray.arrive`."""
-        JaxArray.arrive()
+class _Part(JaxArrays):
+    """Some of many arrays."""
+
+    def __init__(self, whole: JaxArrays, indices: list[int]) -> None:
+        super().__init__([], whole.donated, None)
+        self._whole, self._indices = whole, indices
+
+    @property
+    def values(self) -> list[Any]:
+        values = self._whole.values
+        return [values[i] for i in self._indices]
+
+    @values.setter
+    def values(self, values: list[Any]) -> None:
+        self._whole.put(self._indices, values)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._whole[[self._indices[i] for i in index] if isinstance(index, list) else self._indices[index]]
 
 
 def on_cuda(value: Any, donated: bool = False) -> JaxArray | None:
@@ -162,57 +187,37 @@ _MOST_SHARDINGS = 10_000
 class _Program:
     """A JAX program that copies arrays, unless they are donated, and then calls a handler; compiled for each shape.
 
-    JAX starts programs in a thread of its own, one after the other. The host goes on meanwhile, as it does after a step
-    of the training: it waits for the call of a program when it makes the next one, or has to know what the center has.
+    The host does not wait for the device, but only for the call, which is made when the program is started.
     """
 
     def __init__(self, donates: bool) -> None:
-        self._compiled = jax.jit(self._traced, donate_argnums=0 if donates else ())
+        compiled = jax.jit(lambda values: xla_calls.call_on_stream(self, values), donate_argnums=0 if donates else ())
+        self._compiled = compiled
         self._turn = threading.Lock()
         self._called = threading.Event()
-        self._called.set()
         self._work: Queue | None = None
         self._failure: BaseException | None = None
-        self._end: Any = None  # an array of the latest run, which nobody takes, to know whether the program is over
 
-    def _traced(self, values: list[Any]) -> tuple[list[Any], Any]:
-        *changed, end = xla_calls.call_on_stream(self, [*values, jnp.zeros(1, jnp.float32)])
-        return changed, end
-
-    def run(self, values: list[Any], work: Queue) -> list[Any]:
-        """Return values that ``work`` changes; it will get their addresses and the stream of the program."""
+    def run(self, values: list[Any], work: Queue) -> tuple[list[Any], BaseException | None]:
+        """Return values that ``work`` changes, and its exception; it gets their addresses and the program's stream."""
         with self._turn:
-            self._arrive()
             self._called.clear()
-            self._work = work
+            self._work, self._failure = work, None
             try:
-                changed, self._end = self._compiled(values)
-            except BaseException:
-                self._called.set()
-                raise
-            found: list[Any] = changed
-            return found
-
-    def arrive(self) -> None:
-        """Wait until the latest work is queued; raise its exception."""
-        with self._turn:
-            self._arrive()
-
-    def _arrive(self) -> None:
-        while not self._called.wait(_POLL_INTERVAL_S):
-            if self._end.is_ready():  # without a call: the program has failed, or an earlier one
-                self._called.set()
-                jax.block_until_ready(self._end)
-                raise PlatoonError("JAX has ended a synchronization without making it")
-        failure, self._failure, self._work, self._end = self._failure, None, None, None
-        if failure is not None:
-            raise failure
+                found: list[Any] = self._compiled(values)
+                while not self._called.wait(_POLL_INTERVAL_S):
+                    if found[0].is_ready() and not self._called.is_set():  # the program has failed, or an earlier one
+                        jax.block_until_ready(found)
+                        raise PlatoonError("JAX has ended a synchronization without making it")
+            finally:
+                self._work = None
+            return found, self._failure
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
-        """Queue the current work; `arrive` raises an exception of it."""
+        """Queue the current work; an exception in it is stored for the caller of `run`."""
         try:
             if self._work is not None:
-                self._work([block.address for block in blocks[:-1]], stream)
+                self._work([block.address for block in blocks], stream)
         except BaseException as exc:
             self._failure = exc
         self._called.set()
@@ -221,18 +226,6 @@ class _Program:
 _programs = [_Program(donates) for donates in (False, True)]
 
 
-@contextlib.contextmanager
-def _anew_after_errors() -> Iterator[None]:
-    """Replace the programs after an error, as a failed one may still make its call."""
-    try:
-        yield
-    except BaseException:
-        _programs[:] = [_Program(donates) for donates in (False, True)]
-        raise
-
-
-@atexit.register
-def _let_calls_arrive() -> None:
-    """Wait for JAX's threads, which could not call into an interpreter that has ended."""
-    with contextlib.suppress(Exception):
-        JaxArray.arrive()
+def _begin_anew() -> None:
+    """Replace the programs, as a failed one may still make its call."""
+    _programs[:] = [_Program(donates) for donates in (False, True)]

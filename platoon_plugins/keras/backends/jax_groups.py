@@ -8,6 +8,7 @@ batch.
 from __future__ import annotations
 
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,7 +36,7 @@ class VariableGroup:
 
     def __init__(self, state: StepState, take_over: Callable[[list[Any]], list[Any]]) -> None:
         self._state, self._take_over = state, take_over
-        self._lent: list[Array] = []
+        self._lent: list[weakref.ref[Array]] = []
         self._known: tuple[int, Any, list[Place] | None] = (0, None, None)
         self._devices = _Kind(lambda array: on_cuda(array) is not None)
         self._hosts = _Kind(lambda array: device_of(array.sharding).platform == "cpu" and array.dtype.kind == "f")
@@ -49,23 +50,30 @@ class VariableGroup:
             return None
         taken = self._take_over(arrays)
         self._assign(variables, taken)
-        self._lent = [writable(np.asarray(array)) for array in taken]
-        return self._lent
+        found = [writable(np.asarray(array)) for array in taken]
+        self._lent = [weakref.ref(array) for array in found]  # JAX would copy memory that is still referenced
+        return found
 
     def give_back(self, variables: Sequence[Any], arrays: Sequence[Any]) -> bool:
         """Make arrays that `borrow` or `borrow_on_device` returned the values; return whether that is done."""
         if isinstance(arrays, JaxArrays):
             self._assign(variables, arrays.values)
             return True
-        lent, self._lent = self._lent, []  # JAX would copy memory that is still referenced
-        return _same(arrays, lent)  # then they are the memory of the values
+        lent, self._lent = self._lent, []
+        return _same(arrays, [array() for array in lent])  # then they are the memory of the values
 
     def borrow_on_device(self, variables: Sequence[Any]) -> JaxArrays | None:
         """Return the values, if all are on one CUDA device; None if they have to be borrowed one by one."""
         arrays = self._arrays(variables)
         if not self._devices.has(arrays):
             return None
-        return JaxArrays(arrays, _all_donated(variables), self._devices.like)
+        # Callbacks may have arrays that are in the variables; those in the lists they have never seen.
+        donated = self._state.is_open and _all_donated(variables)
+        return JaxArrays(arrays, donated, self._devices.like)
+
+    def forget(self) -> None:
+        """Let go of the variables of a fit that is over."""
+        self._known, self._lent = (0, None, None), []
 
     def _arrays(self, variables: Sequence[Any]) -> list[Any]:
         places = self._places_of(variables)
@@ -92,9 +100,9 @@ class VariableGroup:
 
 
 class _Kind:
-    """Tells whether lists of arrays are on one device, and all of them fit.
+    """Tells whether all arrays of a list are on one device and fit; it looks at each only if the list is another kind.
 
-    Arrays that a program returns share their shardings and their shapes with those that it has returned before.
+    Arrays that a program returns have the same sharding objects and shape objects each time.
 
     Parameters
     ----------
@@ -104,7 +112,7 @@ class _Kind:
     Attributes
     ----------
     like : object
-        The same as long as shapes, dtypes and devices are those of the list before.
+        Another object whenever shapes, dtypes or devices are not those of the list before.
     """
 
     def __init__(self, fits: Callable[[Any], bool]) -> None:
@@ -115,7 +123,7 @@ class _Kind:
         self._good = False
 
     def has(self, arrays: Sequence[Any]) -> bool:
-        """Return whether these arrays are so, and no two of them are one."""
+        """Return whether all arrays are on one device and fit, and no two of them are one."""
         shardings, shapes = [array.sharding for array in arrays], [array.aval for array in arrays]
         if not (_same(shardings, self._shardings) and _same(shapes, self._shapes)):
             self.like, self._shardings, self._shapes = object(), shardings, shapes

@@ -75,17 +75,17 @@ class StepState:
         @functools.wraps(compiled)
         def step(state: Any, *args: Any) -> Any:
             self._open = False
-            if self._before and state is not self._returned and self._is_older(state):
-                state = self._returned
-            self._before = ()
+            if self._before and state is not self._returned:
+                state = self._renewed(state)
             logs, self._returned = compiled(state, *args)
+            self._before = ()
             return logs, self._returned
 
         model.train_function = step
         self._step = weakref.ref(step)
 
     def open(self) -> bool:
-        """Let `get` and `put` read and replace weights until the next step; return whether they can."""
+        """Let `get_all` and `put_all` read and replace weights until the next step; return whether they can."""
         model = self._model()
         self._open = False
         if model is None or self._returned is None or model._jax_state_synced:
@@ -96,7 +96,11 @@ class StepState:
         self._kept = [model._jax_state[name] for name in STATE]
         pairs = [(returned[number], self._kept[number]) for number in range(_WITH_WEIGHTS)]
         self._open = len(self._places) == sum(len(values) for values, _ in pairs) and all(
-            len(values) == len(kept) and all(map(operator.is_, values, kept)) for values, kept in pairs
+            isinstance(values, list)
+            and isinstance(kept, list)
+            and len(values) == len(kept)
+            and all(map(operator.is_, values, kept))
+            for values, kept in pairs
         )
         return self._open
 
@@ -132,13 +136,14 @@ class StepState:
             returned[number][index] = array
             list.__setitem__(self._kept[number], index, array)  # Keras's own would track the array like a layer
 
-    def _is_older(self, state: Sequence[Sequence[Any]]) -> bool:
-        """Return whether a state that the trainer passes on has an array that `put_all` has replaced."""
+    def _renewed(self, state: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+        """Return a state with what `put_all` has put in place of arrays that the trainer still has from before."""
         returned: Any = self._returned
-        return any(
-            given is before and given is not now
-            for lists in zip(state, self._before, returned)
-            for given, before, now in zip(*lists)
+        return tuple(
+            [now if old is before else old for old, before, now in zip(given, *known)]
+            if len(given) == len(known[0])
+            else given
+            for given, *known in zip(state, self._before, returned)
         )
 
 
