@@ -160,7 +160,7 @@ def test_a_method_that_fails_is_told_and_the_others_go_on(platoon, write_script,
 @pytest.mark.base
 def test_a_script_that_does_not_listen_is_ended(platoon, write_script, tmp_path):
     deaf = DESCENT.replace("if worker.agree_to_stop():", "if False:").replace("range(1, 10_001)", "range(1, 10**9)")
-    done = run(platoon, "--seeds", 1, "--limit", 4, "--method", "EASGD", write_script(deaf))
+    done = run(platoon, "--seeds", 1, "--limit", 15, "--method", "EASGD", write_script(deaf))
     assert done.returncode == 0, done.stdout + done.stderr
     assert [len(each["values"]) for each in json.loads((tmp_path / "tune.json").read_text())["methods"]] == [1, 1]
 
