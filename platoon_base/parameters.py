@@ -17,7 +17,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import such_as_parameters
 from platoon_base.layout import Layout
 
-__all__ = ["Array", "Parameter", "Parameters", "assign", "is_device_array", "is_tensor"]
+__all__ = ["Array", "Group", "Parameter", "Parameters", "assign", "is_device_array", "is_tensor"]
 
 Array = np.ndarray[Any, Any]
 
@@ -78,8 +78,10 @@ class Group(Protocol):
         ...
 
     def borrow_on_device(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
-        """Return what `Parameter.on_device` would of each, all on one device, in a sequence that compares as unchanged
-        by its ``like``: the same object while shapes, dtypes and device are the same; None if each has to be asked.
+        """Return what `Parameter.on_device` would of each; None if each has to be asked.
+
+        The sequence has an attribute ``like``, another object whenever shapes, dtypes or devices are not those of the
+        call before; a list of indices gives a part of it, whose changes are changes of the whole.
         """
         ...
 

@@ -293,7 +293,7 @@ class DeviceCenter:
 
 
 def _chosen(arrays: Sequence[DeviceArray], indices: list[int]) -> Sequence[DeviceArray]:
-    """Return some of the arrays; those that were borrowed at once without looking at each."""
+    """Return some of the arrays: of those that were borrowed at once a part, see `platoon_base.parameters.Group`."""
     found: Sequence[DeviceArray] = arrays[indices] if hasattr(arrays, "like") else [arrays[i] for i in indices]  # type: ignore[call-overload]
     return found
 

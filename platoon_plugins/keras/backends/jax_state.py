@@ -50,7 +50,7 @@ class StepState:
     def __init__(self, model: Any) -> None:
         self._model = weakref.ref(model)
         self._step: Callable[[], Any] = _nothing  # weak: the step refers to the model, by whose life this is kept
-        self._places: dict[int, Place] = {}  # by the id of a variable: the number of its list, and its index
+        self._places: dict[int, Place] = {}  # by the id of a variable
         self._returned: Sequence[list[Any]] | None = None
         self._kept: Sequence[list[Any]] = ()  # the trainer's copies of the lists, for callbacks
         self._before: Sequence[list[Any]] = ()  # what the latest step has returned, if some of it was replaced

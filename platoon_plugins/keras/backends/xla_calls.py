@@ -160,7 +160,7 @@ class Queuer(Protocol):
 
 # The handlers of calls, by their numbers in the programs.
 _fillers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_kinds: dict[int, list[tuple[int, np.dtype[Any]]]] = {}  # sizes and dtypes of the results, likewise
+_kinds: dict[int, list[tuple[int, np.dtype[Any]]]] = {}  # sizes and dtypes of the results, by the same
 _numbers = itertools.count()
 # The trace that made the latest call, and a result of that call.
 _latest: tuple[Any, Any] = (None, None)
