@@ -14,7 +14,8 @@ a token bucket, and a program between the hosts and the switch delays them.
 * Rounds at once, overlapped, and overlapped in four fragments, in the period in which an exchange of all fragments is
   just hidden: what their synchronizations take in a period.
 * Gossip: `GoSGD` with 100 MB and steps of 0.1 s for a minute, the share of the time in training, and the messages.
-* Averages of 100 MB of gradients, with the processor time of a worker.
+* Averages of 100 MB of gradients, with the processor time of a worker; and, with ``--only devices``, of tensors on a
+  GPU for each host, by NCCL over sockets and by way of the hosts. That needs torch for CUDA and two GPUs.
 * A perceptron on handwritten digits, with Adam and a round each 20 mini-batches, on two hosts and, with as many
   workers, on one; and with averaged gradients in each step.
 """
@@ -41,7 +42,9 @@ SCRIPT = Path(__file__).parent / "scripts" / "hosts_compression_worker.py"
 ROOT = Path(__file__).parents[1]
 CODECS = ("none", "float16", "bfloat16", "int8", "int4", "int2", "topk(0.1)", "topk(0.01)")
 LINKS = {"100 Mbit/s, 20 ms": ("100mbit", 20.0), "1 Gbit/s": ("1gbit", 0.0)}  # there and back
-BYTES, STEP_S, ROUNDS, CALLS, AVERAGES = 100_000_000, 0.1, 4, 2, 2
+DEVICE_LINKS = {**LINKS, "10 Gbit/s": ("10gbit", 0.0)}
+DEVICE_CODECS = CODECS[:6]
+BYTES, STEP_S, ROUNDS, CALLS, AVERAGES, DEVICE_CALLS = 100_000_000, 0.1, 4, 2, 2, 4
 STEPS = (100, 200, 500)  # from one round to the next; the goals are for the second
 LEARN_STEPS, LEARN_EVERY = 600, 20
 OVERLAP = "LocalSGD(overlap=0.5)"
@@ -55,8 +58,10 @@ LIMIT_S = 300
 TRAINING_GOAL, LOSS_GOAL, BYTES_GOAL = 0.9, 0.005, 100
 
 
-def run(codec: str, words: list, hosts: list[namespaces.Host] | None, workers: int = 1) -> list[dict]:
-    """Run one job; returns what each worker wrote."""
+def run(
+    codec: str, words: list, hosts: list[namespaces.Host] | None, workers: int = 1, device: str = "cpu"
+) -> list[dict]:
+    """Run one job; returns what each worker wrote. With ``device="cuda"`` each host has the GPU of its number."""
     with tempfile.TemporaryDirectory() as folder:
         key = Path(folder, "key")
         key.touch(0o600)
@@ -67,12 +72,12 @@ def run(codec: str, words: list, hosts: list[namespaces.Host] | None, workers: i
         }  # fmt: skip
         processes = []
         for number, host in enumerate(hosts or [None]):
-            where = []
+            where, devices = [], ["-n", workers, "-D", "cpu"] if device == "cpu" else ["-D", f"{device}{number}"]
             if host is not None:
                 where = ["--nnodes", len(hosts), "--node-rank", number, "--rdzv-endpoint", hosts[0].address]
                 where += ["--hosts-compression", codec]
-            command = [sys.executable, "-m", "platoon_base", "launch", *where, "-n", workers, "-D", "cpu",
-                       "--log-dir", f"{folder}/logs{number}", SCRIPT, folder, *words]  # fmt: skip
+            command = [sys.executable, "-m", "platoon_base", "launch", *where, *devices, "--log-dir",
+                       f"{folder}/logs{number}", SCRIPT, folder, *words]  # fmt: skip
             words_here = [*(host.enter() if host else []), *map(str, command)]
             output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
             processes.append(subprocess.Popen(words_here, env=environment, **output))
@@ -99,13 +104,15 @@ def rounds(codec: str, link: str, hosts: list[namespaces.Host], rule: str = "Loc
     return row
 
 
-def averages(codec: str, link: str, hosts: list[namespaces.Host]) -> dict:
+def averages(codec: str, link: str, hosts: list[namespaces.Host], way: str = "arrays", calls: int = AVERAGES) -> dict:
     """Measure averages of gradients; the first one does not count."""
-    found = run(codec, ["reduce", BYTES, AVERAGES + 1], hosts)
+    device = "cpu" if way == "arrays" else "cuda"
+    found = run(codec, ["reduce", BYTES, calls + 1, way], hosts, device=device)
     all_s = [max(each) for each in zip(*(one["calls_s"] for one in found))][1:]
     cpu_s = min([max(each) for each in zip(*(one["cpu_s"] for one in found))][1:])
     sent = report.median([sum(each) / len(found) for each in zip(*(one["sent_bytes"] for one in found))][1:])
-    row = {"link": link, "codec": codec, "call_s": min(all_s), "all_s": all_s, "cpu_s": cpu_s, "sent_bytes": sent}
+    row = {"link": link, "codec": codec, "call_s": min(all_s), "all_s": all_s, "cpu_s": cpu_s, "sent_bytes": sent,
+           "way": way}  # fmt: skip
     print(row, flush=True)
     return row
 
@@ -192,13 +199,13 @@ def main() -> None:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--codecs", nargs="+", default=[*CODECS])
-    parser.add_argument("--links", nargs="+", default=[*LINKS], choices=[*LINKS])
+    parser.add_argument("--links", nargs="+", default=[*LINKS], choices=[*DEVICE_LINKS])
     parser.add_argument(
         "--lost", nargs="+", default=["int4", "int2", "topk(0.1)"], help="codecs to lose residuals with"
     )
     parser.add_argument(
         "--only",
-        choices=["learning", "rounds", "overlap", "fragments", "gradients", "gossip"],
+        choices=["learning", "rounds", "overlap", "fragments", "gradients", "gossip", "devices"],
         help="measure that, and keep the rest of the results",
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
@@ -222,6 +229,8 @@ def main() -> None:
         results["overlap"], results["learning_by_overlap"] = measured_overlap(options)
     if options.only in (None, "fragments"):
         results["fragments"] = measured_fragments(options)
+    if options.only == "devices":
+        results["devices"] = measured_on_devices(options)
     if options.only in (None, "gossip"):
         results["gossip"] = measured_gossip(options)
     results["goals"] = goals_of(results)
@@ -237,7 +246,7 @@ def measured_rounds(options: argparse.Namespace) -> tuple[list[dict], dict]:
             hosts.limit(rate)
             for codec in options.codecs:
                 rows.append(rounds(codec, link, hosts.all))
-            found = run("none", ["reduce", BYTES, CALLS], hosts.all)
+            found = run("none", ["reduce", BYTES, CALLS, "arrays"], hosts.all)
             reduced[link] = {"call_s": report.median(found[0]["calls_s"]), "sent_bytes": found[0]["sent_bytes"][-1]}
             print(link, reduced[link], flush=True)
     for row in rows:
@@ -249,6 +258,24 @@ def measured_rounds(options: argparse.Namespace) -> tuple[list[dict], dict]:
           *(f"{share:.0%}" for share in r["training"].values()), r["fewer_bytes"]] for r in rows],
     )  # fmt: skip
     return rows, reduced
+
+
+def measured_on_devices(options: argparse.Namespace) -> list[dict]:
+    """Measure averages of tensors on GPUs: by NCCL over sockets, and copied to the hosts and back."""
+    rows = []
+    for link in options.links:
+        rate, delay_ms = DEVICE_LINKS[link]
+        with namespaces.Hosts(2, delay_ms / 4) as hosts:
+            hosts.limit(rate)
+            ways = [(codec, way) for way in ("NCCL", "hosts") for codec in options.codecs if codec in DEVICE_CODECS]
+            rows += [averages(codec, link, hosts.all, way, DEVICE_CALLS) for codec, way in ways]
+    report.table(
+        "Averages of 100 MB on a GPU for each of two hosts",
+        ["link", "way", "codec", "MB sent", "average, s", "all, s"],
+        [[r["link"], r["way"], r["codec"], r["sent_bytes"] / 1e6, r["call_s"],
+          ", ".join(f"{each:.3f}" for each in r["all_s"])] for r in rows],
+    )  # fmt: skip
+    return rows
 
 
 def measured_overlap(options: argparse.Namespace) -> tuple[list[dict], list[dict]]:

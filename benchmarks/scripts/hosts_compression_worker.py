@@ -1,7 +1,7 @@
 """What a worker of hosts_compression.py does; writes FOLDER/RANK.json.
 
 hosts_compression_worker.py FOLDER rounds BYTES STEPS STEP_S ROUNDS RULE: rounds of steps that take a fixed time
-hosts_compression_worker.py FOLDER reduce BYTES CALLS: averages of gradients
+hosts_compression_worker.py FOLDER reduce BYTES CALLS WAY: averages of arrays, or of tensors by NCCL or by the hosts
 hosts_compression_worker.py FOLDER gossip BYTES STEP_S SECONDS PROBABILITY: steps that take a fixed time, and GoSGD
 hosts_compression_worker.py FOLDER learn RULE STEPS EVERY SEED LOSES: a perceptron on handwritten digits
 """
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -97,21 +98,46 @@ def make_gossip(worker, size_bytes: int, step_s: float, seconds: float, probabil
     return {"syncs_s": taken, "whole_s": whole_s, "sent_bytes": sent, "courier_cpu_s": cpu_s, "mean_s": mean_s}
 
 
-def make_averages(worker, size_bytes: int, calls: int) -> dict:
+def make_averages(worker, size_bytes: int, calls: int, way: str) -> dict:
     random = np.random.default_rng(worker.global_rank)
     x = random.standard_normal(size_bytes // 4).astype(np.float32)
     out, feedback = np.empty_like(x), ErrorFeedback()
     worker.all_reduce(np.ones(1 << 10, np.float32), timeout_s=WAIT_S)
+    if way != "arrays":
+        combine = tensor_average(worker, x, way, feedback)
+    else:
+
+        def combine() -> None:
+            worker.all_reduce(x, "mean", out, feedback=feedback, timeout_s=WAIT_S)
+
     taken, sent, cpu = [], [], []
     for _ in range(calls):
         worker.barrier("begin", timeout_s=WAIT_S)
         before, began, cpu_before = sent_bytes(), time.perf_counter(), time.process_time()
-        worker.all_reduce(x, "mean", out, feedback=feedback, timeout_s=WAIT_S)
+        combine()
         taken.append(time.perf_counter() - began)
         cpu.append(time.process_time() - cpu_before)
         worker.barrier("end", timeout_s=WAIT_S)
         sent.append(sent_bytes() - before)
     return {"calls_s": taken, "sent_bytes": sent, "cpu_s": cpu}
+
+
+def tensor_average(worker, x: np.ndarray, way: str, feedback: ErrorFeedback) -> Callable[[], None]:
+    """Return a call that averages a tensor on a GPU, and waits for it; by the hosts with page-locked memory."""
+    import torch
+
+    tensor, host = torch.from_numpy(x).cuda(), torch.from_numpy(x).pin_memory()
+
+    def combine() -> None:
+        if way == "NCCL":
+            worker.all_reduce(tensor, "mean", tensor, feedback=feedback, timeout_s=WAIT_S)
+        else:
+            host.copy_(tensor)
+            worker.all_reduce(host.numpy(), "mean", host.numpy(), feedback=feedback, timeout_s=WAIT_S)
+            tensor.copy_(host, non_blocking=True)
+        torch.cuda.synchronize()
+
+    return combine
 
 
 def forward(params: list, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -196,7 +222,7 @@ def main() -> None:
     if kind == "rounds":
         found = make_rounds(worker, int(words[0]), int(words[1]), float(words[2]), int(words[3]), words[4])
     elif kind == "reduce":
-        found = make_averages(worker, int(words[0]), int(words[1]))
+        found = make_averages(worker, int(words[0]), int(words[1]), words[2])
     elif kind == "gossip":
         found = make_gossip(worker, int(words[0]), *map(float, words[1:]))
     else:

@@ -39,10 +39,10 @@ class NcclArrays:
         Of the arrays.
     """
 
-    compresses = False  # also with a ``feedback``
+    stays_on_device = True  # see `Advanced.stays_on_device`
 
     def __init__(self, group: NcclGroup, runtime: PygpuRuntime, context: Any) -> None:
-        self.rank, self.size = group.rank, group.size
+        self.rank, self.size, self.compresses = group.rank, group.size, group.compresses
         self._group, self._runtime, self._context = group, runtime, context
         self._flag: Any = None
 
@@ -55,7 +55,9 @@ class NcclArrays:
         if out is not array or array.typecode not in _DTYPES or not array.flags.c_contiguous:
             array, out = self._prepared(array, out, array.shape)
         if array.size:
-            self._combine(self._group.all_reduce, array, array.size, name, out, timeout_s)
+            self._combine(
+                functools.partial(self._group.all_reduce, feedback=feedback), array, array.size, name, out, timeout_s
+            )
         return out
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:

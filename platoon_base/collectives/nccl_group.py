@@ -5,24 +5,29 @@ NCCL waits forever for a dead rank, so a thread and a guard in C watch the other
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from platoon_base.collectives.base import require_timeout
 from platoon_base.collectives.device_faults import HAVE_GUARD, DeviceGuard, DeviceWatch
 from platoon_base.devices.cuda import Driver, primary_driver
-from platoon_base.devices.nccl import DTYPE_CODES, OP_CODES, Communicator
+from platoon_base.devices.nccl import DTYPE_CODES, OP_CODES, Communicator, Transfer
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
 from platoon_base.shm.calls import sign
 from platoon_base.shm.liveness import Liveness
+
+if TYPE_CHECKING:
+    from platoon_base.collectives.nccl_compressed import NcclCompression
+    from platoon_base.compression.feedback import ErrorFeedback
 
 __all__ = ["NcclGroup"]
 
 _POLL_INTERVAL_S = 0.05
 # Kinds of call, in their signatures, beside the codes of operations.
-_BY_ADDRESS, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST = 64, 8, 16, 32
+_BY_ADDRESS, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST, _COMPRESSED = 64, 8, 16, 32, 1 << 16
 
 
 class NcclGroup:
@@ -45,11 +50,15 @@ class NcclGroup:
         The word of the job's state that holds this worker's latest call.
     timeout_s : float
         Bound on the wait for the others.
+    compression : NcclCompression, optional
+        Of all-reduces with an `ErrorFeedback`; all ranks have one or none.
 
     Attributes
     ----------
     rank, size : int
         This worker's index, and the number of ranks.
+    compresses : bool
+        Whether all-reduces with an `ErrorFeedback` are compressed between hosts.
 
     Raises
     ------
@@ -68,11 +77,14 @@ class NcclGroup:
         liveness: Liveness,
         call_counter: Any,
         timeout_s: float,
+        compression: NcclCompression | None = None,
     ) -> None:
         self.rank, self.size = index, len(ranks)
+        self.compresses = compression is not None
+        self._compression = compression
         self._driver = primary_driver(ordinal)
         others = [rank for rank in ranks if rank != ranks[index]]
-        self._comm = _Joining(self._driver, unique_id, self.size, index).wait(others, liveness, timeout_s)
+        self._comm = _Joining(self._driver, unique_id, self.size, index, compression).wait(others, liveness, timeout_s)
         guard, abort = None, self._comm.abort
         if HAVE_GUARD:
             guard = DeviceGuard(others, liveness, call_counter, *self._comm.abort_call)
@@ -81,10 +93,22 @@ class NcclGroup:
         self._watch.start()
 
     def all_reduce(
-        self, source: int, target: int, count: int, dtype: str, op: str, stream: int, timeout_s: float
+        self,
+        source: int,
+        target: int,
+        count: int,
+        dtype: str,
+        op: str,
+        stream: int,
+        timeout_s: float,
+        feedback: ErrorFeedback | None = None,
     ) -> None:
         """Combine ``count`` elements; addresses, keys of `DTYPE_CODES` and `OP_CODES`, and a stream of CUDA."""
         kind, code = OP_CODES[op], DTYPE_CODES[dtype]
+        if feedback is not None and self._compression is not None and self._compression.takes(count, dtype, op):
+            call = functools.partial(self._compression.queue, feedback=feedback)
+            self._make(_COMPRESSED + kind, code, count, timeout_s, call, self._comm, source, target, count, op, stream)
+            return
         self._make(kind, code, count, timeout_s, self._comm.all_reduce, source, target, count, code, kind, stream)
 
     def reduce_scatter(
@@ -120,7 +144,7 @@ class NcclGroup:
             # Destroying the communicator would wait for the others, so its memory is kept until the process ends.
             self._watch.stop()
 
-    def _make(self, kind: int, dtype: int, count: int, timeout_s: float, call: Callable[..., None], *args: int) -> None:
+    def _make(self, kind: int, dtype: int, count: int, timeout_s: float, call: Callable[..., None], *args: Any) -> None:
         """Make a call; if NCCL fails because another rank is gone, raise that reason."""
         require_timeout(timeout_s)
         self._watch.begin(sign(_BY_ADDRESS + kind, dtype, count), timeout_s)
@@ -135,8 +159,11 @@ class NcclGroup:
 class _Joining:
     """Forms a group in a thread, since nothing can end NCCL's wait for a rank that dies meanwhile."""
 
-    def __init__(self, driver: Driver, unique_id: bytes, size: int, index: int) -> None:
+    def __init__(
+        self, driver: Driver, unique_id: bytes, size: int, index: int, compression: NcclCompression | None
+    ) -> None:
         self._driver = driver
+        self._compression = compression
         self._arguments = unique_id, size, index
         self._comm: Communicator | None = None
         self._failure: Exception | None = None
@@ -168,6 +195,10 @@ class _Joining:
                 number = self._driver.allocate(4)
                 stream = self._driver.new_stream()
                 comm.all_reduce(number, number, 1, DTYPE_CODES["float32"], OP_CODES["sum"], stream)
+                peers = [] if self._compression is None else self._compression.peers
+                if peers:
+                    all_of_them = [Transfer(peer, number, 1) for peer in peers]
+                    comm.exchange(all_of_them, all_of_them, stream)
                 self._driver.finish(stream)
                 self._driver.close_stream(stream)
                 self._driver.free(number)

@@ -47,10 +47,10 @@ class NcclTensors:
     device : torch.device
     """
 
-    compresses = False  # also with a ``feedback``
+    stays_on_device = True  # see `Advanced.stays_on_device`
 
     def __init__(self, group: NcclGroup, device: torch.device) -> None:
-        self.rank, self.size = group.rank, group.size
+        self.rank, self.size, self.compresses = group.rank, group.size, group.compresses
         self._group, self._device = group, device
         self._flag = torch.zeros(1, device=device)
 
@@ -61,9 +61,9 @@ class NcclTensors:
         name = canonical_op(op)
         array, out, dtype = self._prepared(array, out, tuple(array.shape))
         if array.numel():
-            self._group.all_reduce(
-                array.data_ptr(), out.data_ptr(), array.numel(), dtype.name, dtype.op(name), self._stream(), timeout_s
-            )
+            addresses = array.data_ptr(), out.data_ptr()
+            kind = dtype.name, dtype.op(name)
+            self._group.all_reduce(*addresses, array.numel(), *kind, self._stream(), timeout_s, feedback)
             self._divide(out, name, dtype)
         return out
 

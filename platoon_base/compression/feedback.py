@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ class ErrorFeedback:
 
     Attributes
     ----------
-    latest : ndarray, shape (n,)
+    latest : ndarray, shape (n,), or memory of a device
         The residual of this rank, for the parts that it exchanges with other hosts.
 
     References
@@ -38,10 +39,15 @@ class ErrorFeedback:
 
     def __init__(self) -> None:
         self._key: Any = None
-        self.latest: Array = np.zeros(0, np.float32)
+        self.latest: Any = np.zeros(0, np.float32)
 
     def residual(self, key: Any, size: int, dtype: Any) -> Array:
         """Return the residual of this rank, shape (size,), of calls with this key; zeros if the key is another one."""
+        found: Array = self.kept(key, lambda: np.zeros(size, dtype))
+        return found
+
+    def kept(self, key: Any, zeros: Callable[[], Any]) -> Any:
+        """Return what is kept of calls with this key; what ``zeros`` makes if the key is another one."""
         if key != self._key:
-            self._key, self.latest = key, np.zeros(size, dtype)
+            self._key, self.latest = key, zeros()
         return self.latest

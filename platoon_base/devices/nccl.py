@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from platoon_base.errors import BackendUnavailableError, PlatoonError
 
-__all__ = ["DTYPE_CODES", "OP_CODES", "Communicator", "load_nccl", "new_unique_id"]
+__all__ = ["DTYPE_CODES", "OP_CODES", "Communicator", "Transfer", "load_nccl", "new_unique_id"]
 
 DTYPE_CODES = {
     "int8": 0, "uint8": 1, "int32": 2, "int64": 4, "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
@@ -37,7 +38,24 @@ _ARGUMENTS = {
     "ncclReduceScatter": [_ADDRESS, _ADDRESS, _COUNT, _CODE, _CODE, _ADDRESS, _ADDRESS],
     "ncclAllGather": [_ADDRESS, _ADDRESS, _COUNT, _CODE, _ADDRESS, _ADDRESS],
     "ncclBroadcast": [_ADDRESS, _ADDRESS, _COUNT, _CODE, _CODE, _ADDRESS, _ADDRESS],
+    "ncclSend": [_ADDRESS, _COUNT, _CODE, _CODE, _ADDRESS, _ADDRESS],
+    "ncclRecv": [_ADDRESS, _COUNT, _CODE, _CODE, _ADDRESS, _ADDRESS],
+    "ncclGroupStart": [],
+    "ncclGroupEnd": [],
 }
+
+
+class Transfer(NamedTuple):
+    """Bytes that go to another rank, or come from it.
+
+    Attributes
+    ----------
+    rank, address, nbytes : int
+    """
+
+    rank: int
+    address: int
+    nbytes: int
 
 
 def new_unique_id() -> bytes:
@@ -90,6 +108,17 @@ class Communicator:
     def broadcast(self, address: int, count: int, dtype: int, root: int, stream: int) -> None:
         """Copy the elements of rank ``root`` into those of the others."""
         _call("ncclBroadcast", address, address, count, dtype, root, self._handle, stream)
+
+    def exchange(self, sent: Sequence[Transfer], received: Sequence[Transfer], stream: int) -> None:
+        """Send bytes to other ranks and receive bytes from others, all at once; they do the counterparts."""
+        of_bytes = DTYPE_CODES["uint8"]
+        _call("ncclGroupStart")
+        try:
+            for name, transfers in (("ncclSend", sent), ("ncclRecv", received)):
+                for rank, address, nbytes in transfers:
+                    _call(name, address, nbytes, of_bytes, rank, self._handle, stream)
+        finally:
+            _call("ncclGroupEnd")
 
     @property
     def abort_call(self) -> tuple[int, int]:

@@ -154,7 +154,8 @@ class CudaRuntime:
         self._machine = self.driver.machine(ordinal)
         self._event = self.driver.new_event()
         self._latest: int | None = None
-        self._kernels: dict[str, _Kernel] = {}
+        self._kernels: dict[tuple[str, str], _Kernel] = {}
+        self._codes: dict[str, bytes] = {}  # of a text with several kernels
         self._load(_NOTHING, "nothing")
 
     def buffer(self, values: Array) -> _Buffer:
@@ -168,12 +169,14 @@ class CudaRuntime:
     def compile(self, name: str, source: Source, types: Types, arrays: int) -> _Kernel:
         """Compile a kernel: one for any number of arrays, and for all centers of a process."""
         text = source(0)
-        if text not in self._kernels:
-            self._kernels[text] = _Kernel(self, self._load(text, name), types)
-        return self._kernels[text]
+        if (text, name) not in self._kernels:
+            self._kernels[text, name] = _Kernel(self, self._load(text, name), types)
+        return self._kernels[text, name]
 
     def _load(self, source: str, name: str) -> ctypes.c_void_p:
-        return self.driver.load_kernel(self._compile(source, self._machine), name)
+        if source not in self._codes:
+            self._codes[source] = self._compile(source, self._machine)
+        return self.driver.load_kernel(self._codes[source], name)
 
     def change(self, arrays: Sequence[CudaArray], queue: Queue) -> None:
         arrays[0].change(arrays, queue)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from platoon_base.collectives.groups import CollectiveFactory, Membership
 from platoon_base.compression.codecs import NONE
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from platoon_base.channels.zmq import ZmqClient, ZmqServer
     from platoon_base.checkpoints.writer import Readable
     from platoon_base.collectives.base import Collective
+    from platoon_base.collectives.nccl_compressed import NcclCompression
     from platoon_base.collectives.nccl_group import NcclGroup
+    from platoon_base.devices.runtime import DeviceRuntime
     from platoon_base.job.files import JobFiles
     from platoon_base.layout import Layout
     from platoon_base.parameters import Parameters
@@ -182,12 +184,15 @@ class JobCollectives(CollectiveFactory):
                 why,
             )
 
-    def host(self, timeout_s: float) -> Collective:
-        """Form a group that takes ndarrays: through shared memory, and by links between hosts."""
+    def _note_if_exact(self) -> None:
         if not self.compresses:
             topk = "topk is not for them, use int8, int4 or int2"
             backend = self._world.backend
             self._note_uncompressed(topk if backend == LINKS else f"--hosts-backend {backend} adds them")
+
+    def host(self, timeout_s: float) -> Collective:
+        """Form a group that takes ndarrays: through shared memory, and by links between hosts."""
+        self._note_if_exact()
         if self._world.several:
             from platoon_base.collectives.hosts import HostsCollective
 
@@ -221,7 +226,7 @@ class JobCollectives(CollectiveFactory):
             log.warning("%s: all-reduces pass through the host", exc)
             self.nccl(None, timeout_s)
             return StagedCollective(host())
-        group = self.nccl(ordinal, timeout_s)
+        group = self.nccl(ordinal, timeout_s, runtime)
         return StagedCollective(host()) if group is None else NcclArrays(group, runtime, context)
 
     def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
@@ -231,49 +236,99 @@ class JobCollectives(CollectiveFactory):
         found: Collective = tensors.HostTensors(host()) if group is None else tensors.NcclTensors(group, device)
         return found
 
-    def nccl(self, ordinal: int | None, timeout_s: float) -> NcclGroup | None:
-        """Form a group of CUDA devices, or return None on all ranks; ``ordinal`` is None where there is no NCCL."""
+    def nccl(self, ordinal: int | None, timeout_s: float, runtime: DeviceRuntime | None = None) -> NcclGroup | None:
+        """Form a group of CUDA devices, or return None on all ranks; ``ordinal`` is None where there is no NCCL.
+
+        Parameters
+        ----------
+        ordinal : int or None
+        timeout_s : float
+        runtime : DeviceRuntime, optional
+            For the kernels that compress; by default that of the device's primary context.
+        """
         from platoon_base.collectives.nccl_group import NcclGroup
         from platoon_base.devices.cuda import device_identity
         from platoon_base.devices.nccl import new_unique_id
 
-        unique_id, identity, why = b"", "", "no CUDA device, so no NCCL"
+        mine, compression = _Device(why="no CUDA device, so no NCCL"), None
         if ordinal is not None:
             try:
-                identity, unique_id, why = device_identity(ordinal), new_unique_id(), ""
+                mine = _Device(device_identity(ordinal), new_unique_id())
+                compression = self._nccl_compression(ordinal, runtime)
+                mine = mine._replace(compresses=compression is not None)
             except BackendUnavailableError as exc:
-                why = str(exc)[:500]
-        ranks, unique_id = self._meet_by_nccl("group of devices", identity, unique_id, why, timeout_s)
+                mine = _Device(why=str(exc)[:500])
+        ranks, first = self._meet_by_nccl(mine, timeout_s)
         if not ranks:
             return None
-        self._note_uncompressed("NCCL adds them on the devices")
-        index = ranks.index(self._membership.rank)
-        return NcclGroup(ordinal or 0, unique_id, ranks, index, self._liveness, self._counter(), timeout_s)
+        self._note_if_exact()
+        if not first.compresses:
+            self._note_uncompressed(
+                "some worker has no compiler for the kernels that compress on its GPU; install cuda-bindings and NVRTC "
+                "for all of them (pip install 'platoon-plugins[cuda]')"
+            )
+        return NcclGroup(
+            ordinal or 0,
+            first.unique_id,
+            ranks,
+            ranks.index(self._membership.rank),
+            self._liveness,
+            self._counter(),
+            timeout_s,
+            compression if first.compresses else None,
+        )
 
-    def _meet_by_nccl(
-        self, what: str, identity: str, unique_id: bytes, why: str, timeout_s: float
-    ) -> tuple[tuple[int, ...], bytes]:
-        """Return the ranks and the id of their group, that of the first; no ranks if some cannot use NCCL.
+    def _nccl_compression(self, ordinal: int, runtime: DeviceRuntime | None) -> NcclCompression | None:
+        """Compile what compresses gradients between hosts on a device; None if it is not to be, or cannot."""
+        from platoon_base.collectives.hosts_compressed import gradient_codec
+        from platoon_base.collectives.nccl_compressed import NcclCompression
+        from platoon_base.devices.runtime import CudaRuntime
 
-        Parameters
-        ----------
-        identity : str
-            Of this rank's device.
-        unique_id : bytes
-            Made by this rank.
-        why : str
-            What keeps it from NCCL, empty if nothing does.
+        codec = gradient_codec(self._world)
+        if codec is None:
+            return None
+        try:
+            # Its own: another thread may average in a backward pass, which the center's kernels need not wait for.
+            return NcclCompression(codec, runtime or CudaRuntime(ordinal), self._world, self._membership.rank)
+        except BackendUnavailableError as exc:
+            log.info("gradients are not compressed on this device: %s", exc)
+            return None
+
+    def _meet_by_nccl(self, mine: _Device, timeout_s: float) -> tuple[tuple[int, ...], _Device]:
+        """Return the ranks, and the device of the first; no ranks if some cannot use NCCL.
+
+        It compresses only if all do.
         """
         import msgspec
 
-        note = msgspec.msgpack.encode([identity, unique_id, why])
-        notes = self._membership.meet(f"form {what}", note, timeout_s)
-        told = {rank: msgspec.msgpack.decode(note, type=tuple[str, bytes, str]) for rank, note in notes.items()}
-        reasons = [f"rank {rank}: {reason}" for rank, (_, _, reason) in told.items() if reason]
-        if len({identity for identity, _, _ in told.values()}) < len(told):
+        notes = self._membership.meet("form group of devices", msgspec.msgpack.encode(mine), timeout_s)
+        told = {rank: msgspec.msgpack.decode(note, type=_Device) for rank, note in notes.items()}
+        reasons = [f"rank {rank}: {device.why}" for rank, device in told.items() if device.why]
+        if len({device.identity for device in told.values()}) < len(told):
             reasons.append("some ranks share one device")
         if reasons:
             log.info("all-reduces of this job's devices pass through the host (%s)", "; ".join(reasons))
-            return (), b""
+            return (), mine
         ranks = tuple(told)
-        return ranks, told[ranks[0]][1]
+        return ranks, told[ranks[0]]._replace(compresses=all(device.compresses for device in told.values()))
+
+
+class _Device(NamedTuple):
+    """What a rank says of its device.
+
+    Attributes
+    ----------
+    identity : str
+        See `device_identity`.
+    unique_id : bytes
+        Of a group; that of the first rank counts.
+    why : str
+        What keeps it from NCCL, empty if nothing does.
+    compresses : bool
+        Whether it has the kernels that compress.
+    """
+
+    identity: str = ""
+    unique_id: bytes = b""
+    why: str = ""
+    compresses: bool = False

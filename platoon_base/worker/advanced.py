@@ -234,6 +234,13 @@ class Advanced:
             return False
         return bool(getattr(self._connection.group(array, timeout_s), "compresses", True))
 
+    def stays_on_device(self, array: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
+        """Return whether collective calls combine arrays like this one on their devices, without a copy to the host.
+
+        A collective call, which forms the group of this kind of array.
+        """
+        return bool(getattr(self._connection.group(array, timeout_s), "stays_on_device", False))
+
     def reduce_scatter(
         self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.devices.cuda import Driver, primary_driver
 from platoon_base.views import array_on
 
@@ -30,24 +31,30 @@ class DeviceAllReduce:
         Number of the device, as the CUDA driver counts.
     timeout_s : float
         Bound on each wait for the other workers.
+
+    Attributes
+    ----------
+    compresses : bool
+        Whether sums with an `ErrorFeedback` are compressed between hosts; the same on all workers.
     """
 
     def __init__(self, group: Any, ordinal: int, timeout_s: float) -> None:
         self._group = group
+        self.compresses: bool = group.compresses
         self._timeout_s = timeout_s
         self._driver = primary_driver(ordinal, _REMEDY)
         self._spare: list[_Page] = []
         self._taking = threading.Lock()
 
-    def add_up(self, address: int, count: int, dtype: str, stream: int) -> None:
-        """Queue an all-reduce: replace elements by their sums over the workers.
+    def add_up(self, address: int, count: int, dtype: str, stream: int, feedback: ErrorFeedback | None = None) -> None:
+        """Queue an all-reduce: replace elements by their sums over the workers; compressed, with ``feedback``.
 
         Raises
         ------
         WorkerLostError, CollectiveTimeoutError
             If another worker did not make this call or an earlier one.
         """
-        self._group.all_reduce(address, address, count, dtype, "sum", stream, self._timeout_s)
+        self._group.all_reduce(address, address, count, dtype, "sum", stream, self._timeout_s, feedback)
 
     def put(self, address: int, value: float, stream: int) -> None:
         """Queue the write of a float32 to the device."""

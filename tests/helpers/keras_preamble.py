@@ -103,6 +103,10 @@ if os.environ.get("PLATOON_TEST_TENSORS"):
 
     device = __import__("torch").device("cpu") if keras.backend.backend() == "torch" else 0
     type(backends.current()).gradient_device = lambda backend, model: device
+    if os.environ.get("PROCESSOR_NCCL"):
+        from processor_cuda import use_processor
+
+        use_processor(os.environ["PROCESSOR_NCCL"])
 
 if keras.backend.backend() == "torch" and os.environ.get("PLATOON_TEST_BUCKET_BYTES"):
     from platoon_plugins.keras.backends import torch_gradients

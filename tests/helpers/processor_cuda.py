@@ -10,11 +10,12 @@ import re
 import subprocess
 from pathlib import Path
 
-from platoon_base.centers.device_source import CUDA
+from platoon_base.centers import device_source
+from platoon_base.compression import device_source as codecs_source
 from platoon_base.device_arrays import CudaArray
 from platoon_base.devices import runtime
 
-__all__ = ["OnProcessor", "build_driver", "use_processor"]
+__all__ = ["OnProcessor", "build_driver", "compiler", "use_processor"]
 
 # One thread; others are those of other processes, which the locks and additions have to reckon with.
 DEVICE = r"""
@@ -41,6 +42,22 @@ static void lock(unsigned *word, unsigned mine)
 static void unlock(unsigned *word) { __atomic_store_n(word, 0u, __ATOMIC_SEQ_CST); }
 static void refuse(u64 *refused, u64 flag, u64 element)
 { if (element < *refused) *refused = element; *(volatile unsigned *)flag = 1; }
+"""
+
+# The same for the kernels that compress.
+CODECS = r"""
+#include <math.h>
+#include <string.h>
+#define __global__
+#define __device__
+#define __forceinline__ inline
+struct Index { unsigned x; };
+static Index blockIdx, gridDim = {1}, threadIdx = {0}, blockDim = {1};
+static u32 bits_of(float v) { u32 bits; memcpy(&bits, &v, 4); return bits; }
+static float float_of(u32 bits) { float v; memcpy(&v, &bits, 4); return v; }
+static float times(float a, float b) { return a * b; }
+static float over(float a, float b) { return a / b; }
+static int nearest(float v) { return (int)rintf(v); }
 """
 
 
@@ -82,13 +99,14 @@ def compiler(folder):
     """Make a compiler of kernels for the processor, which keeps what it has compiled."""
 
     def compile_for_processor(source, machine):
-        found = re.search(r"__global__ void (\w+)\((.*?)\)", source, re.DOTALL)
-        arguments = [argument.strip() for argument in found[2].split(",") if argument.strip()]
-        types = [re.sub(r"\w+$", "", argument) for argument in arguments]
-        given = ", ".join(f"*({type_} *)given[{i}]" for i, type_ in enumerate(types))
-        entry = f'\nextern "C" void {found[1]}_entry(void **given) {{ {found[1]}({given}); }}\n'
-        plain = "" if CUDA in source else "#define __global__\n"
-        text = plain + source.replace(CUDA, DEVICE) + entry
+        entries = ""
+        for name, listed in re.findall(r"__global__ void (\w+)\((.*?)\)", source, re.DOTALL):
+            arguments = [argument.strip() for argument in listed.split(",") if argument.strip()]
+            types = [re.sub(r"\w+$", "", argument) for argument in arguments]
+            given = ", ".join(f"*({type_} *)given[{i}]" for i, type_ in enumerate(types))
+            entries += f'\nextern "C" void {name}_entry(void **given) {{ {name}({given}); }}\n'
+        plain = "" if "__device__" in source else "#define __global__\n"
+        text = plain + source.replace(device_source.CUDA, DEVICE).replace(codecs_source.CUDA, CODECS) + entries
         library = Path(folder, f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so")
         if not library.exists():
             part = library.with_name(f"{library.stem}-{os.getpid()}")

@@ -21,10 +21,10 @@ def trained(tmp_path):
     """Make a function that trains on hosts; returns what each worker said: loss, bits, bytes."""
     opened = []
 
-    def train(script, codec, workers=(1, 1), args=(), says=True):
+    def train(script, codec, workers=(1, 1), args=(), says=True, environment=None):
         folder = tmp_path / codec
         folder.mkdir()
-        hosts = Hosts(folder, {**clean_environment(), "COLUMNS": "200"})
+        hosts = Hosts(folder, {**clean_environment(), "COLUMNS": "200", **(environment or {})})
         opened.append(hosts)
         done = hosts.run(script_path(script), "--hosts-compression", codec, workers=workers, args=args)
         assert done == [0] * len(workers), "".join(map(hosts.output, range(len(workers))))
@@ -61,6 +61,23 @@ def test_a_torch_loop_learns_as_much_with_a_quarter_of_the_bytes(trained, way, w
 @needs_keras
 def test_what_is_kept_stays_when_an_epoch_ends(trained):
     trained("compressed_gradients_owed", "int2", says=False)
+
+
+@pytest.mark.skipif(os.environ.get("KERAS_BACKEND") != "jax", reason="needs Keras on JAX: KERAS_BACKEND=jax")
+@pytest.mark.keras
+@pytest.mark.parametrize("workers", [(1, 1), (2, 1)], ids=str)
+def test_jax_on_devices_learns_as_much(trained, processor_driver, workers):
+    """By the kernels for CUDA and transfers of NCCL, with the processor as the device."""
+    folder = str(processor_driver)
+    on_processor = {"PLATOON_TEST_TENSORS": "1", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    on_processor |= {"PROCESSOR_NCCL": folder, "LD_LIBRARY_PATH": folder}
+    exact, compressed = (
+        trained("compressed_gradients_keras", codec, workers, environment=on_processor) for codec in ("none", "int8")
+    )
+    for found in (exact, compressed):
+        assert len({bits for _, bits, _ in found}) == 1
+    assert exact[0][1] != compressed[0][1]
+    assert compressed[0][0] == pytest.approx(exact[0][0], rel=0.05)
 
 
 @needs_torch

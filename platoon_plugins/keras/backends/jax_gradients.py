@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError
-from platoon_base.worker import DEFAULT_TIMEOUT_S
+from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback
 from platoon_plugins.keras.backends import xla_calls
 from platoon_plugins.keras.backends.jax_callbacks import CallbackAverage
 from platoon_plugins.keras.gradients import (
@@ -41,8 +41,8 @@ class JaxAverage(CallbackAverage):
         g := sum_i w_i g_i / sum_i w_i
 
     in float32, or float64 for gradients of that dtype. The header with flags and weights of the ranks is sent after the
-    gradients, and copied to the host during other work. The host reads the header of a batch once it has started the
-    program of the next batch, so all workers act on it at the end of the same batch.
+    gradients, with compression before them, and copied to the host during other work. The host reads the header of a
+    batch once it has started the program of the next batch, so all workers act on it at the end of the same batch.
 
     Parameters
     ----------
@@ -57,6 +57,7 @@ class JaxAverage(CallbackAverage):
         self._sums: Any = None  # DeviceAllReduce
         self._queued = _Queued()
         self._device_calls: dict[Any, _Call] = {}  # referenced here, as compiled programs only have their numbers
+        self._compressed_calls: dict[Any, _CompressedCall] = {}
         self._fillers: dict[bool, _Filler] = {}
         self._begin()
 
@@ -124,14 +125,31 @@ class JaxAverage(CallbackAverage):
             flag = float(self._mine.flags[rank])
             if flag:
                 self._sums.put(header + 4 * rank, flag, stream)
-            for block in blocks:
-                self._sums.add_up(block.address, block.size, block.dtype.name, stream)
+            self._add_up(blocks, stream)
             self._queued.add(self._sums.fetch(header, count, stream))
             if not self._per_batch:
                 self._queued.keep(_KEPT)
         except PlatoonError as exc:
             self._failure = exc
             self._queued.fail()
+
+    def queue_compressed(
+        self, blocks: Sequence[xla_calls.Block], stream: int, feedback: Sequence[ErrorFeedback]
+    ) -> None:
+        """Queue the sums of flat buffers behind those of their header; XLA calls it."""
+        self.require_sound()
+        try:
+            self._add_up(blocks[:-1], stream, feedback)  # the last one is the header
+        except PlatoonError as exc:
+            self._failure = exc
+            self._queued.fail()
+
+    def _add_up(
+        self, blocks: Sequence[xla_calls.Block], stream: int, feedback: Sequence[ErrorFeedback | None] = (None, None)
+    ) -> None:
+        for block, kept in zip(blocks, feedback):
+            if block.size:
+                self._sums.add_up(block.address, block.size, block.dtype.name, stream, kept)
 
     def count(self, steps: int) -> None:
         if not self.on_device:
@@ -188,17 +206,33 @@ class JaxAverage(CallbackAverage):
         header = header.at[size + rank].set(weight).at[2 * size :].set(np.asarray(batch.used, np.float32))
         wide = [i for i, gradient in enumerate(gradients) if gradient.dtype == _WIDE]
         narrow = [i for i, gradient in enumerate(gradients) if gradient.dtype != _WIDE]
-        flats = [_flat([gradients[i] for i in wide], weight, _WIDE)] if wide else []
-        flats.append(jnp.concatenate([_flat([gradients[i] for i in narrow], weight, np.float32), header]))
-        sums = xla_calls.call_on_stream(self._call_of(gradients, counts), flats)
-        weights = sums[-1][-header.size :][size : 2 * size]
-        divisor = 1.0 if is_sum else jnp.maximum(weights.sum(), MIN_WEIGHT)
+        kinds = [(wide, _WIDE), (narrow, np.dtype(np.float32))] if wide else [(narrow, np.dtype(np.float32))]
+
+        def flats_of(factor: Any) -> list[Any]:
+            return [_flat([gradients[i] for i in indices], factor, dtype) for indices, dtype in kinds]
+
+        def total_of(header: Any) -> Any:
+            return 1.0 if is_sum else jnp.maximum(header[size : 2 * size].sum(), MIN_WEIGHT)
+
+        call = self._call_of(gradients, counts)
+        if self._sums.compresses:
+            # Residuals are of averages: a later batch may have another weight.
+            (header,) = xla_calls.call_on_stream(call, [header])
+            flats = flats_of(weight / total_of(header))
+            # With the header, so that XLA keeps the call that adds it up, and in this order.
+            *sums, _ = xla_calls.call_on_stream(self._compressed_call_of(gradients), [*flats, header])
+            divisor: Any = None
+        else:
+            *flats, last = flats_of(weight)
+            sums = xla_calls.call_on_stream(call, [*flats, jnp.concatenate([last, header])])
+            divisor = None if is_sum else total_of(sums[-1][-header.size :])
         averages: list[Any] = [None] * len(gradients)
-        for flat, indices in zip(sums[::-1], (narrow, wide)):
+        for flat, (indices, _) in zip(sums, kinds):
             starts = np.cumsum([0, *(gradients[i].size for i in indices)]).tolist()
             for i, start, end in zip(indices, starts, starts[1:]):
                 part = flat[start:end].reshape(gradients[i].shape)
-                averages[i] = (part / divisor.astype(part.dtype) if not is_sum else part).astype(gradients[i].dtype)
+                part = part if divisor is None else part / divisor.astype(part.dtype)
+                averages[i] = part.astype(gradients[i].dtype)
         return averages
 
     def _call_of(self, gradients: Sequence[Any], counts: bool) -> _Call:
@@ -208,6 +242,11 @@ class JaxAverage(CallbackAverage):
             like = [np.zeros(gradient.shape, gradient.dtype) for gradient in gradients]
             self._device_calls[kind] = _Call(self, like, counts)
         return self._device_calls[kind]
+
+    def _compressed_call_of(self, gradients: Sequence[Any]) -> _CompressedCall:
+        """Return the `_CompressedCall` of all programs that average gradients of these shapes and dtypes."""
+        kind = tuple((gradient.shape, gradient.dtype) for gradient in gradients)
+        return self._compressed_calls.setdefault(kind, _CompressedCall(self))
 
     def _take(self, calls: int) -> None:
         """Read the header of call number ``calls``, and drop those of earlier calls."""
@@ -241,6 +280,18 @@ class _Call:
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
         """Queue the averages after the kernels that compute the gradients."""
         self._average.queue(blocks, stream, self._like, self._counts)
+
+
+class _CompressedCall:
+    """Handler that queues the compressed averages of gradients, whose residuals it keeps."""
+
+    def __init__(self, average: JaxAverage) -> None:
+        self._average = average
+        self._feedback = [ErrorFeedback() for _ in range(2)]  # of two dtypes
+
+    def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
+        """Queue the averages after the kernels that compute the gradients."""
+        self._average.queue_compressed(blocks, stream, self._feedback)
 
 
 class _Queued:

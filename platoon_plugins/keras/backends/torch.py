@@ -97,7 +97,7 @@ class _Torch(Keras3):
         answers = worker.gather([device is not None, bool(weights)], name="where gradients are averaged")
         on_devices, early = (all(answer) for answer in zip(*answers))
         if on_devices and worker.advanced.compresses_gradients:  # without NCCL they pass through the host anyway
-            on_devices = not worker.advanced.compresses(torch.empty(0, device=device))
+            on_devices = worker.advanced.stays_on_device(torch.empty(0, device=device))
         average.place(device if on_devices else None)
         if on_devices and early:
             (loss_weight,) = loss_weights_of(model)

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.torch_loops import Bucket, EarlyAverages, Flats
+from platoon_base.torch_loops import EarlyAverages, Flats
+from platoon_base.worker import ErrorFeedback
 from platoon_plugins.keras.gradients import (
     DONE,
     MIN_WEIGHT,
@@ -48,7 +49,8 @@ class TorchAverage(GradientAverage):
     On a device this is queued on torch's current stream, with one buffer for each dtype. From the fourth call of a fit
     on, averages of parts of the buffers may start during the backward pass, on another stream: see `watch_backward`.
     The header with flags and weights of the ranks is sent after the gradients, copied to the host during other work,
-    and read `LAG` steps later, on all workers in the same step.
+    and read `LAG` steps later, on all workers in the same step. With compression between hosts it is sent before them,
+    and what is added up is w_i g_i / sum_i w_i, so that residuals are of averages.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -58,6 +60,7 @@ class TorchAverage(GradientAverage):
         self._early_weight: Callable[[], Any] = lambda: 1.0
         self._bucket_bytes: int | None = None  # None unless averages start in the backward pass
         self._flats: Flats | None = None
+        self._feedback: list[ErrorFeedback] = []  # of the buckets, if averages on the device are compressed
         self._sent: Array = np.empty(0, np.float32)
         self._on_way: deque[_Arriving] = deque()
         self._idle: list[_Arriving] = []
@@ -85,6 +88,8 @@ class TorchAverage(GradientAverage):
             If not None, each training step must be within its `EarlyAverages.step`.
         """
         self.watch_none()
+        if self._compresses:  # the weights of all batches have to be known first
+            return None
         if self._device is not None and sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
             self._early = EarlyAverages(weights, self._fill_early, self._average_early, self._device, _CHANGED)
             self._early_weight = weight_of_batch
@@ -162,15 +167,20 @@ class TorchAverage(GradientAverage):
         with torch.no_grad():
             flats = self._flats_of_like()
             weight, usual = _bounded(batch.weight), self._usual_weight
+            size = self.worker.global_size
             self._put_header(flats, weight, batch.used)
+            if self._feedback:
+                self.worker.all_reduce(flats.header, "mean", dest=flats.header)
+                total = flats.header[size : 2 * size].sum().clamp(min=MIN_WEIGHT) * size
             for bucket in flats.buckets[begun:]:
                 bucket.fill(gradients)
-                bucket.scale(weight / usual)
+                bucket.scale(weight / usual if not self._feedback else 1.0 if is_sum else weight / total)
             if begun and self._early is not None:
                 self._early.wait()
             arriving = self._exchange(flats, begun)
-            size = self.worker.global_size
-            if is_sum:
+            if self._feedback:
+                pass
+            elif is_sum:
                 flats.scale(size)
             else:
                 flats.divide(flats.header[size : 2 * size].sum() / usual)
@@ -191,11 +201,16 @@ class TorchAverage(GradientAverage):
 
     def _average_early(self, number: int) -> None:
         """Average a filled bucket; called in another thread during the backward pass."""
-        self._average_bucket(self._flats_of_like().buckets[number])
+        self._average_bucket(self._flats_of_like(), number)
 
-    def _average_bucket(self, bucket: Bucket) -> None:
+    def _average_bucket(self, flats: Flats, number: int) -> None:
+        bucket = flats.buckets[number]
         with torch.no_grad():
-            self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
+            if self._feedback:
+                kept = self._feedback[number]
+                self.worker.all_reduce(bucket.gradients, "sum", dest=bucket.gradients, feedback=kept)
+            else:
+                self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
 
     def settle(self) -> None:
         while self._on_way:
@@ -219,6 +234,8 @@ class TorchAverage(GradientAverage):
             for bucket in flats.buckets:
                 bucket.fill([None] * len(self.like))
             self._put_header(flats, 0.0, 0)
+            if self._feedback:
+                self.worker.all_reduce(flats.header, "mean", dest=flats.header)
             self._exchange(flats)
 
     def _put_header(self, flats: Flats, weight: Any, used: Any) -> None:
@@ -241,9 +258,9 @@ class TorchAverage(GradientAverage):
             self._exchanges += 1
         watched = self._early is not None and self._bucket_bytes is None
         with flats.timed() if watched else contextlib.nullcontext():
-            for bucket in flats.buckets[begun:]:
+            for number in range(begun, len(flats.buckets)):
                 self._calls_made += 1
-                self._average_bucket(bucket)
+                self._average_bucket(flats, number)
         arriving = self._idle.pop() if self._idle else _Arriving(self.worker.global_size)
         arriving.fetch(flats.header)
         self._on_way.append(arriving)
@@ -261,6 +278,8 @@ class TorchAverage(GradientAverage):
         if self._flats is None or self._flats.like is not self.like:
             self._flats = Flats(self.like, self._mine.array.size, self._device, self._bucket_bytes)
             self._sent = np.empty(0, np.float32)
+            compresses = self._compresses and self.worker.advanced.compresses(self._flats.header)
+            self._feedback = [ErrorFeedback() for _ in self._flats.buckets] if compresses else []
             if self._early is not None and self._bucket_bytes is not None:
                 self._early.expect([bucket.members for bucket in self._flats.buckets])
         return self._flats

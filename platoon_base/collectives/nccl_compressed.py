@@ -1,0 +1,247 @@
+"""All-reduces of float32 on CUDA devices whose data between hosts are encoded, with error feedback in both directions.
+
+The equations are those of `platoon_base.collectives.hosts_compressed`. Each host has as many *lanes* as the smallest
+one has ranks; a lane is a slice of the array. Its rank on a host adds the slices of that host's ranks, and combines it
+with the ranks of the other hosts that have the same lane, each of which combines a piece. All of it is queued on the
+device: kernels between NCCL's transfers, of bytes.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, NamedTuple
+
+from platoon_base.collectives.hosts_exchange import SMALL_BYTES
+from platoon_base.compression.codecs import Codec
+from platoon_base.compression.device_source import KERNELS, block_of, kernels_source
+from platoon_base.compression.feedback import ErrorFeedback
+from platoon_base.devices.nccl import Communicator, Transfer
+from platoon_base.devices.runtime import DeviceRuntime
+from platoon_base.hosts.world import World
+
+__all__ = ["NcclCompression"]
+
+_THREADS = 128
+_FLOAT = 4
+_LINE = 256  # alignment of memory, in bytes
+
+
+class NcclCompression:
+    """One rank of a group of all ranks of several hosts, one CUDA device each.
+
+    Parameters
+    ----------
+    codec : Codec
+        See `gradient_codec`.
+    runtime : DeviceRuntime
+        Of this rank's device.
+    world : World
+    rank : int
+        Ranks of the group are numbered as they were launched, host by host.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If the kernels cannot be compiled here.
+    """
+
+    def __init__(self, codec: Codec, runtime: DeviceRuntime, world: World, rank: int) -> None:
+        self._codec, self._runtime, self._world, self._rank = codec, runtime, world, rank
+        text = kernels_source(codec)
+        self._kernels = {name: runtime.compile(name, lambda _: text, types, 0) for name, types in KERNELS.items()}
+        self._blocks = 8 * runtime.multiprocessors
+        self._memory: Any = None  # DeviceBuffer
+        self._memory_bytes = 0
+        self._plan = _Plan(codec, world, rank, 0)
+        self._token = object()  # of this group: residuals of another one do not count
+        # Calls may come on other streams, and from a thread for the backward pass: their memory is the same.
+        self._over = runtime.driver.new_event()
+        self._one_at_a_time = threading.Lock()
+
+    @staticmethod
+    def takes(count: int, dtype: str, op: str) -> bool:
+        """Return whether calls of this kind are compressed; those of a few elements are faster as they are."""
+        return dtype == "float32" and op in ("sum", "mean") and count * _FLOAT > SMALL_BYTES
+
+    @property
+    def peers(self) -> list[int]:
+        """The ranks to and from which bytes go."""
+        return self._plan.peers
+
+    def queue(
+        self, comm: Communicator, source: int, target: int, count: int, op: str, stream: int, feedback: ErrorFeedback
+    ) -> None:
+        """Queue an all-reduce; see `NcclGroup.all_reduce`."""
+        with self._one_at_a_time:
+            plan = self._plan if self._plan.count == count else _Plan(self._codec, self._world, self._rank, count)
+            self._plan = plan
+            kept = feedback.kept((self._token, op, count), lambda: self._runtime.zeros(plan.kept, "float32"))
+            if self._memory_bytes < plan.nbytes:
+                self._memory, self._memory_bytes = self._runtime.zeros(plan.nbytes, "uint8"), plan.nbytes
+            call = _Call(plan, source, target, kept.address, self._memory.address, stream)
+            self._runtime.driver.follow(stream, self._over)
+            self._queue(comm, call, float(self._world.size) if op == "mean" else 1.0)
+            self._runtime.driver.record(self._over, stream)
+
+    def _queue(self, comm: Communicator, call: _Call, divisor: float) -> None:
+        plan, lane, host = call.plan, call.plan.lane, self._world.host
+        comm.exchange(*plan.local_slices(call), call.stream)
+        if lane is not None:
+            own = call.source + lane * plan.slice * _FLOAT
+            self._launch(
+                "encode_shares", call, own, plan.elements(lane), call.at("slices"), call.kept, call.at("sent"),
+                plan.stride, call.at("share"), plan.ranks, plan.index, plan.hosts, host, plan.width, plan.slice,
+            )  # fmt: skip
+            comm.exchange(*plan.shares(call), call.stream)
+            self._launch(
+                "encode_result", call, call.at("share"), call.at("received"), plan.stride, call.kept,
+                plan.result(call, lane, host), plan.width, plan.hosts, host, divisor,
+            )  # fmt: skip
+            comm.exchange(*plan.results(call), call.stream)
+        comm.exchange(*plan.codes_of_lanes(call), call.stream)
+        self._launch("decode_all", call, call.at("results"), plan.stride, call.target, plan.count, plan.width)
+
+    def _launch(self, name: str, call: _Call, *arguments: Any) -> None:
+        self._kernels[name].launch(arguments, [], call.stream, self._blocks, _THREADS)
+
+
+class _Call(NamedTuple):
+    """The addresses of one call, and its stream."""
+
+    plan: _Plan
+    source: int
+    target: int
+    kept: int
+    memory: int
+    stream: int
+
+    def at(self, name: str) -> int:
+        """Return the address of a part of the memory."""
+        return self.memory + self.plan.offsets[name]
+
+
+class _Plan:
+    """Where the parts of an array of ``count`` elements lie, and which ranks get them.
+
+    Attributes
+    ----------
+    lanes, hosts, ranks : int
+        Number of lanes, of hosts and of ranks on this host.
+    index : int
+        Of this rank on its host.
+    lane : int or None
+        Its lane; None if it has none.
+    width, slice : int
+        Elements of a piece, and of a lane.
+    stride : int
+        Bytes of an encoded piece, with what fills them up.
+    kept : int
+        Elements of the residual.
+    nbytes : int
+        Of the memory in all.
+    offsets : dict of str to int
+        Of its parts, in bytes.
+    """
+
+    def __init__(self, codec: Codec, world: World, rank: int, count: int) -> None:
+        self.count, self._world, self.hosts = count, world, world.hosts
+        here = world.ranks_here
+        self.ranks, self.index = len(here), rank - here[0]
+        self.lanes = min(world.workers)
+        self.lane = self.index if self.index < self.lanes else None
+        block = block_of(codec)
+        self.width = -(-count // (self.lanes * self.hosts * block)) * block
+        self.slice = self.width * self.hosts
+        self._encoded = codec.nbytes(self.width)
+        self.stride = _lines(self._encoded)
+        self.kept = self.slice if self.lane is not None else 1  # there is no memory of no elements
+        sizes = {"results": self.lanes * self.hosts * self.stride}
+        if self.lane is not None:
+            sizes.update(
+                slices=(self.ranks - 1) * self.slice * _FLOAT,
+                share=self.width * _FLOAT,
+                sent=self.hosts * self.stride,
+                received=self.hosts * self.stride,
+            )
+        self.offsets: dict[str, int] = {}
+        self.nbytes = 0
+        for name, nbytes in sizes.items():
+            self.offsets[name] = self.nbytes
+            self.nbytes += _lines(nbytes)
+
+    @property
+    def peers(self) -> list[int]:
+        """The ranks to and from which bytes go."""
+        with_lanes = [rank for _, rank in self._others_with_lanes()]
+        if self.lane is None:
+            return with_lanes
+        return [*self._others_here(), *(rank for _, rank in self._counterparts())]
+
+    def elements(self, lane: int) -> int:
+        """Return how many elements a lane has."""
+        return max(0, min(self.count - lane * self.slice, self.slice))
+
+    def result(self, call: _Call, lane: int, host: int) -> int:
+        """Return the address of an encoded result."""
+        return call.at("results") + (lane * self.hosts + host) * self.stride
+
+    def local_slices(self, call: _Call) -> _Transfers:
+        """List the slices that this rank sends to the lanes of its host, and those that it gets."""
+        own = 0 if self.lane is None else self.elements(self.lane) * _FLOAT
+        sent = [
+            Transfer(rank, call.source + lane * self.slice * _FLOAT, self.elements(lane) * _FLOAT)
+            for lane, rank in self._others_with_lanes()
+        ]
+        rows = call.at("slices") if own else 0
+        received = [
+            Transfer(rank, rows + row * self.slice * _FLOAT, own) for row, rank in enumerate(self._others_here())
+        ]
+        return _there(sent, received)
+
+    def shares(self, call: _Call) -> _Transfers:
+        """List the encoded shares that are sent to the other hosts, and those that come from them."""
+        sent, received = call.at("sent"), call.at("received")
+        return (
+            [Transfer(rank, sent + host * self.stride, self._encoded) for host, rank in self._counterparts()],
+            [Transfer(rank, received + host * self.stride, self._encoded) for host, rank in self._counterparts()],
+        )
+
+    def results(self, call: _Call) -> _Transfers:
+        """List the encoded results that are sent to the other hosts, and those that come from them."""
+        lane, own = self.index, self._world.host
+        return (
+            [Transfer(rank, self.result(call, lane, own), self._encoded) for _, rank in self._counterparts()],
+            [Transfer(rank, self.result(call, lane, host), self._encoded) for host, rank in self._counterparts()],
+        )
+
+    def codes_of_lanes(self, call: _Call) -> _Transfers:
+        """List the encoded results of lanes that are sent to the other ranks of this host, and that come from them."""
+        whole = self.hosts * self.stride
+        own = [] if self.lane is None else [(rank, self.lane) for rank in self._others_here()]
+        return _there(
+            [Transfer(rank, self.result(call, lane, 0), whole) for rank, lane in own],
+            [Transfer(rank, self.result(call, lane, 0), whole) for lane, rank in self._others_with_lanes()],
+        )
+
+    def _others_here(self) -> list[int]:
+        here = self._world.ranks_here
+        return [rank for index, rank in enumerate(here) if index != self.index]
+
+    def _others_with_lanes(self) -> list[tuple[int, int]]:
+        here = self._world.ranks_here
+        return [(lane, here[lane]) for lane in range(self.lanes) if lane != self.index]
+
+    def _counterparts(self) -> list[tuple[int, int]]:
+        return [(h, self._world.ranks_on(h)[self.index]) for h in range(self.hosts) if h != self._world.host]
+
+
+_Transfers = tuple[list[Transfer], list[Transfer]]
+
+
+def _there(sent: list[Transfer], received: list[Transfer]) -> _Transfers:
+    """Return transfers without empty ones."""
+    return [each for each in sent if each.nbytes], [each for each in received if each.nbytes]
+
+
+def _lines(nbytes: int) -> int:
+    return -(-nbytes // _LINE) * _LINE
