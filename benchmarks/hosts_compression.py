@@ -79,6 +79,7 @@ def run(
             command = [sys.executable, "-m", "platoon_base", "launch", *where, *devices, "--log-dir",
                        f"{folder}/logs{number}", SCRIPT, folder, *words]  # fmt: skip
             words_here = [*(host.enter() if host else []), *map(str, command)]
+            environment["NCCL_HOSTID"] = f"host{number}"  # by which NCCL knows that it must send over sockets
             output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
             processes.append(subprocess.Popen(words_here, env=environment, **output))
         try:

@@ -11,7 +11,8 @@ round.
 
 With --hosts the GPUs are divided among so many hosts, which are network namespaces of this machine and need root.
 NCCL_HOSTID says to NCCL which GPUs are on one host, and it sends over sockets to others. Where the system has no
-namespaces, --loopback starts the launchers side by side.
+namespaces, --loopback starts the launchers side by side. With --rate the links of these hosts are limited, and with
+--compression averaged gradients are compressed between them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def measure(options: argparse.Namespace) -> list[dict]:
         each, launchers = options.gpus // options.hosts, []
         hosts = []
         if options.hosts > 1 and not options.loopback:
-            hosts = stack.enter_context(namespaces.Hosts(options.hosts)).all
+            network = stack.enter_context(namespaces.Hosts(options.hosts))
+            network.limit(options.rate)
+            hosts = network.all
         Path(folder, "key").touch(0o600)
         Path(folder, "key").write_text(secrets.token_hex(32))
         words = [str(SCRIPT), folder, "--rounds", options.rounds, "--batches", options.batches, "--ways", *options.ways]
@@ -56,6 +59,7 @@ def measure(options: argparse.Namespace) -> list[dict]:
             if options.hosts > 1:
                 endpoint = f"{hosts[0].address if hosts else '127.0.0.1'}:{PORT}"
                 begin += ["--nnodes", options.hosts, "--node-rank", number, "--rdzv-endpoint", endpoint]
+                begin += ["--hosts-compression", options.compression]
             inside = hosts[number].enter() if hosts else []
             launchers.append(start([*map(str, [*inside, *begin, *words])], folder, number, options))
             stack.callback(stop, launchers[-1])
@@ -112,6 +116,8 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, default=2, help="all together, a worker each  [2]")
     parser.add_argument("--hosts", type=int, default=1, help="among which the GPUs are divided  [1]")
     parser.add_argument("--loopback", action="store_true", help="launchers side by side are the hosts")
+    parser.add_argument("--rate", help="of the links between hosts, such as 1gbit  [unlimited]")
+    parser.add_argument("--compression", default="none", help="of averaged gradients between hosts  [none]")
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS, help="alone and DDP among them  [all]")
     parser.add_argument("--models", nargs="+", default=MODELS, choices=MODELS, help="[all]")
     parser.add_argument(
@@ -145,7 +151,8 @@ def main() -> None:
     if options.out or not options.quick:
         asked = {key: value for key, value in vars(options).items() if key not in ("out", "profile")}
         results = {"options": asked, "results": rows, "goals": goals, "workers": workers}
-        name = f"keras-gpu-{options.hosts}-hosts" if options.hosts > 1 else f"keras-gpu-{options.gpus}"
+        link = f"-{options.rate}-{options.compression}" if options.rate else ""
+        name = f"keras-gpu-{options.hosts}-hosts{link}" if options.hosts > 1 else f"keras-gpu-{options.gpus}"
         report.save(name, results, options.out or report.FOLDER)
 
 

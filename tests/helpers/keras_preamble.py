@@ -103,6 +103,10 @@ if os.environ.get("PLATOON_TEST_TENSORS"):
 
     device = __import__("torch").device("cpu") if keras.backend.backend() == "torch" else 0
     type(backends.current()).gradient_device = lambda backend, model: device
+    if keras.backend.backend() == "torch":
+        from platoon_base.collectives.tensors import HostTensors
+
+        HostTensors.stays_on_device = True
     if os.environ.get("PROCESSOR_NCCL"):
         from processor_cuda import use_processor
 

@@ -63,14 +63,15 @@ def test_what_is_kept_stays_when_an_epoch_ends(trained):
     trained("compressed_gradients_owed", "int2", says=False)
 
 
-@pytest.mark.skipif(os.environ.get("KERAS_BACKEND") != "jax", reason="needs Keras on JAX: KERAS_BACKEND=jax")
+@pytest.mark.skipif(os.environ.get("KERAS_BACKEND") not in ("jax", "torch"), reason="needs Keras on JAX or torch")
 @pytest.mark.keras
-@pytest.mark.parametrize("workers", [(1, 1), (2, 1)], ids=str)
-def test_jax_on_devices_learns_as_much(trained, processor_driver, workers):
-    """By the kernels for CUDA and transfers of NCCL, with the processor as the device."""
-    folder = str(processor_driver)
+@pytest.mark.slow
+def test_keras_learns_as_much_by_gradients_that_stay_on_devices(trained, processor_driver):
+    """On JAX by the kernels for CUDA and transfers of NCCL, with the processor as the device; on torch by tensors."""
+    folder, workers = str(processor_driver), (2, 1)
     on_processor = {"PLATOON_TEST_TENSORS": "1", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    on_processor |= {"PROCESSOR_NCCL": folder, "LD_LIBRARY_PATH": folder}
+    if os.environ["KERAS_BACKEND"] == "jax":
+        on_processor |= {"PROCESSOR_NCCL": folder, "LD_LIBRARY_PATH": folder}
     exact, compressed = (
         trained("compressed_gradients_keras", codec, workers, environment=on_processor) for codec in ("none", "int8")
     )

@@ -158,7 +158,7 @@ class TorchAverage(GradientAverage):
         return [_written(gradient, array, device) for gradient, array in zip(batch.gradients, averages)]
 
     def _average_on_device(self, batch: Batch) -> list[Tensor | None]:
-        gradients, is_sum = batch.gradients, batch.weight is None
+        gradients = batch.gradients
         self._begin_step()
         if len(gradients) != len(self.like):
             self._expect([_zeros_like(gradient) for gradient in gradients])
@@ -166,28 +166,40 @@ class TorchAverage(GradientAverage):
         self._agree_on_buckets()
         with torch.no_grad():
             flats = self._flats_of_like()
-            weight, usual = _bounded(batch.weight), self._usual_weight
-            size = self.worker.global_size
-            self._put_header(flats, weight, batch.used)
-            if self._feedback:
-                self.worker.all_reduce(flats.header, "mean", dest=flats.header)
-                total = flats.header[size : 2 * size].sum().clamp(min=MIN_WEIGHT) * size
-            for bucket in flats.buckets[begun:]:
-                bucket.fill(gradients)
-                bucket.scale(weight / usual if not self._feedback else 1.0 if is_sum else weight / total)
-            if begun and self._early is not None:
-                self._early.wait()
-            arriving = self._exchange(flats, begun)
-            if self._feedback:
-                pass
-            elif is_sum:
-                flats.scale(size)
-            else:
-                flats.divide(flats.header[size : 2 * size].sum() / usual)
+            self._put_header(flats, _bounded(batch.weight), batch.used)
+            arriving = self._add_up_compressed(flats, batch) if self._feedback else self._average(flats, batch, begun)
         if all(batch.used):
             return list(flats.views)
         used = arriving.header().used
         return [view if any_uses else None for view, any_uses in zip(flats.views, used > 0)]
+
+    def _average(self, flats: Flats, batch: Batch, begun: int) -> _Arriving:
+        """Average gradients and the header together, except the buckets whose averages have begun."""
+        weight, usual, size = _bounded(batch.weight), self._usual_weight, self.worker.global_size
+        for bucket in flats.buckets[begun:]:
+            bucket.fill(batch.gradients)
+            bucket.scale(weight / usual)
+        if begun and self._early is not None:
+            self._early.wait()
+        arriving = self._exchange(flats, begun)
+        if batch.weight is None:
+            flats.scale(size)
+        else:
+            flats.divide(flats.header[size : 2 * size].sum() / usual)
+        return arriving
+
+    def _add_up_compressed(self, flats: Flats, batch: Batch) -> _Arriving:
+        """Average the header, and add up gradients that are divided by the weights of all workers."""
+        self._average_header(flats)
+        size = self.worker.global_size
+        total = flats.header[size : 2 * size].sum().clamp(min=MIN_WEIGHT) * size
+        for bucket in flats.buckets:
+            bucket.fill(batch.gradients)
+            bucket.scale(1.0 if batch.weight is None else _bounded(batch.weight) / total)
+        return self._exchange(flats)
+
+    def _average_header(self, flats: Flats) -> None:
+        self.worker.all_reduce(flats.header, "mean", dest=flats.header)
 
     def _fill_early(self, number: int, gradients: Mapping[int, Tensor]) -> None:
         """Queue the copy of gradients into their bucket, on torch's current stream."""
@@ -235,7 +247,7 @@ class TorchAverage(GradientAverage):
                 bucket.fill([None] * len(self.like))
             self._put_header(flats, 0.0, 0)
             if self._feedback:
-                self.worker.all_reduce(flats.header, "mean", dest=flats.header)
+                self._average_header(flats)
             self._exchange(flats)
 
     def _put_header(self, flats: Flats, weight: Any, used: Any) -> None:
