@@ -314,7 +314,7 @@ class JobCollectives(CollectiveFactory):
 
 
 class _Device(NamedTuple):
-    """What a rank says of its device.
+    """The device of a rank, as its note to the others.
 
     Attributes
     ----------
