@@ -55,9 +55,7 @@ class NcclArrays:
         if out is not array or array.typecode not in _DTYPES or not array.flags.c_contiguous:
             array, out = self._prepared(array, out, array.shape)
         if array.size:
-            self._combine(
-                functools.partial(self._group.all_reduce, feedback=feedback), array, array.size, name, out, timeout_s
-            )
+            self._combine(self._group.all_reduce, array, array.size, name, out, timeout_s, feedback)
         return out
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
@@ -120,11 +118,14 @@ class NcclArrays:
             raise ConfigurationError("got an array that is not C-contiguous for the result: pass one that is")
         return array, out
 
-    def _combine(self, call: Callable[..., None], array: Any, count: int, op: str, out: Any, timeout_s: float) -> None:
+    def _combine(
+        self, call: Callable[..., None], array: Any, count: int, op: str, out: Any, timeout_s: float, *feedback: Any
+    ) -> None:
         """Queue a combination after which each rank has ``count`` elements."""
         asked = "sum" if op == "mean" else op
         with self._runtime.in_order(array, out) as stream:
-            call(int(array.gpudata), int(out.gpudata), count, _DTYPES[array.typecode], asked, stream, timeout_s)
+            addresses = int(array.gpudata), int(out.gpudata)
+            call(*addresses, count, _DTYPES[array.typecode], asked, stream, timeout_s, *feedback)
         if op == "mean":
             _divider(out.context, out.dtype)(out, self.size)
 

@@ -16,7 +16,7 @@ from platoon_base.compression.codecs import Codec
 from platoon_base.compression.device_source import KERNELS, block_of, kernels_source
 from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.devices.nccl import Communicator, Transfer
-from platoon_base.devices.runtime import DeviceRuntime
+from platoon_base.devices.runtime import DeviceBuffer, DeviceRuntime
 from platoon_base.hosts.world import World
 
 __all__ = ["NcclCompression"]
@@ -50,12 +50,12 @@ class NcclCompression:
         text = kernels_source(codec)
         self._kernels = {name: runtime.compile(name, lambda _: text, types, 0) for name, types in KERNELS.items()}
         self._blocks = 8 * runtime.multiprocessors
-        self._memory: Any = None  # DeviceBuffer
+        self._memory: DeviceBuffer | None = None
         self._memory_bytes = 0
-        self._plan = _Plan(codec, world, rank, 0)
+        self._plans = {0: _Plan(codec, world, rank, 0)}  # by the number of elements
         self._token = object()  # of this group: residuals of another one do not count
         # Calls may come on other streams, and from a thread for the backward pass: their memory is the same.
-        self._over = runtime.driver.new_event()
+        self._latest_done = runtime.driver.new_event()
         self._one_at_a_time = threading.Lock()
 
     @staticmethod
@@ -66,58 +66,65 @@ class NcclCompression:
     @property
     def peers(self) -> list[int]:
         """The ranks to and from which bytes go."""
-        return self._plan.peers
+        return self._plans[0].peers
 
-    def queue(
-        self, comm: Communicator, source: int, target: int, count: int, op: str, stream: int, feedback: ErrorFeedback
-    ) -> None:
-        """Queue an all-reduce; see `NcclGroup.all_reduce`."""
+    def prepare(self, source: int, target: int, count: int, op: str, stream: int, feedback: ErrorFeedback) -> _Call:
+        """Take the memory for an all-reduce, before other ranks are told of it; see `NcclGroup.all_reduce`.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If the device has not enough memory.
+        """
         with self._one_at_a_time:
-            plan = self._plan if self._plan.count == count else _Plan(self._codec, self._world, self._rank, count)
-            self._plan = plan
+            if count not in self._plans:
+                self._plans[count] = _Plan(self._codec, self._world, self._rank, count)
+            plan = self._plans[count]
             kept = feedback.kept((self._token, op, count), lambda: self._runtime.zeros(plan.kept, "float32"))
-            if self._memory_bytes < plan.nbytes:
+            if self._memory is None or self._memory_bytes < plan.nbytes:
                 self._memory, self._memory_bytes = self._runtime.zeros(plan.nbytes, "uint8"), plan.nbytes
-            call = _Call(plan, source, target, kept.address, self._memory.address, stream)
-            self._runtime.driver.follow(stream, self._over)
-            self._queue(comm, call, float(self._world.size) if op == "mean" else 1.0)
-            self._runtime.driver.record(self._over, stream)
+            divisor = float(self._world.size) if op == "mean" else 1.0
+            return _Call(plan, source, target, kept, self._memory, stream, divisor)
 
-    def _queue(self, comm: Communicator, call: _Call, divisor: float) -> None:
-        plan, lane, host = call.plan, call.plan.lane, self._world.host
+    def queue(self, comm: Communicator, call: _Call) -> None:
+        """Queue an all-reduce."""
+        with self._one_at_a_time:
+            self._runtime.driver.follow(call.stream, self._latest_done)
+            self._queue(comm, call)
+            self._runtime.driver.record(self._latest_done, call.stream)
+
+    def _queue(self, comm: Communicator, call: _Call) -> None:
+        plan, lane, host, at = call.plan, call.plan.lane, self._world.host, call.plan.offsets
         comm.exchange(*plan.local_slices(call), call.stream)
         if lane is not None:
             own = call.source + lane * plan.slice * _FLOAT
             self._launch(
-                "encode_shares", call, own, plan.elements(lane), call.at("slices"), call.kept, call.at("sent"),
-                plan.stride, call.at("share"), plan.ranks, plan.index, plan.hosts, host, plan.width, plan.slice,
+                "encode_shares", call, call.memory, call.kept, own, plan.elements(lane), at["slices"], at["share"],
+                at["sent"], plan.stride, plan.width, plan.slice, plan.ranks, plan.index, plan.hosts, host,
             )  # fmt: skip
             comm.exchange(*plan.shares(call), call.stream)
             self._launch(
-                "encode_result", call, call.at("share"), call.at("received"), plan.stride, call.kept,
-                plan.result(call, lane, host), plan.width, plan.hosts, host, divisor,
+                "encode_result", call, call.memory, call.kept, at["share"], at["received"], plan.stride,
+                plan.result(lane, host), plan.width, plan.hosts, host, call.divisor,
             )  # fmt: skip
             comm.exchange(*plan.results(call), call.stream)
         comm.exchange(*plan.codes_of_lanes(call), call.stream)
-        self._launch("decode_all", call, call.at("results"), plan.stride, call.target, plan.count, plan.width)
+        self._launch("decode_all", call, call.memory, at["results"], plan.stride, plan.width, call.target, plan.count)
 
     def _launch(self, name: str, call: _Call, *arguments: Any) -> None:
         self._kernels[name].launch(arguments, [], call.stream, self._blocks, _THREADS)
 
 
 class _Call(NamedTuple):
-    """The addresses of one call, and its stream."""
+    """One call: addresses of the array and of the result, the residual and other memory, the divisor of the sum."""
 
     plan: _Plan
     source: int
     target: int
-    kept: int
-    memory: int
+    kept: DeviceBuffer
+    memory: DeviceBuffer
     stream: int
-
-    def at(self, name: str) -> int:
-        """Return the address of a part of the memory."""
-        return self.memory + self.plan.offsets[name]
+    divisor: float
 
 
 class _Plan:
@@ -181,9 +188,9 @@ class _Plan:
         """Return how many elements a lane has."""
         return max(0, min(self.count - lane * self.slice, self.slice))
 
-    def result(self, call: _Call, lane: int, host: int) -> int:
-        """Return the address of an encoded result."""
-        return call.at("results") + (lane * self.hosts + host) * self.stride
+    def result(self, lane: int, host: int) -> int:
+        """Return the offset of an encoded result."""
+        return self.offsets["results"] + (lane * self.hosts + host) * self.stride
 
     def local_slices(self, call: _Call) -> _Transfers:
         """List the slices that this rank sends to the lanes of its host, and those that it gets."""
@@ -192,15 +199,15 @@ class _Plan:
             Transfer(rank, call.source + lane * self.slice * _FLOAT, self.elements(lane) * _FLOAT)
             for lane, rank in self._others_with_lanes()
         ]
-        rows = call.at("slices") if own else 0
+        rows = call.memory.address + self.offsets.get("slices", 0)
         received = [
             Transfer(rank, rows + row * self.slice * _FLOAT, own) for row, rank in enumerate(self._others_here())
         ]
-        return _there(sent, received)
+        return _not_empty(sent), _not_empty(received)
 
     def shares(self, call: _Call) -> _Transfers:
         """List the encoded shares that are sent to the other hosts, and those that come from them."""
-        sent, received = call.at("sent"), call.at("received")
+        sent, received = (call.memory.address + self.offsets[name] for name in ("sent", "received"))
         return (
             [Transfer(rank, sent + host * self.stride, self._encoded) for host, rank in self._counterparts()],
             [Transfer(rank, received + host * self.stride, self._encoded) for host, rank in self._counterparts()],
@@ -208,19 +215,19 @@ class _Plan:
 
     def results(self, call: _Call) -> _Transfers:
         """List the encoded results that are sent to the other hosts, and those that come from them."""
-        lane, own = self.index, self._world.host
+        lane, own, memory = self.index, self._world.host, call.memory.address
         return (
-            [Transfer(rank, self.result(call, lane, own), self._encoded) for _, rank in self._counterparts()],
-            [Transfer(rank, self.result(call, lane, host), self._encoded) for host, rank in self._counterparts()],
+            [Transfer(rank, memory + self.result(lane, own), self._encoded) for _, rank in self._counterparts()],
+            [Transfer(rank, memory + self.result(lane, host), self._encoded) for host, rank in self._counterparts()],
         )
 
     def codes_of_lanes(self, call: _Call) -> _Transfers:
         """List the encoded results of lanes that are sent to the other ranks of this host, and that come from them."""
-        whole = self.hosts * self.stride
+        whole, memory = self.hosts * self.stride, call.memory.address
         own = [] if self.lane is None else [(rank, self.lane) for rank in self._others_here()]
-        return _there(
-            [Transfer(rank, self.result(call, lane, 0), whole) for rank, lane in own],
-            [Transfer(rank, self.result(call, lane, 0), whole) for lane, rank in self._others_with_lanes()],
+        return (
+            [Transfer(rank, memory + self.result(lane, 0), whole) for rank, lane in own],
+            [Transfer(rank, memory + self.result(lane, 0), whole) for lane, rank in self._others_with_lanes()],
         )
 
     def _others_here(self) -> list[int]:
@@ -238,9 +245,8 @@ class _Plan:
 _Transfers = tuple[list[Transfer], list[Transfer]]
 
 
-def _there(sent: list[Transfer], received: list[Transfer]) -> _Transfers:
-    """Return transfers without empty ones."""
-    return [each for each in sent if each.nbytes], [each for each in received if each.nbytes]
+def _not_empty(transfers: list[Transfer]) -> list[Transfer]:
+    return [each for each in transfers if each.nbytes]
 
 
 def _lines(nbytes: int) -> int:

@@ -5,7 +5,6 @@ NCCL waits forever for a dead rank, so a thread and a guard in C watch the other
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -106,8 +105,9 @@ class NcclGroup:
         """Combine ``count`` elements; addresses, keys of `DTYPE_CODES` and `OP_CODES`, and a stream of CUDA."""
         kind, code = OP_CODES[op], DTYPE_CODES[dtype]
         if feedback is not None and self._compression is not None and self._compression.takes(count, dtype, op):
-            call = functools.partial(self._compression.queue, feedback=feedback)
-            self._make(_COMPRESSED + kind, code, count, timeout_s, call, self._comm, source, target, count, op, stream)
+            self.require_sound()
+            call = self._compression.prepare(source, target, count, op, stream, feedback)
+            self._make(_COMPRESSED + kind, code, count, timeout_s, self._compression.queue, self._comm, call)
             return
         self._make(kind, code, count, timeout_s, self._comm.all_reduce, source, target, count, code, kind, stream)
 

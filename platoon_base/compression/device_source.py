@@ -11,9 +11,9 @@ __all__ = ["CUDA", "KERNELS", "block_of", "kernels_source"]
 
 _BLOCK_16 = 64  # numbers that a thread encodes in 16 bits each
 KERNELS = {  # the types of their arguments, as `DeviceRuntime.compile` takes them
-    "encode_shares": ["uint64"] * 7 + ["uint32"] * 4 + ["uint64"] * 2,
-    "encode_result": ["uint64"] * 6 + ["uint32"] * 2 + ["float32"],
-    "decode_all": ["uint64"] * 5,
+    "encode_shares": [None, None] + ["uint64"] * 8 + ["uint32"] * 4,
+    "encode_result": [None, None] + ["uint64"] * 5 + ["uint32"] * 2 + ["float32"],
+    "decode_all": [None] + ["uint64"] * 5,
 }
 
 # Functions of the device that the kernels call.
@@ -137,55 +137,57 @@ __device__ __forceinline__ float decoded(const char *data, u64 blocks, u64 i)
     return value_of(word >> (BITS * (u32)(i % PER)) & MASK, scale);
 }
 
-/* Adds the slices of a host's ranks, in their order: its own part is kept as it is, with the others' residuals. */
+/* Adds the slices of a host's ranks, in their order, and encodes what other hosts combine, with the residuals of that.
+   Slices, shares and codes lie in the memory at these offsets in bytes; `own` is an address. */
 extern "C" __global__ void encode_shares(
-    u64 own, u64 count, u64 others, u64 kept, u64 codes, u64 stride, u64 share,
-    u32 ranks, u32 mine, u32 hosts, u32 host, u64 width, u64 row)
+    char *memory, float *kept, u64 own, u64 count, u64 slices, u64 share, u64 codes, u64 stride, u64 width, u64 row,
+    u32 ranks, u32 mine, u32 hosts, u32 host)
 {
     u64 blocks = width / BLOCK;
     EACH(at, blocks * hosts) {
         u64 piece = at / blocks, block = at % blocks, first = at * BLOCK;
-        float *values = piece == host ? (float *)share + block * BLOCK : (float *)kept + first;
+        float *values = piece == host ? (float *)(memory + share) + block * BLOCK : kept + first;
         for (u32 k = 0; k < BLOCK; k++) {
             u64 i = first + k;
             float sum = 0.0f;
             for (u32 rank = 0; rank < ranks && i < count; rank++) {
-                const float *slice = (const float *)others + (rank - (rank > mine)) * row;
+                const float *slice = (const float *)(memory + slices) + (rank - (rank > mine)) * row;
                 float value = rank == mine ? ((const float *)own)[i] : slice[i];
                 sum = rank ? sum + value : value;
             }
             values[k] = piece == host ? sum : sum + values[k];
         }
         if (piece != host)
-            encode(values, blocks, block, (char *)codes + piece * stride);
+            encode(values, blocks, block, memory + codes + piece * stride);
     }
 }
 
 /* Combines the shares of all hosts, in their order, and encodes the result with this host's residual. */
 extern "C" __global__ void encode_result(
-    u64 share, u64 received, u64 stride, u64 kept, u64 code, u64 width, u32 hosts, u32 host, float divisor)
+    char *memory, float *kept, u64 share, u64 received, u64 stride, u64 code, u64 width,
+    u32 hosts, u32 host, float divisor)
 {
     u64 blocks = width / BLOCK;
     EACH(block, blocks) {
-        float *values = (float *)kept + host * width + block * BLOCK;
+        float *values = kept + host * width + block * BLOCK;
         for (u32 k = 0; k < BLOCK; k++) {
             u64 i = block * BLOCK + k;
             float total = 0.0f;
             for (u32 h = 0; h < hosts; h++) {
-                float value = h == host ? ((const float *)share)[i]
-                                        : decoded((const char *)received + h * stride, blocks, i);
+                float value = h == host ? ((const float *)(memory + share))[i]
+                                        : decoded(memory + received + h * stride, blocks, i);
                 total = h ? total + value : value;
             }
             values[k] = over(total, divisor) + values[k];
         }
-        encode(values, blocks, block, (char *)code);
+        encode(values, blocks, block, memory + code);
     }
 }
 
-extern "C" __global__ void decode_all(u64 codes, u64 stride, u64 out, u64 count, u64 width)
+extern "C" __global__ void decode_all(char *memory, u64 codes, u64 stride, u64 width, u64 out, u64 count)
 {
     EACH(i, count)
-        ((float *)out)[i] = decoded((const char *)codes + i / width * stride, width / BLOCK, i % width);
+        ((float *)out)[i] = decoded(memory + codes + i / width * stride, width / BLOCK, i % width);
 }
 """
 

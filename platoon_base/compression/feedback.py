@@ -17,7 +17,8 @@ class ErrorFeedback:
 
     Make one for each array, and pass it to each all-reduce of that array. It begins at zero, and does so again if the
     shape, the dtype or the operation changes. It takes the memory of the array on each host, once it has been used with
-    `platoon launch --hosts-compression`, and none otherwise.
+    `platoon launch --hosts-compression`, and none otherwise. Arrays of up to 64 KiB travel as they are, and so do those
+    on GPUs that are not of float32.
 
     Attributes
     ----------

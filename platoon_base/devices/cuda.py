@@ -16,8 +16,8 @@ import numpy as np
 from platoon_base.errors import BackendUnavailableError
 
 __all__ = [
-    "HANDLE_BYTES", "DeviceMemory", "Driver", "DriverError", "HostMemory", "compile_source", "device_identity",
-    "drivers_in_use", "load", "nvrtc_version", "primary_driver",
+    "HANDLE_BYTES", "OF_CENTER", "DeviceMemory", "Driver", "DriverError", "HostMemory", "compile_source",
+    "device_identity", "drivers_in_use", "load", "nvrtc_version", "primary_driver",
 ]  # fmt: skip
 
 HANDLE_BYTES = 64  # by which CUDA IPC opens memory
@@ -30,8 +30,8 @@ _NOT_READY = 600
 _OUT_OF_MEMORY = 2
 _NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
-_INSTALL = "pip install 'platoon-plugins[cuda]', or launch with --center host"
-_OF_CENTER = "the center cannot live in GPU memory here; launch with --center host"
+_INSTALL = "pip install 'platoon-plugins[cuda]'"
+OF_CENTER = "the center cannot live in GPU memory here; launch with --center host"
 
 
 class _Handle(ctypes.Structure):
@@ -60,7 +60,7 @@ class Driver:
     """
 
     def __init__(
-        self, enter: Callable[[], object] = bool, leave: Callable[[], object] = bool, remedy: str = _OF_CENTER
+        self, enter: Callable[[], object] = bool, leave: Callable[[], object] = bool, remedy: str = OF_CENTER
     ) -> None:
         self._remedy = remedy
         self._cuda = load("libcuda.so.1")
@@ -369,7 +369,7 @@ class HostMemory:
         self._driver.unpin(self._address)
 
 
-def primary_driver(ordinal: int, remedy: str = _OF_CENTER) -> Driver:
+def primary_driver(ordinal: int, remedy: str = OF_CENTER) -> Driver:
     """Return the driver within a device's primary context, in which torch and JAX compute.
 
     The context is kept until the process ends, as the memory that others have open.
@@ -456,7 +456,7 @@ def compile_source(source: str, machine: str) -> bytes:
     """
     nvrtc = _nvrtc()
     options = [f"--gpu-architecture={machine}".encode()]
-    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"center.cu", 0, [], [])
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"kernels.cu", 0, [], [])
     try:
         (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if int(code):
@@ -465,8 +465,8 @@ def compile_source(source: str, machine: str) -> bytes:
             nvrtc.nvrtcGetProgramLog(program, said)
             text = said.decode(errors="replace").strip("\0 \n") or str(code)
             raise BackendUnavailableError(
-                f"NVRTC could not compile the center's kernels for {machine}: {text[:500]}; install the newest "
-                f"nvidia-cuda-nvrtc that your driver takes, or launch with --center host"
+                f"NVRTC could not compile kernels for {machine}: {text[:500]}; install the newest nvidia-cuda-nvrtc "
+                "that your driver takes"
             )
         _, size = nvrtc.nvrtcGetCUBINSize(program)
         machine_code: bytes = b" " * (size + 1)
@@ -485,8 +485,8 @@ def _nvrtc() -> Any:
     except (ImportError, RuntimeError) as exc:  # of cuda-bindings, or of the library that it looks for
         reason = (str(exc).splitlines() or [type(exc).__name__])[0]
         raise BackendUnavailableError(
-            f"the center's kernels cannot be compiled, as cuda-bindings with NVRTC is not there ({reason}): {_INSTALL}"
+            f"kernels for GPUs cannot be compiled, as cuda-bindings with NVRTC is not there ({reason}): {_INSTALL}"
         ) from exc
     if int(code):
-        raise BackendUnavailableError(f"the center's kernels cannot be compiled: NVRTC answers {code}; {_INSTALL}")
+        raise BackendUnavailableError(f"kernels for GPUs cannot be compiled: NVRTC answers {code}; {_INSTALL}")
     return nvrtc

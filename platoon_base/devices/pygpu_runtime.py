@@ -15,6 +15,7 @@ from pygpu.gpuarray import GpuArray, GpuKernel
 from platoon_base.device_arrays import Queue
 from platoon_base.devices.cuda import Driver, load
 from platoon_base.devices.runtime import Argument, Source, Types
+from platoon_base.errors import BackendUnavailableError
 
 __all__ = ["PygpuRuntime", "pygpu_runtime"]
 
@@ -86,7 +87,10 @@ class PygpuRuntime:
         return self._kernel(_TOUCH, "touch", [GpuArray, GpuArray], have_double=False)
 
     def _kernel(self, source: str, name: str, types: Sequence[Any], have_double: bool) -> GpuKernel:
-        return GpuKernel(source, name, types, context=self._context, have_double=have_double, cuda=True)
+        try:
+            return GpuKernel(source, name, types, context=self._context, have_double=have_double, cuda=True)
+        except gpuarray.GpuArrayException as exc:
+            raise BackendUnavailableError(f"libgpuarray could not compile a kernel for this device: {exc}") from exc
 
 
 class _Buffer:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, Union
 import numpy as np
 
 from platoon_base.device_arrays import CudaArray, CudaContext, Queue
-from platoon_base.devices.cuda import Driver, DriverError, compile_source, nvrtc_version, primary_driver
+from platoon_base.devices.cuda import OF_CENTER, Driver, DriverError, compile_source, nvrtc_version, primary_driver
 
 __all__ = ["Argument", "CudaRuntime", "DeviceBuffer", "DeviceRuntime", "Kernel", "runtime_of"]
 
@@ -136,6 +136,8 @@ class CudaRuntime:
         Number of the device, as the driver counts.
     compiler : callable, optional
         ``compiler(source, machine)`` returns what the driver loads; the default is `compile_source`.
+    remedy : str, optional
+        What the error about a call of the driver that fails says at its end.
 
     Raises
     ------
@@ -145,11 +147,13 @@ class CudaRuntime:
 
     most_parameters = 1 << 31
 
-    def __init__(self, ordinal: int, compiler: Callable[[str, str], bytes] | None = None) -> None:
+    def __init__(
+        self, ordinal: int, compiler: Callable[[str, str], bytes] | None = None, remedy: str = OF_CENTER
+    ) -> None:
         if compiler is None:
             nvrtc_version()  # each center asks again where there is none: nothing of the device is taken before
         self._compile = compiler or compile_source
-        self.driver = primary_driver(ordinal)
+        self.driver = primary_driver(ordinal, remedy)
         self.multiprocessors = self.driver.multiprocessors(ordinal)
         self._machine = self.driver.machine(ordinal)
         self._event = self.driver.new_event()

@@ -40,6 +40,11 @@ __all__ = ["JobCollectives", "center_for", "connect_here", "connect_to", "listen
 
 log = logging.getLogger(__name__)
 
+_OF_COMPRESSION = (
+    "gradients cannot be compressed between hosts on this GPU; leave more of its memory free, by "
+    "XLA_PYTHON_CLIENT_MEM_FRACTION where XLA takes it, or launch with --hosts-compression none"
+)
+
 
 def connect_here(job_state: JobState, seed: int) -> ClientChannel:
     """Make the channel of a single-worker job, to a coordinator in this process."""
@@ -184,11 +189,16 @@ class JobCollectives(CollectiveFactory):
                 why,
             )
 
-    def _note_if_exact(self) -> None:
-        if not self.compresses:
-            topk = "topk is not for them, use int8, int4 or int2"
-            backend = self._world.backend
-            self._note_uncompressed(topk if backend == LINKS else f"--hosts-backend {backend} adds them")
+    def _note_if_exact(self, on_devices: bool = False) -> None:
+        if self.compresses:
+            return
+        backend = self._world.backend
+        if backend == LINKS:
+            self._note_uncompressed("topk is not for them, use int8, int4 or int2")
+        elif on_devices:
+            self._note_uncompressed(f"on GPUs they are compressed only without --hosts-backend {backend}")
+        else:
+            self._note_uncompressed(f"--hosts-backend {backend} adds them")
 
     def host(self, timeout_s: float) -> Collective:
         """Form a group that takes ndarrays: through shared memory, and by links between hosts."""
@@ -254,51 +264,47 @@ class JobCollectives(CollectiveFactory):
         if ordinal is not None:
             try:
                 mine = _Device(device_identity(ordinal), new_unique_id())
-                compression = self._nccl_compression(ordinal, runtime)
-                mine = mine._replace(compresses=compression is not None)
+                compression, exact = self._nccl_compression(ordinal, runtime)
+                mine = mine._replace(exact=exact)
             except BackendUnavailableError as exc:
                 mine = _Device(why=str(exc)[:500])
-        ranks, first = self._meet_by_nccl(mine, timeout_s)
+        ranks, unique_id, without = self._meet_by_nccl(mine, timeout_s)
         if not ranks:
             return None
-        self._note_if_exact()
-        if not first.compresses:
-            self._note_uncompressed(
-                "some worker has no compiler for the kernels that compress on its GPU; install cuda-bindings and NVRTC "
-                "for all of them (pip install 'platoon-plugins[cuda]')"
-            )
+        self._note_if_exact(on_devices=True)
+        if self.compresses and without:
+            rank, reason = next(iter(without.items()))
+            self._note_uncompressed(f"rank {rank} cannot compress on its GPU ({reason})")
         return NcclGroup(
             ordinal or 0,
-            first.unique_id,
+            unique_id,
             ranks,
             ranks.index(self._membership.rank),
             self._liveness,
             self._counter(),
             timeout_s,
-            compression if first.compresses else None,
+            None if without else compression,
         )
 
-    def _nccl_compression(self, ordinal: int, runtime: DeviceRuntime | None) -> NcclCompression | None:
-        """Compile what compresses gradients between hosts on a device; None if it is not to be, or cannot."""
+    def _nccl_compression(self, ordinal: int, runtime: DeviceRuntime | None) -> tuple[NcclCompression | None, str]:
+        """Compile what compresses gradients between hosts on a device; or return None and why not."""
         from platoon_base.collectives.hosts_compressed import gradient_codec
-        from platoon_base.collectives.nccl_compressed import NcclCompression
-        from platoon_base.devices.runtime import CudaRuntime
 
         codec = gradient_codec(self._world)
         if codec is None:
-            return None
+            return None, "it is not asked to"
+        from platoon_base.collectives.nccl_compressed import NcclCompression
+        from platoon_base.devices.runtime import CudaRuntime
+
         try:
             # Its own: another thread may average in a backward pass, which the center's kernels need not wait for.
-            return NcclCompression(codec, runtime or CudaRuntime(ordinal), self._world, self._membership.rank)
+            runtime = runtime or CudaRuntime(ordinal, remedy=_OF_COMPRESSION)
+            return NcclCompression(codec, runtime, self._world, self._membership.rank), ""
         except BackendUnavailableError as exc:
-            log.info("gradients are not compressed on this device: %s", exc)
-            return None
+            return None, str(exc)[:500]
 
-    def _meet_by_nccl(self, mine: _Device, timeout_s: float) -> tuple[tuple[int, ...], _Device]:
-        """Return the ranks, and the device of the first; no ranks if some cannot use NCCL.
-
-        It compresses only if all do.
-        """
+    def _meet_by_nccl(self, mine: _Device, timeout_s: float) -> tuple[tuple[int, ...], bytes, dict[int, str]]:
+        """Return the ranks, the id of their group, and why which do not compress; no ranks if some have no NCCL."""
         import msgspec
 
         notes = self._membership.meet("form group of devices", msgspec.msgpack.encode(mine), timeout_s)
@@ -308,9 +314,9 @@ class JobCollectives(CollectiveFactory):
             reasons.append("some ranks share one device")
         if reasons:
             log.info("all-reduces of this job's devices pass through the host (%s)", "; ".join(reasons))
-            return (), mine
+            return (), b"", {}
         ranks = tuple(told)
-        return ranks, told[ranks[0]]._replace(compresses=all(device.compresses for device in told.values()))
+        return ranks, told[ranks[0]].unique_id, {rank: each.exact for rank, each in told.items() if each.exact}
 
 
 class _Device(NamedTuple):
@@ -324,11 +330,11 @@ class _Device(NamedTuple):
         Of a group; that of the first rank counts.
     why : str
         What keeps it from NCCL, empty if nothing does.
-    compresses : bool
-        Whether it has the kernels that compress.
+    exact : str
+        What keeps it from compressing gradients, empty if nothing does.
     """
 
     identity: str = ""
     unique_id: bytes = b""
     why: str = ""
-    compresses: bool = False
+    exact: str = ""

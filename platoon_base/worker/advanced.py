@@ -222,7 +222,7 @@ class Advanced:
 
     @property
     def compresses_gradients(self) -> bool:
-        """Whether all-reduces of ndarrays with a ``feedback`` are compressed between hosts; the same on all workers."""
+        """Whether all-reduces with a ``feedback`` may be compressed between hosts; the same on all workers."""
         return self._connection.compresses_gradients
 
     def compresses(self, array: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:

@@ -339,7 +339,7 @@ class Worker:
             Receives the result; pass ``array`` to change it in place. The default is a new array.
         feedback : ErrorFeedback, optional
             Kept for this array from call to call, by all workers or none: ``--hosts-compression`` then compresses its
-            sums and means between hosts. Without it they are exact.
+            sums and means between hosts, on GPUs those of float32. Without it they are exact.
 
         Returns
         -------

@@ -16,11 +16,12 @@ needs_keras_on_torch_or_jax = pytest.mark.skipif(
     os.environ.get("KERAS_BACKEND") not in ("torch", "jax"), reason="needs KERAS_BACKEND=torch, or jax for CUDA"
 )
 needs_two = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+needs_three = pytest.mark.skipif(torch.cuda.device_count() < 3, reason="needs three CUDA devices")
 needs_four = pytest.mark.skipif(torch.cuda.device_count() < 4, reason="needs four CUDA devices")
 SHARED = [["cuda0", "cuda0"], ["cuda0", "cuda0"]]
 APART = pytest.param([["cuda0"], ["cuda1"]], marks=needs_two)
 IN_PAIRS = pytest.param([["cuda0", "cuda1"], ["cuda2", "cuda3"]], marks=needs_four)
-UNEVEN = pytest.param([["cuda0", "cuda1"], ["cuda2"]], marks=needs_four)
+UNEVEN = pytest.param([["cuda0", "cuda1"], ["cuda2"]], marks=needs_three)
 
 
 @pytest.fixture

@@ -111,6 +111,14 @@ if os.environ.get("PLATOON_TEST_TENSORS"):
         from processor_cuda import use_processor
 
         use_processor(os.environ["PROCESSOR_NCCL"])
+    if os.environ.get("PLATOON_TEST_NO_NVRTC") == str(worker.global_rank):
+        from platoon_base.devices import runtime
+        from platoon_base.errors import BackendUnavailableError
+
+        def refuse(*args, **options):
+            raise BackendUnavailableError("no compiler")
+
+        runtime.CudaRuntime = refuse
 
 if keras.backend.backend() == "torch" and os.environ.get("PLATOON_TEST_BUCKET_BYTES"):
     from platoon_plugins.keras.backends import torch_gradients

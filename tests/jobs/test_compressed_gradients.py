@@ -15,19 +15,42 @@ needs_keras_on_torch = pytest.mark.skipif(
     os.environ.get("KERAS_BACKEND") != "torch", reason="needs Keras on torch: KERAS_BACKEND=torch in .nox/keras3"
 )
 
+needs_keras_on_jax = pytest.mark.skipif(
+    os.environ.get("KERAS_BACKEND") != "jax", reason="needs Keras on JAX: KERAS_BACKEND=jax in .nox/keras3"
+)
+needs_keras_on_devices = pytest.mark.skipif(
+    os.environ.get("KERAS_BACKEND") not in ("jax", "torch"), reason="needs Keras on JAX or torch: KERAS_BACKEND"
+)
+ON_DEVICES = pytest.param("devices", marks=[needs_keras_on_devices, pytest.mark.slow])
+
+
+def environment_of(where, request):
+    """Return the variables of gradients that stay on devices, which are the processor.
+
+    On JAX they are combined by the kernels for CUDA and transfers of NCCL, on torch as tensors.
+    """
+    if where == "host":
+        return {}
+    found = {"PLATOON_TEST_TENSORS": "1", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    if os.environ["KERAS_BACKEND"] == "jax":
+        folder = str(request.getfixturevalue("processor_driver"))
+        found |= {"PROCESSOR_NCCL": folder, "LD_LIBRARY_PATH": folder}
+    return found
+
 
 @pytest.fixture
 def trained(tmp_path):
     """Make a function that trains on hosts; returns what each worker said: loss, bits, bytes."""
     opened = []
 
-    def train(script, codec, workers=(1, 1), args=(), says=True, environment=None):
+    def train(script, codec, workers=(1, 1), args=(), says=True, environment=None, statuses=None):
         folder = tmp_path / codec
         folder.mkdir()
         hosts = Hosts(folder, {**clean_environment(), "COLUMNS": "200", **(environment or {})})
         opened.append(hosts)
+        train.hosts = hosts
         done = hosts.run(script_path(script), "--hosts-compression", codec, workers=workers, args=args)
-        assert done == [0] * len(workers), "".join(map(hosts.output, range(len(workers))))
+        assert done == (statuses or [0] * len(workers)), "".join(map(hosts.output, range(len(workers))))
         if not says:
             return None
         hosts_of_ranks = [host for host, count in enumerate(workers) for _ in range(count)]
@@ -59,21 +82,25 @@ def test_a_torch_loop_learns_as_much_with_a_quarter_of_the_bytes(trained, way, w
 
 
 @needs_keras
-def test_what_is_kept_stays_when_an_epoch_ends(trained):
-    trained("compressed_gradients_owed", "int2", says=False)
+@pytest.mark.parametrize("where", ["host", ON_DEVICES])
+def test_what_is_kept_stays_when_an_epoch_ends(trained, where, request):
+    trained("compressed_gradients_owed", "int2", says=False, environment=environment_of(where, request))
 
 
-@pytest.mark.skipif(os.environ.get("KERAS_BACKEND") not in ("jax", "torch"), reason="needs Keras on JAX or torch")
-@pytest.mark.keras
+@needs_torch
+@needs_keras_on_torch
+@pytest.mark.parametrize("where", ["host", ON_DEVICES])
+def test_weights_that_are_trained_in_turns_do_not_share_what_is_kept(trained, where, request):
+    trained("compressed_gradients_turns", "int2", says=False, environment=environment_of(where, request))
+
+
+@needs_keras
+@needs_keras_on_devices
 @pytest.mark.slow
-def test_keras_learns_as_much_by_gradients_that_stay_on_devices(trained, processor_driver):
-    """On JAX by the kernels for CUDA and transfers of NCCL, with the processor as the device; on torch by tensors."""
-    folder, workers = str(processor_driver), (2, 1)
-    on_processor = {"PLATOON_TEST_TENSORS": "1", "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    if os.environ["KERAS_BACKEND"] == "jax":
-        on_processor |= {"PROCESSOR_NCCL": folder, "LD_LIBRARY_PATH": folder}
+def test_keras_learns_as_much_by_gradients_that_stay_on_devices(trained, request):
+    environment = environment_of("devices", request)
     exact, compressed = (
-        trained("compressed_gradients_keras", codec, workers, environment=on_processor) for codec in ("none", "int8")
+        trained("compressed_gradients_keras", codec, (2, 1), environment=environment) for codec in ("none", "int8")
     )
     for found in (exact, compressed):
         assert len({bits for _, bits, _ in found}) == 1
@@ -81,10 +108,25 @@ def test_keras_learns_as_much_by_gradients_that_stay_on_devices(trained, process
     assert compressed[0][0] == pytest.approx(exact[0][0], rel=0.05)
 
 
-@needs_torch
-@needs_keras_on_torch
-def test_weights_that_are_trained_in_turns_do_not_share_what_is_kept(trained):
-    trained("compressed_gradients_turns", "int2", says=False)
+@needs_keras
+@needs_keras_on_jax
+@pytest.mark.slow
+def test_all_do_without_where_one_rank_cannot_compress(trained, request):
+    environment = environment_of("devices", request)
+    exact = trained("compressed_gradients_keras", "none", environment=environment)
+    found = trained("compressed_gradients_keras", "int8", environment={**environment, "PLATOON_TEST_NO_NVRTC": "1"})
+    assert [bits for _, bits, _ in found] == [bits for _, bits, _ in exact]
+    for host in (0, 1):
+        assert "rank 1 cannot compress on its GPU (no compiler)" in trained.hosts.log(host, host)
+
+
+@needs_keras
+@needs_keras_on_jax
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_a_compressed_average_of_the_others(trained, request):
+    environment = {**environment_of("devices", request), "DIES": "1"}
+    trained("compressed_gradients_keras", "int8", says=False, environment=environment, statuses=[3, 3])
+    assert "WorkerLostError" in trained.hosts.log(0, 0)
 
 
 @needs_theano

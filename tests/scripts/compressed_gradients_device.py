@@ -32,13 +32,13 @@ for count, op in [(20_011, "mean"), (3_000_000, "sum"), (20_011, "mean")]:
         tensor = torch.from_numpy(arrays[rank]).cuda()
         stream = torch.cuda.Stream() if step == 1 else torch.cuda.current_stream()
         stream.wait_stream(torch.cuda.current_stream())
+        result, source = torch.empty_like(tensor), tensor.clone()
         with torch.cuda.stream(stream):
             worker.all_reduce(tensor, op, dest=tensor, feedback=feedback)
+        worker.all_reduce(source, op, dest=result, feedback=feedback)  # in the same memory, on another stream
         stream.synchronize()
         want = expected.all_reduce(arrays, op)
         np.testing.assert_array_equal(tensor.cpu().numpy().view("u4"), want.view("u4"))
-        result = torch.empty_like(tensor)
-        worker.all_reduce(torch.from_numpy(arrays[rank]).cuda(), op, dest=result, feedback=feedback)
         np.testing.assert_array_equal(result.cpu().numpy().view("u4"), expected.all_reduce(arrays, op).view("u4"))
 
 for dtype in (torch.float64, torch.float16, torch.int32):  # these travel as they are

@@ -59,11 +59,12 @@ class Processor:
 class Kernel:
     def __init__(self, function, types):
         self._function = function
-        self._types = [np.ctypeslib.as_ctypes_type(np.dtype(name)) for name in types]
+        self._types = [np.ctypeslib.as_ctypes_type(np.dtype(name or "uint64")) for name in types]
 
     def launch(self, arguments, arrays, stream, blocks, threads):
         assert len(arguments) == len(self._types)
-        values = [of_type(value) for of_type, value in zip(self._types, arguments)]
+        given = [each.address if isinstance(each, Buffer) else each for each in arguments]
+        values = [of_type(value) for of_type, value in zip(self._types, given)]
         self._function((ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values)))
 
 
@@ -113,9 +114,8 @@ class Job:
         def run(rank):
             try:
                 address = arrays[rank].ctypes.data
-                self.ranks[rank].queue(
-                    self.network.of(rank), address, address, arrays[rank].size, op, 7, self.feedback[rank]
-                )
+                call = self.ranks[rank].prepare(address, address, arrays[rank].size, op, 7, self.feedback[rank])
+                self.ranks[rank].queue(self.network.of(rank), call)
             except BaseException as exc:
                 failures.append(exc)
 
@@ -142,9 +142,7 @@ def test_all_ranks_get_the_bits_that_the_codecs_give(folder, name, workers):
     for size, op in [(20011, "mean"), (20011, "mean"), (20011, "mean"), (33000, "sum"), (5, "sum")]:
         scale = np.exp(rng.standard_normal(size) * 4)
         arrays = [(rng.standard_normal(size) * scale).astype("f4") for _ in range(job.size)]
-        if size == 33000:
-            expected.kept = {}
-        if size == 5:
+        if op == "sum":  # another call: residuals begin anew
             expected.kept = {}
         found, want = job.all_reduce(arrays, op), expected.all_reduce(arrays, op)
         for result in found:

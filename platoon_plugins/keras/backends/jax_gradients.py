@@ -108,10 +108,13 @@ class JaxAverage(CallbackAverage):
             self._fillers[is_sum] = _Filler(self, is_sum)
         return xla_calls.call_in_place(self._fillers[is_sum], batch.gradients, weight)
 
-    def queue(self, blocks: Sequence[xla_calls.Block], stream: int, like: list[Array], counts: bool) -> None:
+    def queue(
+        self, blocks: Sequence[xla_calls.Block], stream: int, like: list[Array], names: Sequence[Any], counts: bool
+    ) -> None:
         """Queue the sums of flat buffers, of which the last ends with the header; XLA calls it.
 
-        ``like`` is that of the tracing of the program, as `expect` may have been called with others since.
+        ``like`` and ``names`` are those of the tracing of the program, as `expect` may have been called with others
+        since.
         """
         self.require_sound()
         rank = self.worker.global_rank
@@ -121,11 +124,12 @@ class JaxAverage(CallbackAverage):
             self.require_attached()
             if counts:
                 self._begin_step()
-            self.like = like  # without a new header, as another thread may be writing a vote to it
+            self.like, self._names = like, names  # without a new header: another thread may be writing a vote to it
             flag = float(self._mine.flags[rank])
             if flag:
                 self._sums.put(header + 4 * rank, flag, stream)
-            self._add_up(blocks, stream)
+            for block in blocks:
+                self._sums.add_up(block.address, block.size, block.dtype.name, stream)
             self._queued.add(self._sums.fetch(header, count, stream))
             if not self._per_batch:
                 self._queued.keep(_KEPT)
@@ -139,17 +143,12 @@ class JaxAverage(CallbackAverage):
         """Queue the sums of flat buffers behind those of their header; XLA calls it."""
         self.require_sound()
         try:
-            self._add_up(blocks[:-1], stream, feedback)  # the last one is the header
+            for block, kept in zip(blocks, feedback):
+                if block.size:
+                    self._sums.add_up(block.address, block.size, block.dtype.name, stream, kept)
         except PlatoonError as exc:
             self._failure = exc
             self._queued.fail()
-
-    def _add_up(
-        self, blocks: Sequence[xla_calls.Block], stream: int, feedback: Sequence[ErrorFeedback | None] = (None, None)
-    ) -> None:
-        for block, kept in zip(blocks, feedback):
-            if block.size:
-                self._sums.add_up(block.address, block.size, block.dtype.name, stream, kept)
 
     def count(self, steps: int) -> None:
         if not self.on_device:
@@ -207,25 +206,22 @@ class JaxAverage(CallbackAverage):
         wide = [i for i, gradient in enumerate(gradients) if gradient.dtype == _WIDE]
         narrow = [i for i, gradient in enumerate(gradients) if gradient.dtype != _WIDE]
         kinds = [(wide, _WIDE), (narrow, np.dtype(np.float32))] if wide else [(narrow, np.dtype(np.float32))]
-
-        def flats_of(factor: Any) -> list[Any]:
-            return [_flat([gradients[i] for i in indices], factor, dtype) for indices, dtype in kinds]
-
-        def total_of(header: Any) -> Any:
-            return 1.0 if is_sum else jnp.maximum(header[size : 2 * size].sum(), MIN_WEIGHT)
-
+        flats = [_flat([gradients[i] for i in indices], weight, dtype) for indices, dtype in kinds]
         call = self._call_of(gradients, counts)
+        divisor: Any = None
         if self._sums.compresses:
-            # Residuals are of averages: a later batch may have another weight.
-            (header,) = xla_calls.call_on_stream(call, [header])
-            flats = flats_of(weight / total_of(header))
-            # With the header, so that XLA keeps the call that adds it up, and in this order.
-            *sums, _ = xla_calls.call_on_stream(self._compressed_call_of(gradients), [*flats, header])
-            divisor: Any = None
+            # Behind a gradient: otherwise XLA may make this call once for all steps of a loop.
+            (header,) = xla_calls.call_on_stream(call, [header], after=gradients[:1])
+            weights = header[size : 2 * size]
+            if not counts and not np.asarray(weights).any():
+                return list(gradients)  # what is kept would be lost in a result that nobody uses
+            if not is_sum:  # divided before, so that residuals are of averages
+                flats = [flat / _total(weights).astype(flat.dtype) for flat in flats]
+            sums = xla_calls.call_on_stream(self._compressed_call_of(gradients), flats, after=[header])
         else:
-            *flats, last = flats_of(weight)
-            sums = xla_calls.call_on_stream(call, [*flats, jnp.concatenate([last, header])])
-            divisor = None if is_sum else total_of(sums[-1][-header.size :])
+            sums = xla_calls.call_on_stream(call, [*flats[:-1], jnp.concatenate([flats[-1], header])])
+            if not is_sum:
+                divisor = _total(sums[-1][-header.size :][size : 2 * size])
         averages: list[Any] = [None] * len(gradients)
         for flat, (indices, _) in zip(sums, kinds):
             starts = np.cumsum([0, *(gradients[i].size for i in indices)]).tolist()
@@ -236,17 +232,23 @@ class JaxAverage(CallbackAverage):
         return averages
 
     def _call_of(self, gradients: Sequence[Any], counts: bool) -> _Call:
-        """Return the `_Call` of all programs that average gradients of these shapes and dtypes."""
-        kind = (counts, *((gradient.shape, gradient.dtype) for gradient in gradients))
+        """Return the `_Call` of all programs that average gradients of the same variables, shapes and dtypes."""
+        kind = (counts, *self._kind_of(gradients))
         if kind not in self._device_calls:
             like = [np.zeros(gradient.shape, gradient.dtype) for gradient in gradients]
-            self._device_calls[kind] = _Call(self, like, counts)
+            self._device_calls[kind] = _Call(self, like, self._names, counts)
         return self._device_calls[kind]
 
+    def _kind_of(self, gradients: Sequence[Any]) -> tuple[Any, ...]:
+        """Return what tells the gradients of a program from others."""
+        return (*self._names, *((gradient.shape, gradient.dtype) for gradient in gradients))
+
     def _compressed_call_of(self, gradients: Sequence[Any]) -> _CompressedCall:
-        """Return the `_CompressedCall` of all programs that average gradients of these shapes and dtypes."""
-        kind = tuple((gradient.shape, gradient.dtype) for gradient in gradients)
-        return self._compressed_calls.setdefault(kind, _CompressedCall(self))
+        """Return the `_CompressedCall` of all programs that average gradients of the same variables."""
+        kind = self._kind_of(gradients)
+        if kind not in self._compressed_calls:
+            self._compressed_calls[kind] = _CompressedCall(self)
+        return self._compressed_calls[kind]
 
     def _take(self, calls: int) -> None:
         """Read the header of call number ``calls``, and drop those of earlier calls."""
@@ -274,12 +276,12 @@ class _Filler:
 class _Call:
     """Handler that queues the averages of gradients, either of a step or of a worker without batches."""
 
-    def __init__(self, average: JaxAverage, like: list[Array], counts: bool) -> None:
-        self._average, self._like, self._counts = average, like, counts
+    def __init__(self, average: JaxAverage, like: list[Array], names: Sequence[Any], counts: bool) -> None:
+        self._average, self._like, self._names, self._counts = average, like, names, counts
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
         """Queue the averages after the kernels that compute the gradients."""
-        self._average.queue(blocks, stream, self._like, self._counts)
+        self._average.queue(blocks, stream, self._like, self._names, self._counts)
 
 
 class _CompressedCall:
@@ -354,6 +356,10 @@ class _Queued:
         # All are read, as a header keeps its page of memory until it is read.
         values = [fetched.values() for fetched in found]
         return values[-1] if values else None
+
+
+def _total(weights: Any) -> Any:
+    return jnp.maximum(weights.sum(), MIN_WEIGHT)
 
 
 def _flat(arrays: Sequence[Any], weight: Any, dtype: Any) -> Any:

@@ -60,7 +60,8 @@ class TorchAverage(GradientAverage):
         self._early_weight: Callable[[], Any] = lambda: 1.0
         self._bucket_bytes: int | None = None  # None unless averages start in the backward pass
         self._flats: Flats | None = None
-        self._feedback: list[ErrorFeedback] = []  # of the buckets, if averages on the device are compressed
+        self._compresses_there = False  # whether averages on the device are compressed
+        self._feedback: dict[Any, ErrorFeedback] = {}  # by the variables of the gradients, and the bucket
         self._sent: Array = np.empty(0, np.float32)
         self._on_way: deque[_Arriving] = deque()
         self._idle: list[_Arriving] = []
@@ -88,10 +89,10 @@ class TorchAverage(GradientAverage):
             If not None, each training step must be within its `EarlyAverages.step`.
         """
         self.watch_none()
-        if self._compresses:  # the weights of all batches have to be known first
-            return None
+        if self._device is not None and self._compresses_on(self._device):
+            return None  # the weights of all batches have to be known before the first average
         if self._device is not None and sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
-            self._early = EarlyAverages(weights, self._fill_early, self._average_early, self._device, _CHANGED)
+            self._early = EarlyAverages(weights, self._fill_early, self._average_bucket, self._device, _CHANGED)
             self._early_weight = weight_of_batch
         return self._early
 
@@ -166,16 +167,20 @@ class TorchAverage(GradientAverage):
         self._agree_on_buckets()
         with torch.no_grad():
             flats = self._flats_of_like()
-            self._put_header(flats, _bounded(batch.weight), batch.used)
-            arriving = self._add_up_compressed(flats, batch) if self._feedback else self._average(flats, batch, begun)
+            weight = _bounded(batch.weight)
+            self._put_header(flats, weight, batch.used)
+            if self._compresses_there:
+                arriving = self._add_up_compressed(flats, batch, weight)
+            else:
+                arriving = self._average(flats, batch, weight, begun)
         if all(batch.used):
             return list(flats.views)
         used = arriving.header().used
         return [view if any_uses else None for view, any_uses in zip(flats.views, used > 0)]
 
-    def _average(self, flats: Flats, batch: Batch, begun: int) -> _Arriving:
+    def _average(self, flats: Flats, batch: Batch, weight: Any, begun: int) -> _Arriving:
         """Average gradients and the header together, except the buckets whose averages have begun."""
-        weight, usual, size = _bounded(batch.weight), self._usual_weight, self.worker.global_size
+        usual, size = self._usual_weight, self.worker.global_size
         for bucket in flats.buckets[begun:]:
             bucket.fill(batch.gradients)
             bucket.scale(weight / usual)
@@ -188,18 +193,22 @@ class TorchAverage(GradientAverage):
             flats.divide(flats.header[size : 2 * size].sum() / usual)
         return arriving
 
-    def _add_up_compressed(self, flats: Flats, batch: Batch) -> _Arriving:
+    def _add_up_compressed(self, flats: Flats, batch: Batch, weight: Any) -> _Arriving:
         """Average the header, and add up gradients that are divided by the weights of all workers."""
-        self._average_header(flats)
-        size = self.worker.global_size
-        total = flats.header[size : 2 * size].sum().clamp(min=MIN_WEIGHT) * size
+        arriving, size = self._send_header(flats), self.worker.global_size
+        total = (flats.header[size : 2 * size].double().sum() * size).clamp(min=MIN_WEIGHT)
         for bucket in flats.buckets:
             bucket.fill(batch.gradients)
-            bucket.scale(1.0 if batch.weight is None else _bounded(batch.weight) / total)
-        return self._exchange(flats)
+            bucket.scale(1.0 if batch.weight is None else weight / total)
+        self._average_buckets(flats)
+        return arriving
 
-    def _average_header(self, flats: Flats) -> None:
+    def _send_header(self, flats: Flats) -> _Arriving:
+        """Average the header alone, and read that of an earlier step."""
+        self._make_room()
+        self._calls_made += 1
         self.worker.all_reduce(flats.header, "mean", dest=flats.header)
+        return self._fetch(flats)
 
     def _fill_early(self, number: int, gradients: Mapping[int, Tensor]) -> None:
         """Queue the copy of gradients into their bucket, on torch's current stream."""
@@ -211,15 +220,12 @@ class TorchAverage(GradientAverage):
             bucket.scale(_bounded(self._early_weight()) / self._usual_weight)
         self._calls_made += 1
 
-    def _average_early(self, number: int) -> None:
-        """Average a filled bucket; called in another thread during the backward pass."""
-        self._average_bucket(self._flats_of_like(), number)
-
-    def _average_bucket(self, flats: Flats, number: int) -> None:
-        bucket = flats.buckets[number]
+    def _average_bucket(self, number: int) -> None:
+        """Average a filled bucket; during the backward pass this is called in another thread."""
+        bucket = self._flats_of_like().buckets[number]
         with torch.no_grad():
-            if self._feedback:
-                kept = self._feedback[number]
+            if self._compresses_there:
+                kept = self._feedback.setdefault((*self._names, number), ErrorFeedback())
                 self.worker.all_reduce(bucket.gradients, "sum", dest=bucket.gradients, feedback=kept)
             else:
                 self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
@@ -246,9 +252,11 @@ class TorchAverage(GradientAverage):
             for bucket in flats.buckets:
                 bucket.fill([None] * len(self.like))
             self._put_header(flats, 0.0, 0)
-            if self._feedback:
-                self._average_header(flats)
-            self._exchange(flats)
+            if not self._compresses_there:
+                self._exchange(flats)
+            # Without any worker's batch what is kept would be lost in a result that nobody uses.
+            elif self._send_header(flats).header().weights.any():
+                self._average_buckets(flats)
 
     def _put_header(self, flats: Flats, weight: Any, used: Any) -> None:
         """Write this rank's header after the gradients."""
@@ -264,15 +272,26 @@ class TorchAverage(GradientAverage):
 
     def _exchange(self, flats: Flats, begun: int = 0) -> _Arriving:
         """Average the buckets that were not started early, and read the header of an earlier step."""
-        while len(self._on_way) >= LAG:
-            self._take_oldest()
+        self._make_room()
         if not begun:
             self._exchanges += 1
         watched = self._early is not None and self._bucket_bytes is None
         with flats.timed() if watched else contextlib.nullcontext():
-            for number in range(begun, len(flats.buckets)):
-                self._calls_made += 1
-                self._average_bucket(flats, number)
+            self._average_buckets(flats, begun)
+        return self._fetch(flats)
+
+    def _average_buckets(self, flats: Flats, begun: int = 0) -> None:
+        for number in range(begun, len(flats.buckets)):
+            self._calls_made += 1
+            self._average_bucket(number)
+
+    def _make_room(self) -> None:
+        """Read the headers that are `LAG` steps old."""
+        while len(self._on_way) >= LAG:
+            self._take_oldest()
+
+    def _fetch(self, flats: Flats) -> _Arriving:
+        """Begin to copy the header to the host."""
         arriving = self._idle.pop() if self._idle else _Arriving(self.worker.global_size)
         arriving.fetch(flats.header)
         self._on_way.append(arriving)
@@ -286,12 +305,15 @@ class TorchAverage(GradientAverage):
         self._all.array[ranks] = header.array[ranks]
         self._usual_weight = self._all.usual_weight(self._usual_weight)
 
+    def _compresses_on(self, device: Any) -> bool:
+        """Return whether averages on a device are compressed; a collective call for a device that had none yet."""
+        return self._compresses and self.worker.advanced.compresses(torch.empty(0, device=device))
+
     def _flats_of_like(self) -> Flats:
         if self._flats is None or self._flats.like is not self.like:
             self._flats = Flats(self.like, self._mine.array.size, self._device, self._bucket_bytes)
             self._sent = np.empty(0, np.float32)
-            compresses = self._compresses and self.worker.advanced.compresses(self._flats.header)
-            self._feedback = [ErrorFeedback() for _ in self._flats.buckets] if compresses else []
+            self._compresses_there = self._compresses_on(self._device)
             if self._early is not None and self._bucket_bytes is not None:
                 self._early.expect([bucket.members for bucket in self._flats.buckets])
         return self._flats

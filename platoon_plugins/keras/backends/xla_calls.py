@@ -187,7 +187,7 @@ def call_in_place(filler: Filler, arrays: Sequence[Any], scalar: Any) -> list[An
     return outs
 
 
-def call_on_stream(queuer: Queuer, arrays: Sequence[Any]) -> list[Any]:
+def call_on_stream(queuer: Queuer, arrays: Sequence[Any], after: Sequence[Any] = ()) -> list[Any]:
     """Return the results of the work that ``queuer.queue`` queues for arrays, in a program on a CUDA device.
 
     The calls of one program are made in the order in which they were traced.
@@ -197,16 +197,18 @@ def call_on_stream(queuer: Queuer, arrays: Sequence[Any]) -> list[Any]:
     queuer : Queuer
     arrays : sequence of array
         At least one array, of float16, float32 or float64, traced or not.
+    after : sequence of array
+        That have to be there before the call.
 
     Returns
     -------
     list of array
         With the shapes and dtypes of ``arrays``.
     """
-    return _call(_STREAM_TARGET, queuer, arrays)
+    return _call(_STREAM_TARGET, queuer, arrays, after)
 
 
-def _call(target: str, handler: Any, ins: Sequence[Any]) -> list[Any]:
+def _call(target: str, handler: Any, ins: Sequence[Any], before: Sequence[Any] = ()) -> list[Any]:
     """Add a call to a program, after its earlier calls, with results in the memory of the arguments.
 
     The call is not declared to have a side effect, as JAX takes several times as long to start programs with effects.
@@ -222,10 +224,10 @@ def _call(target: str, handler: Any, ins: Sequence[Any]) -> list[Any]:
         [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in ins],
         input_output_aliases={i: i for i in range(len(ins))},
     )
-    trace = next((array._trace for array in ins if isinstance(array, jax.core.Tracer)), None)
+    trace = next((array._trace for array in (*ins, *before) if isinstance(array, jax.core.Tracer)), None)
     # XLA may run two calls at the same time unless one depends on a result of the other.
     earlier, token = _latest
-    after = [token] if trace is not None and trace is earlier else []
+    after = [*before, token] if trace is not None and trace is earlier else before
     outs = list(call(*ins, *after, filler=np.int64(number)))
     if trace is None:
         jax.block_until_ready(outs[-1])
