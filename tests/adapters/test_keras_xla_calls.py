@@ -72,6 +72,38 @@ def test_the_calls_of_a_program_come_in_the_order_in_which_they_were_traced():
     assert calls == [(2, 1), (5, 1), (2, 4)] * 3
 
 
+class Counted:
+    """Counts its calls, and leaves the memory as it is."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def queue(self, blocks, stream):
+        self.calls += 1
+
+
+def test_a_call_behind_an_array_stays_in_the_loop_that_changes_it():
+    """Its own argument is the same in each step: XLA would make the call once, before the loop."""
+    import jax
+    import jax.numpy as jnp
+
+    from platoon_plugins.keras.backends.xla_calls import call_on_stream
+
+    header, sums = Counted(), Counted()
+
+    @jax.jit
+    def program(x):
+        def step(number, x):
+            (same,) = call_on_stream(header, [jnp.ones(5)], after=[x])
+            (found,) = call_on_stream(sums, [x + number], after=[same])
+            return found
+
+        return jax.lax.fori_loop(0, 5, step, x)
+
+    np.testing.assert_array_equal(program(jnp.zeros(3)), [10, 10, 10])
+    assert (header.calls, sums.calls) == (5, 5)
+
+
 def test_an_error_ends_the_program_with_its_text():
     import jax
 
