@@ -59,7 +59,12 @@ TRAINING_GOAL, LOSS_GOAL, BYTES_GOAL = 0.9, 0.005, 100
 
 
 def run(
-    codec: str, words: list, hosts: list[namespaces.Host] | None, workers: int = 1, device: str = "cpu"
+    codec: str,
+    words: list,
+    hosts: list[namespaces.Host] | None,
+    workers: int = 1,
+    device: str = "cpu",
+    script: Path = SCRIPT,
 ) -> list[dict]:
     """Run one job; returns what each worker wrote. With ``device="cuda"`` each host has the GPU of its number."""
     with tempfile.TemporaryDirectory() as folder:
@@ -73,11 +78,11 @@ def run(
         processes = []
         for number, host in enumerate(hosts or [None]):
             where, devices = [], ["-n", workers, "-D", "cpu"] if device == "cpu" else ["-D", f"{device}{number}"]
-            if host is not None:
+            if hosts is not None and len(hosts) > 1:
                 where = ["--nnodes", len(hosts), "--node-rank", number, "--rdzv-endpoint", hosts[0].address]
                 where += ["--hosts-compression", codec]
             command = [sys.executable, "-m", "platoon_base", "launch", *where, *devices, "--log-dir",
-                       f"{folder}/logs{number}", SCRIPT, folder, *words]  # fmt: skip
+                       f"{folder}/logs{number}", script, folder, *words]  # fmt: skip
             words_here = [*(host.enter() if host else []), *map(str, command)]
             environment["NCCL_HOSTID"] = f"host{number}"  # by which NCCL knows that it must send over sockets
             output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

@@ -12,20 +12,13 @@ is that of the first of these whose loss is below it.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import secrets
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 
 import namespaces
 import report
-from hosts_compression import LINKS
+from hosts_compression import LINKS, run
 
 SCRIPT = Path(__file__).parent / "scripts" / "hosts_target_worker.py"
-ROOT = Path(__file__).parents[1]
 # What is averaged or the rule, and the codec.
 METHODS = {
     "averaged gradients": ("gradients", "none"),
@@ -39,41 +32,15 @@ METHODS = {
     "AveragedEASGD, int8": ("AveragedEASGD()", "int8"),
 }
 ONE = "one worker"
-STEPS, EVERY, RATE, LONGEST_S, LIMIT_S = 600, 20, 0.0005, 120, 400
+STEPS, EVERY, RATE, LONGEST_S = 600, 20, 0.0005, 120
 TARGETS = (0.48, 0.44, 0.42)
-
-
-def run(method: str, codec: str, seed: int, steps: int, hosts: list[namespaces.Host]) -> list[dict]:
-    """Run one job, on all of these hosts; returns what each worker wrote."""
-    with tempfile.TemporaryDirectory() as folder:
-        key = Path(folder, "key")
-        key.touch(0o600)
-        key.write_text(secrets.token_hex(32))
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PLATOON_KEY_FILE": str(key), "OMP_NUM_THREADS": "1",
-                       "OPENBLAS_NUM_THREADS": "1"}  # fmt: skip
-        processes = []
-        for number, host in enumerate(hosts):
-            where = ["--nnodes", len(hosts), "--node-rank", number, "--rdzv-endpoint", hosts[0].address,
-                     "--hosts-compression", codec] if len(hosts) > 1 else []  # fmt: skip
-            words = [SCRIPT, folder, method, steps, EVERY, RATE, LONGEST_S, seed]
-            command = [sys.executable, "-m", "platoon_base", "launch", *where, "-n", 1, "-D", "cpu", "--log-dir",
-                       f"{folder}/logs{number}", *words]  # fmt: skip
-            output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-            processes.append(subprocess.Popen([*host.enter(), *map(str, command)], env=environment, **output))
-        try:
-            outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
-        finally:
-            for process in processes:
-                process.terminate()
-        if any(process.returncode for process in processes):
-            sys.exit(f"{method}, {codec} FAILED:\n{''.join(outputs)}")
-        return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(len(processes))]
 
 
 def measured(name: str, link: str, seed: int, steps: int, hosts: list[namespaces.Host]) -> dict:
     """Train once; returns the seconds and steps to each target, None where it was not reached."""
     method, codec = METHODS.get(name, ("alone", "none"))
-    workers = run(method, codec, seed, steps, hosts)
+    words = [method, steps, EVERY, RATE, LONGEST_S, seed]
+    workers = run(codec, words, hosts, script=SCRIPT)
     points = list(zip(*(worker["points"] for worker in workers)))
     curve = [(max(s for _, s, _ in each), each[0][0], sum(loss for *_, loss in each) / len(each)) for each in points]
     reached = {target: next(((s, step) for s, step, loss in curve if loss <= target), None) for target in TARGETS}

@@ -1,5 +1,6 @@
 """Jobs of several hosts, all this machine, whose workers have CUDA devices."""
 
+from same_training import require_alike, require_fewer_bytes
 from scripts_here import script_path
 
 from tests.helpers.launching_hosts import Hosts, clean_environment
@@ -38,11 +39,8 @@ class HostsOnGpus:
     def require_same_training(self, script, devices, args=()):
         """Train exactly and by ``int8``, and compare loss, bits and bytes."""
         exact, compressed = (self.run(script, codec, devices, args) for codec in ("none", "int8"))
-        for workers in (exact, compressed):
-            assert len({bits for _, bits, _ in workers}) == 1
-        assert exact[0][1] != compressed[0][1]
-        assert abs(compressed[0][0] / exact[0][0] - 1) < 0.05
-        assert sum(sent for *_, sent in compressed) < 0.3 * sum(sent for *_, sent in exact)
+        require_alike(exact, compressed)
+        require_fewer_bytes(exact, compressed)
 
     def close(self):
         for hosts in self._opened:

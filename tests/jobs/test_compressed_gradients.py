@@ -5,6 +5,7 @@ import os
 
 import pytest
 from needing import needs, needs_blocks, needs_theano
+from same_training import require_alike, require_fewer_bytes
 from scripts_here import script_path
 
 from tests.helpers.launching_hosts import Hosts, clean_environment
@@ -66,12 +67,9 @@ def trained(tmp_path):
 
 def require_same_training(trained, script, workers=(1, 1), args=()):
     exact, compressed = (trained(script, codec, workers, args) for codec in ("none", "int8"))
-    for found in (exact, compressed):
-        assert len({bits for _, bits, _ in found}) == 1
-    assert exact[0][1] != compressed[0][1]
-    assert compressed[0][0] == pytest.approx(exact[0][0], rel=0.05)
+    require_alike(exact, compressed)
     assert exact[0][0] < 1.5
-    assert sum(sent for *_, sent in compressed) < 0.3 * sum(sent for *_, sent in exact)
+    require_fewer_bytes(exact, compressed)
 
 
 @needs_torch
@@ -102,10 +100,7 @@ def test_keras_learns_as_much_by_gradients_that_stay_on_devices(trained, request
     exact, compressed = (
         trained("compressed_gradients_keras", codec, (2, 1), environment=environment) for codec in ("none", "int8")
     )
-    for found in (exact, compressed):
-        assert len({bits for _, bits, _ in found}) == 1
-    assert exact[0][1] != compressed[0][1]
-    assert compressed[0][0] == pytest.approx(exact[0][0], rel=0.05)
+    require_alike(exact, compressed)
 
 
 @needs_keras
