@@ -37,14 +37,16 @@ def extensions():
         _extension("_codecs", flags),
         _extension("_excerpt", flags),
         _extension("_guard", flags),
+        _extension("_gates", flags, package="platoon_plugins.keras.backends"),
     ]
 
 
-def _extension(name, flags, *headers):
+def _extension(name, flags, *headers, package="platoon_base"):
+    folder = package.replace(".", "/")
     return Extension(
-        f"platoon_base.{name}",
-        [f"platoon_base/{name}.c"],
-        depends=[f"platoon_base/{header}" for header in headers],
+        f"{package}.{name}",
+        [f"{folder}/{name}.c"],
+        depends=[f"{folder}/{header}" for header in headers],
         define_macros=[("Py_LIMITED_API", "0x03090000")],
         py_limited_api=True,
         optional=True,

@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["CudaArray", "CudaContext", "Queue", "is_device_array", "is_gpu_array"]
+__all__ = ["CudaArray", "CudaContext", "Flush", "Queue", "is_device_array", "is_gpu_array"]
 
 Queue = Callable[[list[int], int], None]  # with the addresses of arrays, and the stream to queue on
+Flush = Callable[[], None]  # makes a call that was put off, unless it has been made
 
 
 def is_gpu_array(array: Any) -> bool:

@@ -81,8 +81,13 @@ class Group(Protocol):
         """Return what `Parameter.on_device` would of each; None if each has to be asked.
 
         The sequence has an attribute ``like``, another object whenever shapes, dtypes or devices are not those of the
-        call before; a list of indices gives a part of it, whose changes are changes of the whole.
+        call before; a list of indices gives a part of it, whose changes are changes of the whole. Its method
+        ``change(queue, may_wait)`` is `DeviceRuntime.change` for it.
         """
+        ...
+
+    def share_on_device(self, parameters: Sequence[Any]) -> None:
+        """Prepare for a center on devices, with which these parameters are synchronized from now on."""
         ...
 
 
@@ -258,6 +263,11 @@ class Parameters:
         """Return the values as device arrays, to be given back if they change; None for each that is on the host."""
         found = None if self._group is None else self._group.borrow_on_device(self._parameters)
         return [p.on_device() for p in self._parameters] if found is None else found
+
+    def share_on_device(self) -> None:
+        """Prepare for a center on devices."""
+        if self._group is not None:
+            self._group.share_on_device(self._parameters)
 
     def _require_apart(self) -> None:
         """Raise if two parameters lie on the same memory: it would be synchronized twice."""

@@ -7,6 +7,7 @@ values and center states, copied every few seconds.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +21,7 @@ from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_partitions import Partitions
 from platoon_base.centers.device_source import kernel_source, kernel_types
 from platoon_base.centers.device_tiles import Tiling, split_element_code, tile_table
+from platoon_base.device_arrays import Flush
 from platoon_base.devices.cuda import HostMemory
 from platoon_base.devices.runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
 from platoon_base.errors import LayoutMismatchError
@@ -94,6 +96,7 @@ class DeviceCenter:
         self._refused = runtime.buffer(_NOTHING_REFUSED)
         self._launches: list[_Launch] = []
         self._queued = False  # whether kernels may be under way
+        self._put_off: list[Flush] = []  # of kernels that are launched when their arrays are used next
         self._planned = 0  # version of the partitions for which the launches were planned
         self._next_mirror = 0.0
         self._mirror: tuple[int, list[int]] = 0, []  # number of the latest mirror, and the partitions being copied
@@ -101,10 +104,15 @@ class DeviceCenter:
     def sync(
         self, rule: Rule, arrays: Sequence[DeviceArray], locked: bool, timeout_s: float
     ) -> NonFiniteElement | None:
-        """Apply the rule once between ``arrays``, changed in place, and the center."""
+        """Apply the rule once between ``arrays``, changed in place, and the center.
+
+        Where that is possible, it is done when ``arrays`` are used next.
+        """
+        self._launch_all()
         self._partitions.open_all(timeout_s)
         refused = self._take_refused()
-        self._launch(self._call(rule, locked), arrays, self._call(rule_of_moments(rule), locked, moments=True))
+        of_moments = self._call(rule_of_moments(rule), locked, moments=True)
+        self._launch(self._call(rule, locked), arrays, of_moments, may_wait=True)
         self._publish_mirror_stamps()
         if time.monotonic() >= self._next_mirror or self._directory.wanted != self._mirror[0]:
             self.mirror()
@@ -125,6 +133,7 @@ class DeviceCenter:
         averaged: bool = False,
     ) -> None:
         """Copy the center into ``out``; with ``begin`` start the rule's states on this worker, at the same moment."""
+        self._launch_all()
         average = self._average if averaged else None
         if self._directory.complete:
             self._partitions.open_all(timeout_s)
@@ -139,6 +148,7 @@ class DeviceCenter:
 
     def write(self, values: Sequence[DeviceArray], locked: bool, timeout_s: float) -> None:
         """Put ``values`` in place of the center's, and start the rule's states on this worker, at the same moment."""
+        self._launch_all()
         self._partitions.open_all(timeout_s)
         self._launch(_Call("overwrite"), values)
 
@@ -186,6 +196,7 @@ class DeviceCenter:
 
     def finish(self) -> None:
         """Wait until the center has all values that this worker gave it; on devices calls are queued."""
+        self._launch_all()
         if self._queued:
             self._refused.read()  # each kernel was launched with it
             self._queued = False
@@ -203,16 +214,30 @@ class DeviceCenter:
         """Release the memory; a second call does nothing."""
         if self._directory.closed:
             return
-        self.finish()
-        self.settle()
-        self._memory.close()
-        self._partitions.close(over)
+        self._put_off = []  # a worker that leaves does not make up for them
         self._launches = []
-        self._directory.close()
+        with contextlib.ExitStack() as always:  # in the opposite order
+            always.callback(self._directory.close)
+            always.callback(self._partitions.close, over)
+            always.callback(self._memory.close)
+            self.finish()
+            self.settle()
 
     # The kernels.
 
-    def _launch(self, call: _Call, arrays: Sequence[DeviceArray], of_moments: _Call | None = None) -> None:
+    def _launch_all(self) -> None:
+        """Launch the kernels that were put off, so that all that follows comes behind them."""
+        put_off, self._put_off = self._put_off, []
+        for flush in put_off:
+            flush()
+
+    def _launch(
+        self,
+        call: _Call,
+        arrays: Sequence[DeviceArray],
+        of_moments: _Call | None = None,
+        may_wait: bool = False,
+    ) -> None:
         """Launch a kernel on the parameters, and that of the moments, by default the same, on these."""
         if not self._launches or self._planned != self._partitions.version:
             self._launches, self._planned = self._plan(), self._partitions.version
@@ -221,7 +246,10 @@ class DeviceCenter:
             taken = _chosen(arrays, launch.parameters)
             made = of_moments if launch.moments and of_moments is not None else call
             compiled = self._kernel(made.kernel, launch)
-            self._runtime.change(taken, functools.partial(self._queue, compiled, launch, taken, made.scalars))
+            queue = functools.partial(self._queue, compiled, launch, taken, made.scalars)
+            flush = self._runtime.change(taken, queue, may_wait)
+            if flush is not None:
+                self._put_off.append(flush)
 
     def _queue(
         self,
@@ -233,6 +261,8 @@ class DeviceCenter:
         stream: int,
     ) -> None:
         """Queue one launch, on arrays whose memory starts at ``bases``."""
+        if self._directory.closed:  # since it was put off
+            return
         if bases != launch.bases:
             launch.bases = []
             launch.table.write(np.asarray(bases, dtype="uint64"), stream)

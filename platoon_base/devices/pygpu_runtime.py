@@ -56,7 +56,7 @@ class PygpuRuntime:
     def zeros(self, size: int, dtype: str) -> _Buffer:
         return _Buffer(gpuarray.zeros((size,), dtype, context=self._context))
 
-    def change(self, arrays: Sequence[GpuArray], queue: Queue) -> None:
+    def change(self, arrays: Sequence[GpuArray], queue: Queue, may_wait: bool = False) -> None:
         """Queue a kernel, which is ordered by its arguments, on whatever stream."""
         queue([int(array.gpudata) for array in arrays], 0)
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol, Union
 
 import numpy as np
 
-from platoon_base.device_arrays import CudaArray, CudaContext, Queue
+from platoon_base.device_arrays import CudaArray, CudaContext, Flush, Queue
 from platoon_base.devices.cuda import OF_CENTER, Driver, DriverError, compile_source, nvrtc_version, primary_driver
 
 __all__ = ["Argument", "CudaRuntime", "DeviceBuffer", "DeviceRuntime", "Kernel", "runtime_of"]
@@ -101,9 +101,12 @@ class DeviceRuntime(Protocol):
         """Allocate a buffer of zeros."""
         ...
 
-    def change(self, arrays: Sequence[Any], queue: Queue) -> None:
+    def change(self, arrays: Sequence[Any], queue: Queue, may_wait: bool = False) -> Flush | None:
         """Let a kernel be queued behind all work on arrays, and before what is queued on them next; see
         `CudaArray.change`.
+
+        With ``may_wait`` the call of ``queue`` may be put off until the framework uses the arrays next. Then it returns
+        a function that makes the call, unless it has been made; whoever reads the arrays does so too.
         """
         ...
 
@@ -182,8 +185,13 @@ class CudaRuntime:
             self._codes[source] = self._compile(source, self._machine)
         return self.driver.load_kernel(self._codes[source], name)
 
-    def change(self, arrays: Sequence[CudaArray], queue: Queue) -> None:
+    def change(self, arrays: Sequence[CudaArray], queue: Queue, may_wait: bool = False) -> Flush | None:
+        at_once: Any = arrays
+        if hasattr(arrays, "like"):  # borrowed all at once; see `platoon_base.parameters.Group`
+            flush: Flush | None = at_once.change(queue, may_wait)
+            return flush
         arrays[0].change(arrays, queue)
+        return None
 
     def follow(self, stream: int) -> None:
         """Let what is queued on a stream from now on wait for the kernels that were launched."""

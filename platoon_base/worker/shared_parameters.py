@@ -148,6 +148,7 @@ class SharedParameters:
             self._watch = DivergenceWatch(self._rank, _DEVICE_POLL_INTERVAL_S if self.center.on_device else 0.0)
             if self.center.on_device:
                 self._connection.finish_queued = functools.partial(_finish_in, threading.get_ident(), self.finish)
+                self.parameters.share_on_device()
             if waits(rule):
                 of_rounds: Any = self.center
                 self.rounds = WorkerRounds(client, of_rounds, self._rule_for, self._turns, self._progress)
@@ -414,10 +415,12 @@ class SharedParameters:
     def withdraw(self) -> None:
         """Close a center that no process will open again; its creator removes the name."""
         self._connection.finish_queued = lambda: None
-        if self.center is not None:
-            self.center.close(over=True)
-        if self._unlink is not None:
-            self._unlink()
+        try:
+            if self.center is not None:
+                self.center.close(over=True)
+        finally:
+            if self._unlink is not None:
+                self._unlink()
 
     def close(self) -> None:
         """Release the center; a second call does nothing."""
@@ -479,7 +482,10 @@ def _on_host(arrays: Sequence[Any], center: Center) -> Iterator[Sequence[Any]]:
 
     They do so after an error as well: by then a round may have been completed.
     """
-    taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
+    if center.on_device:
+        yield arrays
+        return
+    taken = [np.asarray(array, order="C") for array in arrays]
     try:
         yield taken
     finally:

@@ -12,6 +12,8 @@ __all__ = ["UnchangedWatch"]
 
 log = logging.getLogger(__name__)
 
+_MOST_NAMES = 10
+
 
 class UnchangedWatch:
     """Compares checksums of parameters until each has changed once; after that it costs nothing.
@@ -43,7 +45,7 @@ class UnchangedWatch:
         self._watched -= {i for i, before in self._sums.items() if checksum(arrays[i]) != before}
         self._seen += bool(self._sums)
         if self._watched and self._seen >= self._patience:
-            names = ", ".join(self._names[i] for i in sorted(self._watched))
+            names = _some([self._names[i] for i in sorted(self._watched)])
             self._watched = set()
             log.warning(
                 "rank %d: %s did not change in %d synchronizations, so the center learns nothing from this worker. "
@@ -58,3 +60,9 @@ class UnchangedWatch:
         """Record the values' checksums."""
         self._watched = {i for i in self._watched if arrays[i].size}  # empty arrays cannot change
         self._sums = {i: checksum(arrays[i]) for i in self._watched}
+
+
+def _some(names: Sequence[str]) -> str:
+    """Name the first ones, and say how many there are beside them."""
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

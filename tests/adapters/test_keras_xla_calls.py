@@ -104,6 +104,28 @@ def test_a_call_behind_an_array_stays_in_the_loop_that_changes_it():
     assert (header.calls, sums.calls) == (5, 5)
 
 
+def test_a_gate_lets_one_call_in():
+    import jax
+    import jax.numpy as jnp
+
+    from platoon_plugins.keras.backends.xla_calls import Gate, call_on_stream
+
+    counted, others, gate = Counted(), Counted(), Gate()
+    program = jax.jit(lambda x: call_on_stream(counted, [call_on_stream(others, [x])[0] + 1], gate=gate)[0])
+
+    def run():
+        np.testing.assert_array_equal(program(jnp.zeros(3)), [1, 1, 1])
+        return counted.calls
+
+    assert run() == 0
+    gate.let_one_in()
+    assert [run(), run()] == [1, 1]
+    gate.let_one_in()
+    gate.shut()
+    assert run() == 1
+    assert others.calls == 4  # there is no gate before them
+
+
 def test_an_error_ends_the_program_with_its_text():
     import jax
 

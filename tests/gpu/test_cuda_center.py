@@ -4,90 +4,15 @@ Two workers compute on two GPUs where there are two, or else on one. Without a G
 processor as its device, by arrays that are changed in place, as torch's, by copies, and by JAX's.
 """
 
-import functools
-import importlib.util
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
 import numpy as np
 import pytest
+from cuda_center_jobs import BY_JAX, COMPUTES, on_gpus, runner
 from rule_table import ON_DEVICES
 
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
 from platoon_base.checkpoints.writer import Saving
-from platoon_base.devices.discovery import cuda_devices
 
 pytestmark = pytest.mark.timeout(600)
-
-DEVICES = (cuda_devices().names * 2)[:2]
-PREAMBLE = Path(__file__).parents[1] / "helpers" / "cuda_center_preamble.py"
-COMPUTES = {
-    "torch": "import torch; assert torch.cuda.is_available() and torch.version.cuda",
-    "jax": "import jax; assert jax.devices()[0].platform == 'gpu'",
-}
-
-
-@functools.cache
-def require_computing(framework):
-    """Skip unless a framework computes on GPUs; a process of its own finds out, for tests fork."""
-    if not DEVICES:
-        pytest.skip(f"needs a CUDA device: {cuda_devices().why_none()}")
-    if importlib.util.find_spec("cuda") is None:
-        pytest.skip("needs cuda-bindings: pip install 'platoon-plugins[cuda]'")
-    done = subprocess.run([sys.executable, "-c", COMPUTES[framework]], capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"needs {framework} on CUDA: {(done.stderr.splitlines() or ['?'])[-1]}")
-
-
-def on_gpus(run_job, framework):
-    """Make a function that runs a script, given as text, on two workers with GPUs, behind `cuda_center_preamble`."""
-    require_computing(framework)
-    environment = {"KERAS_BACKEND": framework, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-
-    def run(text, center="device", **options):
-        script = PREAMBLE.read_text() + textwrap.dedent(text)
-        return run_job(script, 2, devices=DEVICES, center=center, environment=environment, **options)
-
-    return run
-
-
-def on_processor(run_job, folder, values):
-    """Make a function that does the same with the processor as the device, behind `processor_center_preamble`."""
-    preamble = PREAMBLE.with_name("processor_center_preamble.py").read_text()
-    environment = {"LD_LIBRARY_PATH": str(folder), "VALUES": values}
-
-    def run(text, **options):
-        return run_job(preamble + textwrap.dedent(text), 2, center="device", environment=environment, **options)
-
-    return run
-
-
-def on_processor_by_jax(run_job, folder):
-    """Make a function that does the same by JAX, whose CPU is the device, behind `cuda_center_preamble`."""
-    if os.environ.get("KERAS_BACKEND") != "jax":
-        pytest.skip("about JAX: run it with KERAS_BACKEND=jax")
-    environment = {"LD_LIBRARY_PATH": str(folder), "JAX_PLATFORMS": "cpu", "CENTER_ON_PROCESSOR": str(folder)}
-
-    def run(text, center="device", **options):
-        script = PREAMBLE.read_text() + textwrap.dedent(text)
-        return run_job(script, 2, center=center, environment=environment, **options)
-
-    return run
-
-
-BY_JAX = pytest.param("jax on the processor", marks=pytest.mark.keras)
-
-
-def runner(run_job, request):
-    if request.param in COMPUTES:
-        return on_gpus(run_job, request.param)
-    folder = request.getfixturevalue("processor_driver")
-    if request.param in ("in place", "copies"):
-        return on_processor(run_job, folder, request.param)
-    return on_processor_by_jax(run_job, folder)
 
 
 @pytest.fixture(params=["torch", "jax", BY_JAX])
@@ -449,5 +374,28 @@ def test_a_center_that_is_closed_is_freed_at_once(run_on_cuda):
         center = weakref.ref(center)
         worker.release_shared_params()
         assert center() is None, gc.get_referrers(center())
+        """
+    ).require_success()
+
+
+def test_a_center_is_closed_also_if_its_device_fails(run_on_cuda):
+    run_on_cuda(
+        """
+        import gc
+        from platoon_base.centers.device import DeviceCenter
+        from platoon_base.centers.device_directory import DeviceDirectory
+
+        def failing(self):
+            raise RuntimeError("the device is gone")
+
+        x = on_device(np.zeros(1000))
+        worker.init_shared_params([x], CenterMomentum())
+        worker.sync_params()
+        worker.barrier()
+        (directory,) = [each for each in gc.get_objects() if type(each) is DeviceDirectory]
+        DeviceCenter.settle = failing
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            worker.close()
+        assert directory.closed
         """
     ).require_success()

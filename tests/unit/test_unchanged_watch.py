@@ -35,6 +35,14 @@ def test_all_of_them_are_named(shared, caplog):
     assert "parameter 0, parameter 1 did not change" in record.getMessage()
 
 
+def test_of_many_the_first_ones_are_named(job_of_one, caplog):
+    job_of_one.init_shared_params([np.ones(1) for _ in range(14)], ASGD())
+    for _ in range(4):
+        job_of_one.sync_params()
+    (record,) = caplog.records
+    assert "parameter 8, parameter 9 and 4 more did not change" in record.getMessage()
+
+
 @pytest.mark.parametrize("element", [(0, 0), (2, 3)])
 def test_a_single_element_that_changes_is_enough(shared, caplog, element):
     worker, (w, b) = shared

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from platoon_base.device_arrays import CudaArray, Queue
+from platoon_base.device_arrays import CudaArray, Flush, Queue
 from platoon_base.errors import PlatoonError
 from platoon_plugins.keras.backends import xla_calls
 
-__all__ = ["JaxArray", "JaxArrays", "device_of", "on_cuda"]
+__all__ = ["AwaitedArrays", "JaxArray", "JaxArrays", "change_now", "device_of", "on_cuda"]
 
 _POLL_INTERVAL_S = 1.0  # between checks, during the wait for a program's call, whether the program has failed
 
@@ -45,21 +45,11 @@ class JaxArray(CudaArray):
     @staticmethod
     def change(arrays: Sequence[JaxArray], queue: Queue) -> None:
         """Queue work on copies of the values, or on donated ones, by a program in the order of JAX's other programs."""
-        many = arrays if isinstance(arrays, JaxArrays) else None
-        donated = all(array._donated for array in arrays) if many is None else many.donated
-        given = [array.value for array in arrays] if many is None else many.values
-        try:
-            values, failure = _programs[donated].run(given, queue)
-        except BaseException:
-            _begin_anew()
-            raise
-        if many is not None:
-            many.values = values
-        else:
-            for array, value in zip(arrays, values):
-                array.value = value
+        donated = all(array._donated for array in arrays)
+        values, failure = change_now([array.value for array in arrays], donated, queue)
+        for array, value in zip(arrays, values):
+            array.value = value
         if failure is not None:
-            _begin_anew()
             raise failure
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
@@ -99,18 +89,34 @@ class JaxArrays(Sequence[JaxArray]):
     values : list of jax.Array
     donated : bool
     like : object
+    are_to_be_given_back : bool
+        Whether the values may be others than those that were borrowed.
     """
 
     def __init__(self, values: list[Any], donated: bool, like: object) -> None:
-        self.donated, self.like = donated, like
-        self._values = values
+        self.donated, self.like, self.are_to_be_given_back = donated, like, True
+        self._known = values
         self._made: dict[int, JaxArray] = {}
+
+    def change(self, queue: Queue, may_wait: bool = False) -> Flush | None:
+        """Let work be queued that changes the arrays; see `platoon_base.devices.runtime.DeviceRuntime.change`."""
+        return self.change_some(range(len(self)), queue, may_wait)
+
+    def change_some(self, indices: Sequence[int], queue: Queue, may_wait: bool) -> Flush | None:
+        """Do so with some of them."""
+        values = self.values
+        changed, failure = change_now([values[i] for i in indices], self.donated, queue)
+        self.put(indices, changed)
+        if failure is not None:
+            raise failure
+        return None
 
     @property
     def values(self) -> list[Any]:
+        values = self._current()
         for index, array in self._made.items():
-            self._values[index] = array.value
-        return self._values
+            values[index] = array.value
+        return values
 
     @values.setter
     def values(self, values: list[Any]) -> None:
@@ -118,13 +124,18 @@ class JaxArrays(Sequence[JaxArray]):
 
     def put(self, indices: Sequence[int], values: list[Any]) -> None:
         """Replace some of the values."""
+        known = self._current()
         for index, value in zip(indices, values):
-            self._values[index] = value
+            known[index] = value
             if index in self._made:
                 self._made[index].value = value
 
+    def _current(self) -> list[Any]:
+        """Return the values, but for those of arrays that were made of them and have changed."""
+        return self._known
+
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._known)
 
     def __getitem__(self, index: Any) -> Any:
         """Return one array, or some, by a slice or a list of indices; changes of these are changes of the whole."""
@@ -132,9 +143,9 @@ class JaxArrays(Sequence[JaxArray]):
         if isinstance(index, (slice, list)):
             chosen = index if isinstance(index, list) else [*everything[index]]
             return self if chosen == [*everything] else _Part(self, chosen)
-        index = everything[index]
+        index, values = everything[index], self._current()
         if index not in self._made:
-            self._made[index] = JaxArray(self._values[index], self.donated)
+            self._made[index] = JaxArray(values[index], self.donated)
         return self._made[index]
 
 
@@ -144,6 +155,9 @@ class _Part(JaxArrays):
     def __init__(self, whole: JaxArrays, indices: list[int]) -> None:
         super().__init__([], whole.donated, None)
         self._whole, self._indices = whole, indices
+
+    def change(self, queue: Queue, may_wait: bool = False) -> Flush | None:
+        return self._whole.change_some(self._indices, queue, may_wait)
 
     @property
     def values(self) -> list[Any]:
@@ -159,6 +173,52 @@ class _Part(JaxArrays):
 
     def __getitem__(self, index: Any) -> Any:
         return self._whole[[self._indices[i] for i in index] if isinstance(index, list) else self._indices[index]]
+
+
+class Later(Protocol):
+    """A program that gets many arrays next, and can change them when it starts."""
+
+    def put_off(self, indices: Sequence[int], queue: Queue) -> bool:
+        """Let it call ``queue`` for some of the arrays; return False if it cannot."""
+        ...
+
+    def flush(self) -> None:
+        """Make the calls that were put off and that it has not made."""
+        ...
+
+    def values(self) -> list[Any]:
+        """Return the arrays, changed by all calls so far."""
+        ...
+
+
+class AwaitedArrays(JaxArrays):
+    """Arrays that a program gets next: as long as nobody looks at them, it makes the changes.
+
+    Parameters
+    ----------
+    later : Later
+    count : int
+        Number of arrays.
+    like : object
+        See `JaxArrays`.
+    """
+
+    def __init__(self, later: Later, count: int, like: object) -> None:
+        super().__init__([None] * count, True, like)
+        self.are_to_be_given_back = False
+        self._later = later
+
+    def change_some(self, indices: Sequence[int], queue: Queue, may_wait: bool) -> Flush | None:
+        if not may_wait or not self._later.put_off(indices, queue):
+            return super().change_some(indices, queue, may_wait)
+        self.are_to_be_given_back = False
+        return self._later.flush
+
+    def _current(self) -> list[Any]:
+        if not self.are_to_be_given_back:
+            self.are_to_be_given_back = True
+            self.put(range(len(self)), self._later.values())
+        return self._known
 
 
 def on_cuda(value: Any, donated: bool = False) -> JaxArray | None:
@@ -221,6 +281,18 @@ class _Program:
         except BaseException as exc:
             self._failure = exc
         self._called.set()
+
+
+def change_now(values: list[Any], donated: bool, queue: Queue) -> tuple[list[Any], BaseException | None]:
+    """Return values that a program has changed by queued work, and the exception of that work; see `JaxArray`."""
+    try:
+        changed, failure = _programs[donated].run(values, queue)
+    except BaseException:
+        _begin_anew()
+        raise
+    if failure is not None:
+        _begin_anew()
+    return changed, failure
 
 
 _programs = [_Program(donates) for donates in (False, True)]

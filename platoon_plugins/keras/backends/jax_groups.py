@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from platoon_plugins.keras.backends.aligned import writable
-from platoon_plugins.keras.backends.jax_arrays import JaxArrays, device_of, on_cuda
-from platoon_plugins.keras.backends.jax_state import Place, StepState
+from platoon_plugins.keras.backends.jax_arrays import AwaitedArrays, JaxArrays, device_of, on_cuda
+from platoon_plugins.keras.backends.jax_places import Place
+from platoon_plugins.keras.backends.jax_state import StepState
+from platoon_plugins.keras.backends.jax_step_calls import StepCall
 
 __all__ = ["VariableGroup"]
 
@@ -38,6 +40,7 @@ class VariableGroup:
         self._state, self._take_over = state, take_over
         self._lent: list[weakref.ref[Array]] = []
         self._known: tuple[int, Any, list[Place] | None] = (0, None, None)
+        self._awaited: Any = None  # the call of the steps whose arrays have been looked at
         self._devices = _Kind(lambda array: on_cuda(array) is not None)
         self._hosts = _Kind(lambda array: device_of(array.sharding).platform == "cpu" and array.dtype.kind == "f")
 
@@ -57,23 +60,35 @@ class VariableGroup:
     def give_back(self, variables: Sequence[Any], arrays: Sequence[Any]) -> bool:
         """Make arrays that `borrow` or `borrow_on_device` returned the values; return whether that is done."""
         if isinstance(arrays, JaxArrays):
-            self._assign(variables, arrays.values)
+            if arrays.are_to_be_given_back:
+                self._assign(variables, arrays.values)
             return True
         lent, self._lent = self._lent, []
         return _same(arrays, [array() for array in lent])  # then they are the memory of the values
 
     def borrow_on_device(self, variables: Sequence[Any]) -> JaxArrays | None:
         """Return the values, if all are on one CUDA device; None if they have to be borrowed one by one."""
+        places = self._places_of(variables)
+        call = self._state.call_on(places)
+        if call is not None and call is self._awaited:
+            return AwaitedArrays(call, len(variables), self._devices.like)
         arrays = self._arrays(variables)
         if not self._devices.has(arrays):
             return None
         # Callbacks may have arrays that are in the variables; those in the lists they have never seen.
-        donated = self._state.is_open and _all_donated(variables)
+        donated = places is not None and _all_donated(variables)
+        if donated:
+            self._awaited = call  # from now on what the steps return is like this
         return JaxArrays(arrays, donated, self._devices.like)
+
+    def share_on_device(self, variables: Sequence[Any]) -> None:
+        """Let the steps of a fit, before they are compiled, make the synchronizations of variables themselves."""
+        if _all_donated(variables) and self._devices.has(self._arrays(variables)):
+            self._state.begin_by_a_call([variable.variable for variable in variables], StepCall)
 
     def forget(self) -> None:
         """Let go of the variables of a fit that is over."""
-        self._known, self._lent = (0, None, None), []
+        self._known, self._lent, self._awaited = (0, None, None), [], None
 
     def _arrays(self, variables: Sequence[Any]) -> list[Any]:
         places = self._places_of(variables)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib
 import itertools
 import logging
 import math
@@ -24,9 +25,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Block", "Filler", "Queuer", "call_in_place", "call_on_stream"]
+__all__ = ["Block", "Filler", "Gate", "Queuer", "call_in_place", "call_on_stream"]
 
 log = logging.getLogger(__name__)
+
+gates: Any = None  # the C extension, if it was built
+try:
+    gates = importlib.import_module("platoon_plugins.keras.backends._gates")
+except ImportError as exc:
+    log.debug("the C extension is missing (%s): each call out of a compiled program comes to Python", exc)
 
 Array = np.ndarray[Any, Any]
 _TARGET, _STREAM_TARGET = "platoon_call_in_place", "platoon_call_on_stream"
@@ -147,6 +154,27 @@ class Block(NamedTuple):
     dtype: np.dtype[Any]
 
 
+class Gate:
+    """Keeps the calls of one handler from Python, in all programs that make them, until one is let in.
+
+    Without the C extension all calls come, so a handler still has to know whether it is wanted.
+    """
+
+    def __init__(self) -> None:
+        self.number = next(_numbers)
+        self.shut()
+
+    def shut(self) -> None:
+        """Let no call in."""
+        if gates is not None:
+            gates.set_gate(self.number, gates.SHUT)
+
+    def let_one_in(self) -> None:
+        """Let the next call in, and none after it."""
+        if gates is not None:
+            gates.set_gate(self.number, gates.ONE)
+
+
 class Queuer(Protocol):
     """Handler that queues work between the kernels of a program; it must outlive the program that makes the call."""
 
@@ -187,7 +215,9 @@ def call_in_place(filler: Filler, arrays: Sequence[Any], scalar: Any) -> list[An
     return outs
 
 
-def call_on_stream(queuer: Queuer, arrays: Sequence[Any], after: Sequence[Any] = ()) -> list[Any]:
+def call_on_stream(
+    queuer: Queuer, arrays: Sequence[Any], after: Sequence[Any] = (), gate: Gate | None = None
+) -> list[Any]:
     """Return the results of the work that ``queuer.queue`` queues for arrays, in a program on a CUDA device.
 
     The calls of one program are made in the order in which they were traced.
@@ -199,26 +229,30 @@ def call_on_stream(queuer: Queuer, arrays: Sequence[Any], after: Sequence[Any] =
         At least one array, of float16, float32 or float64, traced or not.
     after : sequence of array
         That have to be there before the call.
+    gate : Gate, optional
+        Of a queuer whose calls always have the same arrays, and one of them a program.
 
     Returns
     -------
     list of array
         With the shapes and dtypes of ``arrays``.
     """
-    return _call(_STREAM_TARGET, queuer, arrays, after)
+    return _call(_STREAM_TARGET, queuer, arrays, after, gate)
 
 
-def _call(target: str, handler: Any, ins: Sequence[Any], before: Sequence[Any] = ()) -> list[Any]:
+def _call(
+    target: str, handler: Any, ins: Sequence[Any], before: Sequence[Any] = (), gate: Gate | None = None
+) -> list[Any]:
     """Add a call to a program, after its earlier calls, with results in the memory of the arguments.
 
     The call is not declared to have a side effect, as JAX takes several times as long to start programs with effects.
     XLA still does not remove a call, as its results are used, or merge two calls, as their numbers differ.
     """
     global _latest
-    number = next(_numbers)
+    number = next(_numbers) if gate is None else gate.number
     _fillers[number] = handler
     _kinds[number] = [(math.prod(array.shape), np.dtype(array.dtype)) for array in ins]
-    weakref.finalize(handler, _kinds.pop, number).atexit = False
+    weakref.finalize(handler, _kinds.pop, number, None).atexit = False
     call = jax.ffi.ffi_call(
         target,
         [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in ins],
@@ -254,9 +288,18 @@ def _on_cpu(frame: Any) -> None:
 
 
 def _queue(frame: Any, stream: int) -> None:
-    number, buffers = _number_of(frame), frame.results.buffers
-    blocks = [Block(buffers[i].contents.data or 0, *kind) for i, kind in enumerate(_kinds[number])]
+    number = _number_of(frame)
+    blocks = [Block(address, *kind) for address, kind in zip(_addresses(frame), _kinds[number])]
     _fillers[number].queue(blocks, stream)
+
+
+def _addresses(frame: Any) -> list[int]:
+    """Return where the results of a call are."""
+    if gates is not None:
+        found: list[int] = gates.result_addresses(ctypes.addressof(frame))
+        return found
+    buffers = frame.results.buffers
+    return [buffers[i].contents.data or 0 for i in range(frame.results.count)]
 
 
 def _number_of(frame: Any) -> int:
@@ -299,11 +342,24 @@ def _size(buffer: Any) -> int:
     return math.prod(buffer.dims[: buffer.rank])
 
 
-_TARGETS = [(_TARGET, "cpu", _in_place), (_STREAM_TARGET, "cpu", _on_cpu), (_STREAM_TARGET, "CUDA", _on_cuda)]
+_Handler = ctypes.CFUNCTYPE(_Pointer, ctypes.POINTER(_Frame))
 # Referenced here, as XLA has only their addresses.
-_HANDLERS = [
-    ctypes.CFUNCTYPE(_Pointer, ctypes.POINTER(_Frame))(functools.partial(_answer, make_call))
-    for _, _, make_call in _TARGETS
-]
-for (_name, _platform, _), _handler in zip(_TARGETS, _HANDLERS):
-    jax.ffi.register_ffi_target(_name, jax.ffi.pycapsule(_handler), platform=_platform)
+_handlers = [_Handler(functools.partial(_answer, make_call)) for make_call in (_in_place, _on_cpu, _on_cuda)]
+
+
+def _register() -> None:
+    """Give XLA the handlers, those on streams behind gates."""
+    in_place, *on_streams = _handlers
+    if gates is not None:
+        first, second = (ctypes.cast(handler, _Pointer).value for handler in on_streams)
+        on_streams = [_Handler(address) for address in gates.stand_before(first, second)]
+    targets = (
+        (_TARGET, "cpu", in_place),
+        (_STREAM_TARGET, "cpu", on_streams[0]),
+        (_STREAM_TARGET, "CUDA", on_streams[1]),
+    )
+    for name, platform, handler in targets:
+        jax.ffi.register_ffi_target(name, jax.ffi.pycapsule(handler), platform=platform)
+
+
+_register()
