@@ -101,6 +101,11 @@ class DeviceCenter:
         self._next_mirror = 0.0
         self._mirror: tuple[int, list[int]] = 0, []  # number of the latest mirror, and the partitions being copied
 
+    @property
+    def has_put_off(self) -> bool:
+        """Whether the latest synchronization is made later: when the arrays are used next, or by `finish`."""
+        return bool(self._put_off)
+
     def sync(
         self, rule: Rule, arrays: Sequence[DeviceArray], locked: bool, timeout_s: float
     ) -> NonFiniteElement | None:

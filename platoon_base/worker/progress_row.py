@@ -35,6 +35,7 @@ class ProgressRow:
         self.clock = PhaseClock(self.row["phase_seconds"], self.row["phase_counts"])
         self._script_reports_epochs = self._script_counts = self._epoch_steps_known = False
         self._counted_for_it = 0
+        self._put_off: tuple[int, int, int] | None = None  # position of a synchronization that is made later
 
     def add(self, steps: int, epoch: int | None, loss: float | None) -> None:
         """Record steps that were made; see `Worker.progress`."""
@@ -110,7 +111,12 @@ class ProgressRow:
         return position_of(self.row)
 
     def count_sync(
-        self, began: float, whole: bool, number: int = 0, position: tuple[int, int, int] | None = None
+        self,
+        began: float,
+        whole: bool,
+        number: int = 0,
+        position: tuple[int, int, int] | None = None,
+        put_off: bool = False,
     ) -> None:
         """Count a synchronization.
 
@@ -124,8 +130,13 @@ class ProgressRow:
             Of the round, if it was one.
         position : (epoch, steps within it, all steps), optional
             Up to where the center has this worker's steps.  [all so far]
+        put_off : bool
+            Whether it is made later; then the center has the steps up to the one before.
         """
         row = self.row
+        before, self._put_off = self._put_off, self.position if put_off else None
+        if put_off:
+            whole, position = before is not None, before
         row["syncs"] += 1
         row["round"] = number or row["round"]
         if whole:
@@ -136,8 +147,15 @@ class ProgressRow:
         """Count a copy of the center to the parameters, or of the parameters to the center."""
         self.row["copies"] += 1
 
+    def mark_made(self) -> None:
+        """Record that the latest synchronization has been made, should it have been put off."""
+        if self._put_off is not None:
+            JobState.mark_synced(self.row, self._put_off)
+            self._put_off = None
+
     def mark_all_synced(self) -> None:
         """Record that the center has this worker's values, so that all workers resume at its position."""
+        self._put_off = None
         self._job_state.mark_all_synced(self.row)
 
     def mark_left(self) -> None:

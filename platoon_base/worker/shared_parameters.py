@@ -238,7 +238,7 @@ class SharedParameters:
                     rounds.complete(taken, timeout_s)
                 with self._turns.take("sync", timeout_s, self.finish):
                     refused = center.sync(rule, taken, synchronous or alone, timeout_s)
-                    self._progress.count_sync(began, center.whole)
+                    self._progress.count_sync(began, center.whole, put_off=getattr(center, "has_put_off", False))
                 if rounds is not None and center.whole:
                     rounds.note_equal()
             if judged:
@@ -406,6 +406,7 @@ class SharedParameters:
         """Wait until this worker's updates have reached the center."""
         if self.center is not None:
             self.center.finish()
+            self._progress.mark_made()
 
     def settle(self) -> None:
         """Bring the copy that the controller reads up to date for the last time; all workers have finished."""

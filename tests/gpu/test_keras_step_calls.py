@@ -6,7 +6,7 @@ from cuda_center_jobs import BY_JAX, runner
 pytestmark = pytest.mark.timeout(600)
 
 COUNTED = """
-from platoon_plugins.keras.backends import jax_arrays, jax_step_calls
+from platoon_plugins.keras.backends import jax_step_calls, xla_calls
 
 STEPS, EPOCHS = 12, 3
 made = {"in steps": 0, "apart": 0}
@@ -66,16 +66,107 @@ assert value(model) == 3 * size * STEPS * EPOCHS, value(model)
     )
 
 
-def test_without_the_c_extension_the_same_happens(run):
-    """Then all calls come to Python."""
+def test_without_the_c_extension_synchronizations_are_programs_of_their_own(run):
     run(
         """
-from platoon_plugins.keras.backends import xla_calls
-xla_calls.gates = None
+xla_calls.gate_of = lambda owner: None
 model = ones(keras.optimizers.SGD(1.0))
 fit(model, every=3)
 assert value(model) == size * STEPS * EPOCHS, value(model)
-assert made["in steps"] - made["apart"] >= EPOCHS, made
+assert made["in steps"] == 0, made
+"""
+    )
+
+
+def test_a_function_that_a_user_puts_in_place_of_the_step_is_called(run):
+    """With the first fit's step in it or not; and data end where nobody knew that they would."""
+    run(
+        """
+import functools
+
+def batches(steps):
+    for _ in range(steps):
+        yield np.full((4, 1), -1.0, "float32"), np.zeros((4, 1), "float32")
+
+class Looks(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.jax_state_sync()
+        value(self.model)
+
+model, calls = ones(keras.optimizers.SGD(1.0)), [0]
+total = 0
+for way in ("first fit", "wraps it", "has it within"):
+    plain = model.train_function
+
+    def mine(*args, plain=plain):
+        calls[0] += 1
+        return plain(*args)
+
+    if way != "first fit":
+        model.train_function = functools.wraps(plain)(mine) if way == "wraps it" else mine
+    for callbacks in ([], [Looks()]):
+        model.fit(batches(STEPS), epochs=1, verbose=0,
+                  callbacks=distribute(callbacks, rule=ASGD(), every_n_batches=1))
+        total += size * STEPS
+        assert value(model) == total, (way, value(model), total)
+assert calls[0] >= 4 * STEPS, calls
+"""
+    )
+
+
+def test_calls_of_earlier_steps_do_not_take_the_work_of_a_later_one(run):
+    """On the CPU many steps are queued before the first runs: each synchronization is made before its own step."""
+    run(
+        """
+model = keras.Sequential([keras.Input((400,)), *[keras.layers.Dense(400) for _ in range(4)], keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(1e-6), "mse")
+begun, found, gates = [0], [], []
+
+class Counts(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        begun[0] += 1
+
+let_in, queue = xla_calls.Gate.let_one_in, jax_step_calls.StepCall.queue
+
+def noting(self):
+    gates.append(self)
+    let_in(self)
+
+def queueing(self, *args):
+    found.append((gates[-1].came, begun[0]))
+    queue(self, *args)
+
+xla_calls.Gate.let_one_in, jax_step_calls.StepCall.queue = noting, queueing
+x = np.ones((32 * 60, 400), "float32")
+for _ in range(2):
+    model.fit(x, x[:, :1], 32, 1, verbose=0, callbacks=distribute([Counts()], rule=ASGD(), every_n_batches=4))
+# The call in the step of this number is let in, and it is the step that is being started.
+assert len(found) >= 24, found
+assert all(number == step for number, step in found), found
+"""
+    )
+
+
+def test_a_synchronization_counts_as_made_when_it_is(run):
+    """A worker that is killed before the next step starts goes on where the center has its steps."""
+    run(
+        """
+from watching import position
+
+class Position(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 4:
+            worker.barrier("all have synchronized")  # makes those that were put off
+            assert position(rank).steps == 4, position(rank)
+        elif batch > 4:
+            assert position(rank).steps == batch - 1, (batch, position(rank))
+        counted.append(batch)
+
+counted = []
+model = ones(keras.optimizers.SGD(1.0))
+fit(model, Position(), epochs=1)
+assert counted == [*range(STEPS)]
+assert made["in steps"] - made["apart"] >= STEPS - 5, made
 """
     )
 
@@ -129,6 +220,38 @@ class Sets(keras.callbacks.Callback):
 model = ones(keras.optimizers.SGD(1.0))
 fit(model, Sets(), epochs=1)
 assert value(model) == size * (STEPS + 1000), value(model)
+"""
+    )
+
+
+def test_an_error_where_somebody_looks_leaves_the_model_its_weights(run):
+    """Each synchronization is looked at, as by the watch for divergence once a second."""
+    run(
+        """
+from platoon_base.devices.cuda import Driver
+from platoon_base.worker import divergence, shared_parameters
+launch, launches = Driver.launch, iter(range(1000))
+
+def failing(self, *args):
+    if next(launches) == 9:
+        raise RuntimeError("the device has no more")
+    return launch(self, *args)
+
+class Looks(divergence.DivergenceWatch):
+    def after_sync(self, arrays, rule):
+        [np.asarray(array) for array in arrays]
+
+shared_parameters.DivergenceWatch = Looks
+model = ones(keras.optimizers.SGD(1.0))
+if rank == 0:
+    Driver.launch = failing
+    with pytest.raises(RuntimeError, match="the device has no more"):
+        fit(model, epochs=1)
+    model.jax_state_sync()
+    assert 0 < value(model) <= size * STEPS, value(model)
+else:
+    fit(model, epochs=1)
+assert made["apart"] > 3, made
 """
     )
 

@@ -216,8 +216,9 @@ class AwaitedArrays(JaxArrays):
 
     def _current(self) -> list[Any]:
         if not self.are_to_be_given_back:
+            values = self._later.values()  # after an error there is nothing to give back
             self.are_to_be_given_back = True
-            self.put(range(len(self)), self._later.values())
+            self.put(range(len(self)), values)
         return self._known
 
 

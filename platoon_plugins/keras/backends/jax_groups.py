@@ -84,7 +84,7 @@ class VariableGroup:
     def share_on_device(self, variables: Sequence[Any]) -> None:
         """Let the steps of a fit, before they are compiled, make the synchronizations of variables themselves."""
         if _all_donated(variables) and self._devices.has(self._arrays(variables)):
-            self._state.begin_by_a_call([variable.variable for variable in variables], StepCall)
+            self._state.begin_by_a_call([variable.variable for variable in variables], StepCall.made)
 
     def forget(self) -> None:
         """Let go of the variables of a fit that is over."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from platoon_plugins.keras.backends.jax_places import Place
@@ -44,6 +45,7 @@ class StepState:
         self.version = 0  # of the places of variables
         self._open = False
         self._call: Any = None  # the StepCall with which the step begins, if it does
+        self._is_made_by_keras = False  # of the step, without what wraps it here
 
     def watch(self) -> None:
         """Keep what the model's step returns, from its next call on."""
@@ -60,64 +62,61 @@ class StepState:
             return
         self._call = None  # it is in the step that was compiled before
         compiled = model.train_function
+        self._is_made_by_keras = compiled.__module__.startswith("keras.") and not hasattr(compiled, "__wrapped__")
 
         @functools.wraps(compiled)
         def step(state: Any, *args: Any) -> Any:
             self._open = False
             if self._before and state is not self._returned:
                 state = self._renewed(state)
-            call = self._call
-            begun = call is not None and call.step_begins()
-            try:
+            with contextlib.nullcontext(_ignore) if self._call is None else self._call.step() as require_called:
                 logs, self._returned = compiled(state, *args)
-            except BaseException:
-                if begun:
-                    call.step_has_failed()
-                raise
-            self._before = ()
-            if begun:
-                self._require_begun(call, logs)
+                self._before = ()
+                try:
+                    require_called(self._returned)
+                except BaseException:
+                    self._keep(self._returned)
+                    raise
             return logs, self._returned
 
         model.train_function = step
         self._step = weakref.ref(step)
 
-    def _require_begun(self, call: Any, logs: Any) -> None:
-        """Wait for the step's call; after an error the model has the state that the step has returned."""
-        try:
-            call.step_has_begun(logs or self._returned)
-        except BaseException:
-            model = self._model()
-            if model is not None and self._returned is not None:
-                model._jax_state = dict(zip(STATE, self._returned))
-            raise
+    def _keep(self, returned: Any) -> None:
+        """Give the model the state that a step has returned, behind which there was an error."""
+        model = self._model()
+        if model is not None:
+            model._jax_state = dict(zip(STATE, returned))
 
     def begin_by_a_call(self, variables: Sequence[Any], make_call: Callable[[StepState, list[Place]], Any]) -> None:
-        """Let the model's step, before it is compiled, begin by a call that may change the values of variables."""
+        """Let the model's step, before it is compiled, begin by a call that may change the values of variables.
+
+        It does not if somebody has put a function of his own in place of the one that Keras has made.
+        """
         model = self._model()
-        places = [self._places.get(id(variable)) for variable in variables]
-        if model is None or None in places or model.train_function is not self._step():
-            return  # somebody has wrapped the step meanwhile
-        model.jax_state_sync = functools.partial(_flush_and_sync, weakref.ref(self), weakref.ref(model))
-        if self._call is not None and self._call.places == places:
+        found = [self._places.get(id(variable)) for variable in variables]
+        places = [place for place in found if place is not None]
+        if model is None or len(places) != len(found) or not self._is_made_by_keras:
+            self._call = None
             return
-        own = vars(model).get("train_step")
-        call = make_call(self, [place for place in places if place is not None])
-        model.train_step = call.within(model.train_step)
-        try:
-            model.make_train_function(force=True)
-        finally:
-            if own is None:
-                del model.train_step
-            else:
-                model.train_step = own
-        self.watch()
-        self._call = call
+        if model.train_function is not self._step():
+            self._call = None
+            return
+        if self._call is None or self._call.places != places:
+            call = make_call(self, places)
+            if call is None:
+                return
+            with _in_place_of(model, "train_step", call.within(model.train_step)):
+                model.make_train_function(force=True)
+            self.watch()
+            self._call = call
+        if not isinstance(model.jax_state_sync, _FlushFirst):
+            model.jax_state_sync = _FlushFirst(self, model)
 
     def call_on(self, places: Sequence[Place] | None) -> Any:
         """Return the call with which the next step begins, if it changes the arrays at these places."""
-        call = self._call
-        if call is None or call.places != places:
+        call, model = self._call, self._model()
+        if call is None or call.places != places or not isinstance(getattr(model, "jax_state_sync", None), _FlushFirst):
             return None
         call.places = places  # a list is compared with itself quickly
         return call
@@ -160,11 +159,14 @@ class StepState:
 
     def drop(self) -> None:
         """Forget the arrays of the latest step."""
-        self.close()
-        self._returned, self._kept, self._before = None, (), ()
-        model = self._model()
-        if model is not None:
-            vars(model).pop("jax_state_sync", None)
+        try:
+            self.close()
+        finally:
+            self._open, self._returned, self._kept, self._before = False, None, (), ()
+            model = self._model()
+            patched = None if model is None else model.jax_state_sync
+            if isinstance(patched, _FlushFirst):
+                patched.undo()
 
     def place_of(self, variable: Any) -> Place | None:
         """Return where the value of a variable is in the lists; None if it is not in them now."""
@@ -197,13 +199,49 @@ class StepState:
         )
 
 
-def _flush_and_sync(state: Callable[[], StepState | None], model: Callable[[], Any]) -> None:
-    """Make changes that were put off, and give the state to the variables as Keras does."""
-    known, of = state(), model()
-    if known is not None:
-        known.flush()
-    if of is not None:
-        type(of).jax_state_sync(of)
+class _FlushFirst:
+    """A model's ``jax_state_sync``, by which callbacks ask for the state: what was put off comes first."""
+
+    def __init__(self, state: StepState, model: Any) -> None:
+        self._state, self._model = weakref.ref(state), weakref.ref(model)
+        self._own = vars(model).get("jax_state_sync")
+
+    def __call__(self) -> None:
+        state, model = self._state(), self._model()
+        if state is not None:
+            state.flush()
+        if self._own is not None:
+            self._own()
+        elif model is not None:
+            type(model).jax_state_sync(model)
+
+    def undo(self) -> None:
+        """Give the model back what it had."""
+        model = self._model()
+        if model is not None:
+            _restore(model, "jax_state_sync", self._own)
+
+
+@contextlib.contextmanager
+def _in_place_of(model: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Give a model another method within the ``with`` block."""
+    own = vars(model).get(name)
+    setattr(model, name, function)
+    try:
+        yield
+    finally:
+        _restore(model, name, own)
+
+
+def _restore(model: Any, name: str, own: Any) -> None:
+    if own is None:
+        delattr(model, name)
+    else:
+        setattr(model, name, own)
+
+
+def _ignore(state: Any) -> None:
+    """Do nothing about a step without a call."""
 
 
 def _nothing() -> None:

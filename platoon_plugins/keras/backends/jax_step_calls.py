@@ -7,10 +7,11 @@ queues the center's kernels on the arrays that the step gets.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -43,6 +44,9 @@ class Lists(Protocol):
 class StepCall:
     """The call at the beginning of a model's compiled step; the `Later` of the arrays that the step gets.
 
+    On devices JAX makes it in the thread that starts the step, before that goes on. Where it comes later, as on the
+    CPU, a step that is to make calls waits for the calls of all steps before it.
+
     Parameters
     ----------
     lists : Lists
@@ -57,11 +61,20 @@ class StepCall:
     def __init__(self, lists: Lists, places: Sequence[Place]) -> None:
         self.places = places
         self._lists = lists
-        self._gate = xla_calls.Gate()
+        self._gate: Any = xla_calls.gate_of(self)
         self._traced = False
+        self._turn = threading.RLock()  # for the next three; a signal handler may come at any time
         self._work: list[tuple[Sequence[int], Queue]] = []
+        self._starts = False  # whether a step is being started that makes the calls
+        self._started: int | None = None  # how many steps were, by the gate's count; None if that is not known
         self._called = threading.Event()
         self._failure: BaseException | None = None
+
+    @classmethod
+    def made(cls, lists: Lists, places: Sequence[Place]) -> StepCall | None:
+        """Make one, if a gate can be had."""
+        call = cls(lists, places)
+        return None if call._gate is None else call
 
     def within(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function for XLA to compile: the call, and then ``step(state, data)``."""
@@ -69,18 +82,20 @@ class StepCall:
         @functools.wraps(step)
         def begun_by_the_call(state: Any, *args: Any) -> Any:
             lists = [list(values) for values in state]
-            if all(place.number < len(lists) and place.index < len(lists[place.number]) for place in self.places):
+            self._traced = self._gate is not None and all(
+                place.number < len(lists) and place.index < len(lists[place.number]) for place in self.places
+            )
+            if self._traced:
                 taken = [lists[number][index] for number, index in self.places]
                 for (number, index), array in zip(self.places, xla_calls.call_on_stream(self, taken, (), self._gate)):
                     lists[number][index] = array
-                self._traced = True
                 state = tuple(lists)
             return step(state, *args)
 
         return begun_by_the_call
 
     def put_off(self, indices: Sequence[int], queue: Queue) -> bool:
-        """Let the next step call ``queue`` for some of the arrays; return False before the first step."""
+        """Let the next step call ``queue`` for some of the arrays; return False if it has no call."""
         if self._traced:
             self._work.append((indices, queue))
         return self._traced
@@ -90,59 +105,73 @@ class StepCall:
 
     def flush(self) -> None:
         """Make the calls for which there was no step, by a program of their own."""
-        if not self._work:
-            return
-        work, self._work = self._work, []
+        with self._turn:
+            if self._starts or not self._work:
+                return
+            work, self._work = self._work, []
         arrays = self._lists.get_all(self.places)
         if any(array.is_deleted() for array in arrays):
-            log.debug("a step that failed has taken the weights, so they are not synchronized")
+            log.warning("a synchronization was left out, as a step that has failed had taken the weights")
             return
         changed, failure = change_now(arrays, True, functools.partial(queue_all, work))
         self._lists.put_all(self.places, changed)
         if failure is not None:
             raise failure
 
-    def step_begins(self) -> bool:
-        """Let the step that comes next make the calls; return whether there are any."""
-        if not self._work:
-            return False
+    @contextlib.contextmanager
+    def step(self) -> Iterator[Callable[[Any], None]]:
+        """Let the step that is started within the ``with`` block make the calls, if there are any.
+
+        Gives a function to call with the state that the step has returned. It waits for the calls, and raises what one
+        of them has raised.
+        """
+        with self._turn:
+            self._starts = makes_calls = bool(self._work)
+        started, self._started = self._started, None
+        try:
+            if makes_calls:
+                started = self._let_in(started)
+            yield self._require_called if makes_calls else _nothing
+            self._started = None if started is None else started + 1
+        finally:
+            if makes_calls:
+                self._gate.shut()
+                self._starts = False
+
+    def _let_in(self, started: int | None) -> int:
+        """Let the call of the next step in; return how many came before it."""
+        gate = self._gate
+        if gate.came != started:
+            jax.block_until_ready(self._lists.get_all(self.places))
         self._called.clear()
         self._failure = None
-        self._gate.let_one_in()
-        return True
+        before: int = gate.came
+        gate.let_one_in()
+        return before
 
-    def step_has_begun(self, results: Any) -> None:
-        """Wait until the calls have been made, which on devices they have when the step is launched.
-
-        Raises
-        ------
-        BaseException
-            What a call has raised.
-        """
+    def _require_called(self, state: Any) -> None:
+        number, index = self.places[0]
         while not self._called.wait(_POLL_INTERVAL_S):
-            first = jax.tree.leaves(results)[0]
-            if first.is_ready() and not self._called.is_set():  # the step has failed, or an earlier one
-                self.step_has_failed()
-                jax.block_until_ready(first)
+            array = state[number][index]
+            if array.is_ready() and not self._called.is_set():  # the step has failed, or an earlier one
+                jax.block_until_ready(array)
                 raise PlatoonError("JAX has ended a step without the synchronization at its beginning")
         if self._failure is not None:
             raise self._failure
 
-    def step_has_failed(self) -> None:
-        """Take calls back that the step has not made."""
-        self._gate.shut()
-
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
         """Make the calls, out of the step; an exception is kept for the thread that has started it."""
-        work, self._work = self._work, []
-        if not work:
-            self._called.set()  # without the C extension each step comes here, and another thread may have flushed
-            return
+        with self._turn:
+            work, self._work = self._work, []
         try:
             queue_all(work, [block.address for block in blocks], stream)
         except BaseException as exc:
             self._failure = exc
         self._called.set()
+
+
+def _nothing(state: Any) -> None:
+    """Do nothing, where there were no calls to make."""
 
 
 def queue_all(work: Sequence[tuple[Sequence[int], Queue]], addresses: list[int], stream: int) -> None:

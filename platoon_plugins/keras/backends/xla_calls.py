@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import heapq
 import importlib
 import itertools
 import logging
@@ -25,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Block", "Filler", "Gate", "Queuer", "call_in_place", "call_on_stream"]
+__all__ = ["Block", "Filler", "Gate", "Queuer", "call_in_place", "call_on_stream", "gate_of"]
 
 log = logging.getLogger(__name__)
 
@@ -157,22 +158,43 @@ class Block(NamedTuple):
 class Gate:
     """Keeps the calls of one handler from Python, in all programs that make them, until one is let in.
 
-    Without the C extension all calls come, so a handler still has to know whether it is wanted.
+    Attributes
+    ----------
+    number : int
+        Of the calls, in the programs; the lowest that is free, as JAX may keep programs on disk.
     """
 
-    def __init__(self) -> None:
-        self.number = next(_numbers)
+    def __init__(self, number: int) -> None:
+        self.number = number
         self.shut()
 
     def shut(self) -> None:
         """Let no call in."""
-        if gates is not None:
-            gates.set_gate(self.number, gates.SHUT)
+        gates.set_gate(self.number, 0)
 
     def let_one_in(self) -> None:
         """Let the next call in, and none after it."""
-        if gates is not None:
-            gates.set_gate(self.number, gates.ONE)
+        gates.set_gate(self.number, 1)
+
+    @property
+    def came(self) -> int:
+        """How many calls have been made, let in or not."""
+        count: int = gates.calls_of(self.number)
+        return count
+
+
+def gate_of(owner: Any) -> Gate | None:
+    """Make a gate that lasts as long as its owner; None if all are taken, or without the C extension."""
+    if not _free:
+        return None
+    number = heapq.heappop(_free)
+    weakref.finalize(owner, _free_again, number).atexit = False
+    return Gate(number)
+
+
+def _free_again(number: int) -> None:
+    _kinds.pop(number, None)
+    heapq.heappush(_free, number)
 
 
 class Queuer(Protocol):
@@ -189,7 +211,8 @@ class Queuer(Protocol):
 # The handlers of calls, by their numbers in the programs.
 _fillers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _kinds: dict[int, list[tuple[int, np.dtype[Any]]]] = {}  # sizes and dtypes of the results, by the same
-_numbers = itertools.count()
+_free = [] if gates is None else [*range(gates.GATES)]  # numbers of gates
+_numbers = itertools.count(len(_free))  # of calls without one
 # The trace that made the latest call, and a result of that call.
 _latest: tuple[Any, Any] = (None, None)
 
@@ -252,7 +275,8 @@ def _call(
     number = next(_numbers) if gate is None else gate.number
     _fillers[number] = handler
     _kinds[number] = [(math.prod(array.shape), np.dtype(array.dtype)) for array in ins]
-    weakref.finalize(handler, _kinds.pop, number, None).atexit = False
+    if gate is None:
+        weakref.finalize(handler, _kinds.pop, number).atexit = False
     call = jax.ffi.ffi_call(
         target,
         [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in ins],
