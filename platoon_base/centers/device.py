@@ -21,7 +21,7 @@ from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_partitions import Partitions
 from platoon_base.centers.device_source import kernel_source, kernel_types
 from platoon_base.centers.device_tiles import Tiling, split_element_code, tile_table
-from platoon_base.device_arrays import Flush
+from platoon_base.device_arrays import Flush, Queue
 from platoon_base.devices.cuda import HostMemory
 from platoon_base.devices.runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
 from platoon_base.errors import LayoutMismatchError
@@ -96,15 +96,14 @@ class DeviceCenter:
         self._refused = runtime.buffer(_NOTHING_REFUSED)
         self._launches: list[_Launch] = []
         self._queued = False  # whether kernels may be under way
-        self._put_off: list[Flush] = []  # of kernels that are launched when their arrays are used next
+        self._put_off: list[tuple[_Work, Flush]] = []  # launches at the next use of their arrays
         self._planned = 0  # version of the partitions for which the launches were planned
         self._next_mirror = 0.0
         self._mirror: tuple[int, list[int]] = 0, []  # number of the latest mirror, and the partitions being copied
 
-    @property
-    def has_put_off(self) -> bool:
-        """Whether the latest synchronization is made later: when the arrays are used next, or by `finish`."""
-        return bool(self._put_off)
+    def has_made_all(self) -> bool:
+        """Return whether no synchronization waits for the next use of its arrays, or for `finish`."""
+        return all(work.is_queued for work, _ in self._put_off)
 
     def sync(
         self, rule: Rule, arrays: Sequence[DeviceArray], locked: bool, timeout_s: float
@@ -114,6 +113,7 @@ class DeviceCenter:
         Where that is possible, it is done when ``arrays`` are used next.
         """
         self._launch_all()
+        self._put_off = []  # what was not launched was left out
         self._partitions.open_all(timeout_s)
         refused = self._take_refused()
         of_moments = self._call(rule_of_moments(rule), locked, moments=True)
@@ -232,9 +232,9 @@ class DeviceCenter:
 
     def _launch_all(self) -> None:
         """Launch the kernels that were put off, so that all that follows comes behind them."""
-        put_off, self._put_off = self._put_off, []
-        for flush in put_off:
+        for _, flush in self._put_off:
             flush()
+        self._put_off = [(work, flush) for work, flush in self._put_off if not work.is_queued]
 
     def _launch(
         self,
@@ -246,15 +246,14 @@ class DeviceCenter:
         """Launch a kernel on the parameters, and that of the moments, by default the same, on these."""
         if not self._launches or self._planned != self._partitions.version:
             self._launches, self._planned = self._plan(), self._partitions.version
-        self._queued = True
         for launch in self._launches:
             taken = _chosen(arrays, launch.parameters)
             made = of_moments if launch.moments and of_moments is not None else call
             compiled = self._kernel(made.kernel, launch)
-            queue = functools.partial(self._queue, compiled, launch, taken, made.scalars)
-            flush = self._runtime.change(taken, queue, may_wait)
+            work = _Work(functools.partial(self._queue, compiled, launch, taken, made.scalars))
+            flush = self._runtime.change(taken, work, may_wait)
             if flush is not None:
-                self._put_off.append(flush)
+                self._put_off.append((work, flush))
 
     def _queue(
         self,
@@ -268,6 +267,7 @@ class DeviceCenter:
         """Queue one launch, on arrays whose memory starts at ``bases``."""
         if self._directory.closed:  # since it was put off
             return
+        self._queued = True
         if bases != launch.bases:
             launch.bases = []
             launch.table.write(np.asarray(bases, dtype="uint64"), stream)
@@ -331,6 +331,18 @@ def _chosen(arrays: Sequence[DeviceArray], indices: list[int]) -> Sequence[Devic
     """Return some of the arrays: of those that were borrowed at once a part, see `platoon_base.parameters.Group`."""
     found: Sequence[DeviceArray] = arrays[indices] if hasattr(arrays, "like") else [arrays[i] for i in indices]  # type: ignore[call-overload]
     return found
+
+
+class _Work:
+    """A launch for `DeviceRuntime.change`, which may be made later."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+        self.is_queued = False
+
+    def __call__(self, addresses: list[int], stream: int) -> None:
+        self._queue(addresses, stream)
+        self.is_queued = True
 
 
 class _Call(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from platoon_base.shm.job_state import JobState, position_of
@@ -35,10 +35,12 @@ class ProgressRow:
         self.clock = PhaseClock(self.row["phase_seconds"], self.row["phase_counts"])
         self._script_reports_epochs = self._script_counts = self._epoch_steps_known = False
         self._counted_for_it = 0
-        self._put_off: tuple[int, int, int] | None = None  # position of a synchronization that is made later
+        # The position of a synchronization that is made later, and a function that tells whether it has been.
+        self._awaited: tuple[tuple[int, int, int], Callable[[], bool]] | None = None
 
     def add(self, steps: int, epoch: int | None, loss: float | None) -> None:
         """Record steps that were made; see `Worker.progress`."""
+        self.mark_made()
         if not steps and epoch is None and loss is None:
             if self._started[0]:
                 self._updated[0] = time.monotonic()
@@ -116,7 +118,7 @@ class ProgressRow:
         whole: bool,
         number: int = 0,
         position: tuple[int, int, int] | None = None,
-        put_off: bool = False,
+        made: Callable[[], bool] | None = None,
     ) -> None:
         """Count a synchronization.
 
@@ -130,16 +132,15 @@ class ProgressRow:
             Of the round, if it was one.
         position : (epoch, steps within it, all steps), optional
             Up to where the center has this worker's steps.  [all so far]
-        put_off : bool
-            Whether it is made later; then the center has the steps up to the one before.
+        made : callable, optional
+            Whether a synchronization that may be made later has been made: until then the center lacks the steps.
         """
         row = self.row
-        before, self._put_off = self._put_off, self.position if put_off else None
-        if put_off:
-            whole, position = before is not None, before
+        awaited = made is not None and not made()
+        self._awaited = (self.position, made) if awaited and made is not None else None
         row["syncs"] += 1
         row["round"] = number or row["round"]
-        if whole:
+        if whole and not awaited:
             JobState.mark_synced(row, position)
         row["sync_seconds"] += time.perf_counter() - began
 
@@ -148,14 +149,16 @@ class ProgressRow:
         self.row["copies"] += 1
 
     def mark_made(self) -> None:
-        """Record that the latest synchronization has been made, should it have been put off."""
-        if self._put_off is not None:
-            JobState.mark_synced(self.row, self._put_off)
-            self._put_off = None
+        """Record what the center has, should a synchronization that was put off have been made."""
+        if self._awaited is not None:
+            position, made = self._awaited
+            if made():
+                JobState.mark_synced(self.row, position)
+                self._awaited = None
 
     def mark_all_synced(self) -> None:
         """Record that the center has this worker's values, so that all workers resume at its position."""
-        self._put_off = None
+        self._awaited = None
         self._job_state.mark_all_synced(self.row)
 
     def mark_left(self) -> None:

@@ -238,7 +238,7 @@ class SharedParameters:
                     rounds.complete(taken, timeout_s)
                 with self._turns.take("sync", timeout_s, self.finish):
                     refused = center.sync(rule, taken, synchronous or alone, timeout_s)
-                    self._progress.count_sync(began, center.whole, put_off=getattr(center, "has_put_off", False))
+                    self._progress.count_sync(began, center.whole, made=getattr(center, "has_made_all", None))
                 if rounds is not None and center.whole:
                     rounds.note_equal()
             if judged:

@@ -114,6 +114,50 @@ assert calls[0] >= 4 * STEPS, calls
     )
 
 
+def test_a_generator_may_synchronize(run):
+    """It is asked for a batch within the step, for which the synchronization was put off."""
+    run(
+        """
+from watching import position
+
+def batches():
+    for number in range(STEPS * EPOCHS):
+        worker.barrier("a batch is drawn")
+        assert position(rank).steps == counted[0], (number, position(rank), counted)
+        yield np.full((4, 1), -1.0, "float32"), np.zeros((4, 1), "float32")
+
+class Counts(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        counted[0] = batch
+
+model, counted = ones(keras.optimizers.SGD(1.0)), [0]
+model.fit(batches(), epochs=1, verbose=0, callbacks=distribute([Counts()], rule=ASGD(), every_n_batches=1))
+assert value(model) == size * STEPS * EPOCHS, value(model)
+"""
+    )
+
+
+def test_the_fit_behind_one_that_raised_synchronizes_in_its_steps(run):
+    run(
+        """
+class Raises(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 5:
+            raise KeyboardInterrupt
+
+model = ones(keras.optimizers.SGD(1.0))
+with pytest.raises(KeyboardInterrupt):
+    fit(model, Raises())
+worker.barrier("all were interrupted")
+first = value(model)
+made.update({"in steps": 0, "apart": 0})
+fit(model)
+assert made["in steps"] - made["apart"] >= (STEPS - 2) * EPOCHS, made
+assert value(model) >= size * STEPS * EPOCHS, (value(model), first)
+"""
+    )
+
+
 def test_calls_of_earlier_steps_do_not_take_the_work_of_a_later_one(run):
     """On the CPU many steps are queued before the first runs: each synchronization is made before its own step."""
     run(
@@ -167,6 +211,13 @@ model = ones(keras.optimizers.SGD(1.0))
 fit(model, Position(), epochs=1)
 assert counted == [*range(STEPS)]
 assert made["in steps"] - made["apart"] >= STEPS - 5, made
+
+class Period(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch in (10, 11):  # the first of a fit is not put off
+            assert position(rank).steps == STEPS + 5 * (batch - 9), (batch, position(rank))
+
+fit(model, Period(), epochs=1, every=5)
 """
     )
 

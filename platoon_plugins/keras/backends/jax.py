@@ -156,10 +156,11 @@ class _Jax(Keras3):
         for variable in self._donated:
             variable.donated = False
         self._donated.clear()
-        for state in self._states.values():
-            state.drop()
-        for group in self._groups.values():
-            group.forget()
+        with contextlib.ExitStack() as all_of_them:
+            for group in self._groups.values():
+                all_of_them.callback(group.forget)
+            for state in self._states.values():
+                all_of_them.callback(state.drop)
 
     def attach(self, model: Any, only_weights: bool = False) -> None:
         """Make the trainer use the values of the variables in its next step.

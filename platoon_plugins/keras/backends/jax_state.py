@@ -62,15 +62,19 @@ class StepState:
             return
         self._call = None  # it is in the step that was compiled before
         compiled = model.train_function
-        self._is_made_by_keras = compiled.__module__.startswith("keras.") and not hasattr(compiled, "__wrapped__")
+        module = getattr(compiled, "__module__", None) or ""
+        self._is_made_by_keras = module.startswith("keras.") and not hasattr(compiled, "__wrapped__")
 
         @functools.wraps(compiled)
         def step(state: Any, *args: Any) -> Any:
-            self._open = False
-            if self._before and state is not self._returned:
-                state = self._renewed(state)
-            with contextlib.nullcontext(_ignore) if self._call is None else self._call.step() as require_called:
-                logs, self._returned = compiled(state, *args)
+            if self._call is None:
+                logs, self._returned = compiled(self._begun_with(state), *args)
+                self._before = ()
+                return logs, self._returned
+            *others, batches = args
+            drawn = self._call.draw(batches)
+            with self._call.step(drawn) as require_called:
+                logs, self._returned = compiled(self._begun_with(state), *others, drawn)
                 self._before = ()
                 try:
                     require_called(self._returned)
@@ -87,6 +91,12 @@ class StepState:
         model = self._model()
         if model is not None:
             model._jax_state = dict(zip(STATE, returned))
+            self._kept = [model._jax_state[name] for name in STATE]  # Keras copies the lists
+
+    def _begun_with(self, state: Any) -> Any:
+        """Return the state with which a step begins."""
+        self._open = False
+        return self._renewed(state) if self._before and state is not self._returned else state
 
     def begin_by_a_call(self, variables: Sequence[Any], make_call: Callable[[StepState, list[Place]], Any]) -> None:
         """Let the model's step, before it is compiled, begin by a call that may change the values of variables.
@@ -99,7 +109,8 @@ class StepState:
         if model is None or len(places) != len(found) or not self._is_made_by_keras:
             self._call = None
             return
-        if model.train_function is not self._step():
+        # A fit that raised has left the function that took its time.
+        if getattr(model.train_function, "untimed", model.train_function) is not self._step():
             self._call = None
             return
         if self._call is None or self._call.places != places:
@@ -238,10 +249,6 @@ def _restore(model: Any, name: str, own: Any) -> None:
         delattr(model, name)
     else:
         setattr(model, name, own)
-
-
-def _ignore(state: Any) -> None:
-    """Do nothing about a step without a call."""
 
 
 def _nothing() -> None:

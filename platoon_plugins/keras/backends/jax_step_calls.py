@@ -7,6 +7,7 @@ queues the center's kernels on the arrays that the step gets.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import logging
@@ -22,7 +23,7 @@ from platoon_plugins.keras.backends import xla_calls
 from platoon_plugins.keras.backends.jax_arrays import change_now
 from platoon_plugins.keras.backends.jax_places import Place
 
-__all__ = ["Lists", "StepCall", "queue_all"]
+__all__ = ["Drawn", "Lists", "StepCall", "queue_all"]
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class StepCall:
         self._gate: Any = xla_calls.gate_of(self)
         self._traced = False
         self._turn = threading.RLock()  # for the next three; a signal handler may come at any time
-        self._work: list[tuple[Sequence[int], Queue]] = []
+        self._work: collections.deque[tuple[Sequence[int], Queue]] = collections.deque()
         self._starts = False  # whether a step is being started that makes the calls
         self._started: int | None = None  # how many steps were, by the gate's count; None if that is not known
         self._called = threading.Event()
@@ -104,37 +105,49 @@ class StepCall:
         return self._lists.get_all(self.places)
 
     def flush(self) -> None:
-        """Make the calls for which there was no step, by a program of their own."""
+        """Make the calls for which there was no step, by a program of their own; a step that starts makes them."""
         with self._turn:
-            if self._starts or not self._work:
+            work = [] if self._starts else self._take()
+            if not work:
                 return
-            work, self._work = self._work, []
-        arrays = self._lists.get_all(self.places)
-        if any(array.is_deleted() for array in arrays):
-            log.warning("a synchronization was left out, as a step that has failed had taken the weights")
-            return
-        changed, failure = change_now(arrays, True, functools.partial(queue_all, work))
-        self._lists.put_all(self.places, changed)
-        if failure is not None:
-            raise failure
+            arrays = self._lists.get_all(self.places)
+            if any(array.is_deleted() for array in arrays):
+                log.warning("a synchronization was left out, as a step that has failed had taken the weights")
+                return
+            changed, failure = change_now(arrays, True, functools.partial(queue_all, work))
+            self._lists.put_all(self.places, changed)
+            if failure is not None:
+                raise failure
+
+    def _take(self) -> list[tuple[Sequence[int], Queue]]:
+        """Return the calls to make, each once, though a signal handler may ask at the same time."""
+        taken = []
+        while self._work:
+            taken.append(self._work.popleft())
+        return taken
+
+    @staticmethod
+    def draw(batches: Iterator[Any]) -> Drawn:
+        """Draw the first batch of a step."""
+        return Drawn(batches)
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[Callable[[Any], None]]:
-        """Let the step that is started within the ``with`` block make the calls, if there are any.
+    def step(self, drawn: Drawn) -> Iterator[Callable[[Any], None]]:
+        """Let the step that is started within the ``with`` block with these batches make the calls, if there are any.
 
         Gives a function to call with the state that the step has returned. It waits for the calls, and raises what one
         of them has raised.
         """
-        with self._turn:
-            self._starts = makes_calls = bool(self._work)
         started, self._started = self._started, None
         try:
-            if makes_calls:
+            with self._turn:
+                self._starts = bool(self._work)
+            if self._starts:
                 started = self._let_in(started)
-            yield self._require_called if makes_calls else _nothing
-            self._started = None if started is None else started + 1
+            yield self._require_called if self._starts else _nothing
+            self._started = None if started is None else started + drawn.count
         finally:
-            if makes_calls:
+            if self._starts:
                 self._gate.shut()
                 self._starts = False
 
@@ -161,13 +174,34 @@ class StepCall:
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
         """Make the calls, out of the step; an exception is kept for the thread that has started it."""
-        with self._turn:
-            work, self._work = self._work, []
+        work = self._take()
         try:
             queue_all(work, [block.address for block in blocks], stream)
         except BaseException as exc:
             self._failure = exc
         self._called.set()
+
+
+class Drawn:
+    """The batches of one step, which starts a program for each; a generator may synchronize before the first.
+
+    Attributes
+    ----------
+    count : int
+        Of those that the step has drawn.
+    """
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self.count = 0
+        self._batches, self._first = batches, [next(batches)]
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = self._first.pop() if self._first else next(self._batches)
+        self.count += 1
+        return batch
 
 
 def _nothing(state: Any) -> None:
