@@ -110,6 +110,25 @@ for way in ("first fit", "wraps it", "has it within"):
         total += size * STEPS
         assert value(model) == total, (way, value(model), total)
 assert calls[0] >= 4 * STEPS, calls
+
+import jax
+
+class Copies(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        step = self.model.train_function
+
+        @functools.wraps(step)
+        def copying(state, *args):
+            return step(jax.tree.map(jax.numpy.copy, state), *args)
+
+        if epoch == 0:
+            self.model.train_function = copying
+
+model = ones(keras.optimizers.SGD(1.0))
+made.update({"in steps": 0, "apart": 0})
+fit(model, Copies())
+assert value(model) == size * STEPS * EPOCHS, value(model)
+assert made["in steps"] - made["apart"] >= STEPS * EPOCHS // 2, made
 """
     )
 
