@@ -56,8 +56,8 @@ class DivergenceWatch:
     rank : int
         For the messages.
     every_s : float
-        Seconds from one sample to the next, since sampling a device waits for its queued work. Rules that wait sample
-        at each synchronization, since they copy the values to the host anyway.
+        Seconds from one sample to the next, of arrays on devices: each is judged when the next one is taken, by which
+        time it has come to be, and is taken before a synchronization, which may be made later. 0 to sample at each.
     """
 
     def __init__(self, rank: int, every_s: float = 0.0) -> None:
@@ -65,6 +65,7 @@ class DivergenceWatch:
         self._every_s = every_s
         self._next_poll_at = -math.inf
         self._places: list[tuple[int, slice]] = []
+        self._taken: list[Any] = []  # the sample on a device that is not judged yet
         self._before = self._after = np.empty(0)
         self._sizes: collections.deque[float] = collections.deque()
         self._largest = 0.0
@@ -74,25 +75,27 @@ class DivergenceWatch:
         self._grew = self._carried = False
 
     def before_sync(self, arrays: Sequence[Any], rule: Any) -> None:
-        """Record the values after training."""
+        """Record the values after training; of arrays on devices warn if earlier ones indicate divergence."""
         if not self._carried and waits(rule):
             self._before = self._sample(arrays)
+        if self._every_s and not self._grew and self._is_time():
+            taken, self._taken = self._taken, [part.copy() for part in self._parts(arrays)]
+            if taken:
+                self._compare_sizes(_root_mean_square(np.concatenate(taken, dtype=np.float64)), rule)
 
     def after_sync(self, arrays: Sequence[Any], rule: Any) -> None:
         """Record the values after the synchronization; warn if they indicate divergence."""
         # With fragments a round moves a part of what the worker does; what the momentum adds is not to be told by it.
         rounds = not self._carried and waits(rule) and fragments_of(rule) == 1
-        if not rounds and (self._grew or not self._is_time()):
+        if self._every_s or (not rounds and self._grew):
             return
         began, self._after = self._after, self._sample(arrays)
         if rounds and began.size:
             self._compare_steps(began, rule)
         if not self._grew:
-            self._compare_sizes(math.sqrt(self._after.dot(self._after) / self._after.size), rule)
+            self._compare_sizes(_root_mean_square(self._after), rule)
 
     def _is_time(self) -> bool:
-        if not self._every_s:
-            return True
         now = time.monotonic()
         if now < self._next_poll_at:
             return False
@@ -141,10 +144,14 @@ class DivergenceWatch:
             )
 
     def _sample(self, arrays: Sequence[Any]) -> Array:
+        return np.concatenate(self._parts(arrays), dtype=np.float64)
+
+    def _parts(self, arrays: Sequence[Any]) -> list[Any]:
+        """Return the elements of each parameter that is sampled, where it is."""
         if not self._places:
             largest = sorted((i for i in range(len(arrays)) if arrays[i].size), key=lambda i: -arrays[i].size)
             self._places = [(i, _spread(arrays[i].size)) for i in largest[:_PARAMETERS]]
-        return np.concatenate([arrays[i].reshape((-1,))[every] for i, every in self._places], dtype=np.float64)
+        return [arrays[i].reshape((-1,))[every] for i, every in self._places]
 
 
 class LossWatch:
@@ -197,6 +204,10 @@ def _spread(size: int) -> slice:
     """Choose elements by an odd stride, which covers all columns of a matrix whose width is a power of two."""
     stride = size // _ELEMENTS
     return slice(0, None, stride | 1) if stride else slice(None)
+
+
+def _root_mean_square(a: Array) -> float:
+    return math.sqrt(a.dot(a) / a.size)
 
 
 def _distance(a: Array, b: Array) -> float:

@@ -182,6 +182,37 @@ def test_looks_may_be_seldom(told, every_s, messages):
     assert len(told()) == messages
 
 
+class OnDevice:
+    """An array whose copies record that they are read, as that waits for the device."""
+
+    def __init__(self, values, reads, is_copy=False):
+        self.values, self.reads, self.is_copy, self.size = values, reads, is_copy, values.size
+
+    def reshape(self, shape):
+        return OnDevice(self.values.reshape(shape), self.reads)
+
+    def __getitem__(self, key):
+        return OnDevice(self.values[key], self.reads)
+
+    def copy(self):
+        return OnDevice(self.values.copy(), self.reads, is_copy=True)
+
+    def __array__(self, dtype=None, copy=None):
+        assert self.is_copy  # the array itself may have changed meanwhile
+        self.reads.append(float(self.values[0]))
+        return self.values
+
+
+def test_a_sample_on_a_device_is_read_when_the_next_one_is_taken():
+    """The host does not wait for the work that is queued, nor for a synchronization that is made later."""
+    watch, reads = DivergenceWatch(0, every_s=1e-9), []
+    for number in range(4):
+        array = OnDevice(np.full(50, float(number)), reads)
+        watch.before_sync([array], EASGD(0.5))
+        watch.after_sync([array], EASGD(0.5))
+        assert reads == [*range(number)]
+
+
 # Momentum, by rules that wait.
 
 
