@@ -33,6 +33,18 @@ def fit(model, *callbacks, epochs=EPOCHS, rule=None, every=1, steps=STEPS):
     return model.fit(x, x, batch_size=4, epochs=epochs, verbose=0, shuffle=False,
                      callbacks=distribute([*callbacks], rule=rule or ASGD(), every_n_batches=every))
 
+def require_failure(begin):
+    '''Fit on both workers; on rank 0 what `begin` prepares fails, and the model has its weights.'''
+    model = ones(keras.optimizers.SGD(1.0))
+    if rank:
+        fit(model, epochs=1)
+        return
+    begin()
+    with pytest.raises(RuntimeError, match="the device has no more"):
+        fit(model, epochs=1)
+    model.jax_state_sync()
+    assert 0 < value(model) <= size * STEPS, value(model)
+
 def value(model):
     (weights,) = model.get_weights()
     assert (weights == weights[0, 0]).all()
@@ -295,7 +307,7 @@ assert value(model) == size * (STEPS + 1000), value(model)
 
 
 def test_an_error_where_somebody_looks_leaves_the_model_its_weights(run):
-    """Each synchronization is looked at, as by the watch for divergence once a second."""
+    """Each synchronization is looked at, as the first ones are by the watch for parameters that never change."""
     run(
         """
 from platoon_base.devices.cuda import Driver
@@ -312,15 +324,7 @@ class Looks(divergence.DivergenceWatch):
         [np.asarray(array) for array in arrays]
 
 shared_parameters.DivergenceWatch = Looks
-model = ones(keras.optimizers.SGD(1.0))
-if rank == 0:
-    Driver.launch = failing
-    with pytest.raises(RuntimeError, match="the device has no more"):
-        fit(model, epochs=1)
-    model.jax_state_sync()
-    assert 0 < value(model) <= size * STEPS, value(model)
-else:
-    fit(model, epochs=1)
+require_failure(lambda: setattr(Driver, "launch", failing))
 assert made["apart"] > 3, made
 """
     )
@@ -342,14 +346,9 @@ def failing(self, *args):
         raise RuntimeError("the device has no more")
     return launch(self, *args)
 
-model = ones(keras.optimizers.SGD(1.0))
-if rank == 0:
+def begin():
     jax_step_calls.StepCall.queue, Driver.launch = out_of_a_step, failing
-    with pytest.raises(RuntimeError, match="the device has no more"):
-        fit(model, epochs=1)
-    model.jax_state_sync()
-    assert 0 < value(model) <= size * STEPS, value(model)
-else:
-    fit(model, epochs=1)
+
+require_failure(begin)
 """
     )

@@ -64,7 +64,7 @@ class StepCall:
         self._lists = lists
         self._gate: Any = xla_calls.gate_of(self)
         self._traced = False
-        self._turn = threading.RLock()  # for the next three; a signal handler may come at any time
+        self._turn = threading.RLock()  # for what follows; a signal handler may come at any time
         self._work: collections.deque[tuple[Sequence[int], Queue]] = collections.deque()
         self._starts = False  # whether a step is being started that makes the calls
         self._started: int | None = None  # how many steps were, by the gate's count; None if that is not known
@@ -83,7 +83,7 @@ class StepCall:
         @functools.wraps(step)
         def begun_by_the_call(state: Any, *args: Any) -> Any:
             lists = [list(values) for values in state]
-            self._traced = self._gate is not None and all(
+            self._traced = all(
                 place.number < len(lists) and place.index < len(lists[place.number]) for place in self.places
             )
             if self._traced:
