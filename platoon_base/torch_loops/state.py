@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -10,9 +10,9 @@ import torch
 
 from platoon_base.collectives.base import DTYPES
 from platoon_base.errors import ConfigurationError
-from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, copy_to_those_left
+from platoon_base.worker import DEFAULT_TIMEOUT_S, State, Worker, agree
 
-__all__ = ["TensorValue", "average_buffers", "moments_of", "named_tensors"]
+__all__ = ["TensorValue", "average_buffers", "moments_of", "named_tensors", "tensors_beside"]
 
 Array = np.ndarray[Any, Any]
 Tensor = Any
@@ -28,6 +28,9 @@ class TensorValue:
     ----------
     name : str
     tensor : torch.Tensor
+    rule : {"mean", "first"}, optional
+        How workers agree on it, see `platoon_base.worker.State`. The default is the mean for numbers that are not
+        integers.
 
     Raises
     ------
@@ -35,7 +38,7 @@ class TensorValue:
         If the tensor is sparse.
     """
 
-    def __init__(self, name: str, tensor: Tensor) -> None:
+    def __init__(self, name: str, tensor: Tensor, rule: str = "") -> None:
         if tensor.layout is not torch.strided:
             raise ConfigurationError(
                 f"got {name} of layout {tensor.layout}, which cannot be copied to other workers: make it dense; or "
@@ -43,6 +46,7 @@ class TensorValue:
             )
         self.name = name
         self._tensor = tensor.detach()
+        self.rule = rule or ("mean" if tensor.is_floating_point() or tensor.is_complex() else "first")
 
     def get_value(self, borrow: bool = False) -> Array:
         """Return the value as a C-contiguous array on the host; with ``borrow`` its memory, where that is possible."""
@@ -76,16 +80,18 @@ def named_tensors(tensors: Iterable[Any]) -> list[tuple[str, Tensor]]:
 
 
 def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """Set the float buffers of a model, such as BatchNorm's statistics, to their mean over the workers.
+    """Make the buffers of a model, such as BatchNorm's statistics, equal on all workers.
 
     ::
 
         b := sum_i w_i b_i / sum_i w_i        over the workers that still take part
 
+    Integer and bool buffers, such as ``num_batches_tracked``, become those of the first worker that counts. So do the
+    singular vectors of torch's ``spectral_norm``: their mean is no unit vector, and with vectors of opposite signs it
+    is about 0. Sparse buffers are left as they are.
+
     A collective call, for each evaluation and before a model is saved: each worker's running statistics are those of
-    its own batches. Integer, complex and sparse buffers, such as ``num_batches_tracked``, are left as they are. The
-    singular vectors of torch's ``spectral_norm`` become those of the first worker that counts: their mean is no unit
-    vector, and with vectors of opposite signs it is about 0.
+    its own batches.
 
     Parameters
     ----------
@@ -107,26 +113,24 @@ def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_
         If some workers did not call it in time; the message names them.
     """
     require_weight(weight)
-    named = [(name, b) for name, b in model.named_buffers() if b.is_floating_point() and b.layout is torch.strided]
-    if worker.global_size == 1 or not named:
+    if worker.global_size == 1:
         return
-    vectors = _singular_vectors(model)
-    mean = [TensorValue(name, buffer) for name, buffer in named if id(buffer) not in vectors]
-    copied = [TensorValue(name, buffer) for name, buffer in named if id(buffer) in vectors]
-    values = [buffer.get_value(borrow=True) for buffer in mean]
-    terms = [value.astype(np.float64) * weight if weight else np.zeros(value.shape) for value in values]
-    pairs = {"weight": (float(weight), 1.0)}
-    if copied and weight:
-        pairs[str(worker.global_rank)] = (1.0, 1.0)  # the others then know who counts
-    summed = worker.advanced.sum_arrays("average_buffers", terms, pairs, timeout_s=timeout_s)
-    total = summed.pairs.pop("weight")[0]
-    if not total:
-        return
-    for buffer, value, array in zip(mean, values, summed.arrays):
-        buffer.set_value((array / total).astype(value.dtype))
-    if copied:
-        first = min(map(int, summed.pairs))
-        copy_to_those_left(copied, worker, first, "average_buffers, singular vectors", timeout_s=timeout_s)
+    buffers = tensors_beside([model], {id(parameter) for parameter in model.parameters()})
+    if buffers:
+        states = [State(buffer, buffer.rule) for buffer in buffers]
+        agree(states, worker, "average_buffers", weight, timeout_s=timeout_s)
+
+
+def tensors_beside(modules: Sequence[Any], known: Set[int]) -> list[TensorValue]:
+    """Return the buffers and parameters of modules, without sparse ones and those with the ``known`` ids."""
+    seen, found = set(known), []
+    for module in modules:
+        vectors = _singular_vectors(module)
+        for name, tensor in [*module.named_buffers(), *module.named_parameters()]:
+            if id(tensor) not in seen and tensor.layout is torch.strided:
+                found.append(TensorValue(name, tensor, "first" if id(tensor) in vectors else ""))
+            seen.add(id(tensor))
+    return found
 
 
 def _singular_vectors(model: Any) -> set[int]:

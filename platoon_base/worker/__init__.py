@@ -15,6 +15,7 @@ from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from platoon_base.collectives.flat import FlatBuffers
+    from platoon_base.worker.agreed_state import RULES, State, agree, default_rule_of, make_equal
     from platoon_base.worker.divergence import LossWatch
     from platoon_base.worker.flat_all_reduce import FlatAllReduce
     from platoon_base.worker.initial_values import (
@@ -32,6 +33,7 @@ __all__ = [
     "DEFAULT_TIMEOUT_S",
     "LOADING",
     "ON_NONFINITE",
+    "RULES",
     "SAME_DATA_REMEDY",
     "VALIDATION",
     "AdvisoryLock",
@@ -42,11 +44,15 @@ __all__ = [
     "FlatBuffers",
     "Identity",
     "LossWatch",
+    "State",
     "Worker",
+    "agree",
     "copy_first_values",
     "copy_to_those_left",
     "copy_values",
+    "default_rule_of",
     "kind_of",
+    "make_equal",
     "require_on_nonfinite",
     "require_same_layout",
     "require_same_values",
@@ -61,9 +67,14 @@ __getattr__ = lazy_names(
         "FlatAllReduce": "platoon_base.worker.flat_all_reduce",
         "FlatBuffers": "platoon_base.collectives.flat",
         "LossWatch": "platoon_base.worker.divergence",
+        "RULES": "platoon_base.worker.agreed_state",
+        "State": "platoon_base.worker.agreed_state",
+        "agree": "platoon_base.worker.agreed_state",
         "copy_first_values": "platoon_base.worker.initial_values",
         "copy_to_those_left": "platoon_base.worker.initial_values",
         "copy_values": "platoon_base.worker.initial_values",
+        "default_rule_of": "platoon_base.worker.agreed_state",
+        "make_equal": "platoon_base.worker.agreed_state",
         "require_same_layout": "platoon_base.worker.initial_values",
         "require_same_values": "platoon_base.worker.same_values",
         "start_together": "platoon_base.worker.initial_values",

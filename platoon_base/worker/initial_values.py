@@ -21,6 +21,7 @@ __all__ = [
     "Variable", "copy_first_values", "copy_to_those_left", "copy_values", "require_same_layout", "start_together",
 ]  # fmt: skip
 
+Array = np.ndarray[Any, Any]
 _SHOWN_CHARACTERS, _AROUND_CHARACTERS = 200, 30
 
 
@@ -66,7 +67,7 @@ def copy_first_values(
     Raises
     ------
     ConfigurationError
-        If a dtype is not supported by broadcasts.
+        If a variable has objects, such as strings.
     LayoutMismatchError
         On every worker, before anything is changed, if variables or settings differ between workers.
     WorkerLostError, CollectiveTimeoutError
@@ -93,7 +94,7 @@ def copy_to_those_left(
     Parameters
     ----------
     variables, worker, root, timeout_s
-        See `copy_values`; no values beyond what float64 holds exactly.
+        See `copy_values`.
     name : str
         Of the collective call.
 
@@ -104,12 +105,15 @@ def copy_to_those_left(
     """
     mine = worker.global_rank == root
     values = [variable.get_value(borrow=True) for variable in variables]
-    terms = [value if mine else np.zeros_like(value) for value in values]  # of a sum
+    words = [_words(variable.name, value) for variable, value in zip(variables, values)]
+    # A sum in which all other terms are zero. float64 holds each word exactly.
+    terms = [each if mine else np.zeros_like(each) for each in words]
     summed = worker.advanced.sum_arrays(name, terms, timeout_s=timeout_s)
     if root not in summed.ranks:
         return False
-    for variable, value, total in zip(variables, values, summed.arrays):
-        variable.set_value(total.astype(value.dtype))
+    if not mine:
+        for variable, value, total in zip(variables, values, summed.arrays):
+            variable.set_value(_from_words(total.astype(np.int32), value))
     return True
 
 
@@ -117,6 +121,8 @@ def copy_values(
     variables: Sequence[Variable], worker: Worker, root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> None:
     """Copy one worker's values to all others; a collective call of all workers that were launched.
+
+    Values are copied bit for bit, whatever their dtype.
 
     Parameters
     ----------
@@ -130,13 +136,31 @@ def copy_values(
     """
     for variable in variables:
         array = np.array(variable.get_value(borrow=True), order="C")
-        if array.dtype.name not in DTYPES:
-            raise ConfigurationError(
-                f"got {variable.name} of dtype {array.dtype}, which cannot be copied to other workers: they exchange "
-                f"{', '.join(DTYPES)}"
-            )
-        worker.broadcast([array], root, timeout_s=timeout_s)
+        if array.dtype.name in DTYPES:
+            worker.broadcast([array], root, timeout_s=timeout_s)
+        else:
+            words = _words(variable.name, array)
+            worker.broadcast([words], root, timeout_s=timeout_s)
+            array = _from_words(words, array)
         variable.set_value(array)
+
+
+def _words(name: str | None, value: Any) -> Array:
+    """Return the bytes of an array as words of 32 bits, the last one padded with zeros."""
+    array = np.array(value, order="C")
+    if array.dtype.hasobject:
+        raise ConfigurationError(
+            f"got {name} of dtype {array.dtype}, which cannot be copied to other workers: keep objects and strings out "
+            "of variables, and give all workers the same ones"
+        )
+    raw = array.reshape(-1).view(np.uint8)
+    return np.concatenate([raw, np.zeros(-raw.size % 4, np.uint8)]).view(np.int32)
+
+
+def _from_words(words: Array, like: Any) -> Array:
+    """Return the array of which `_words` has made words, with the dtype and shape of ``like``."""
+    array = np.asarray(like)
+    return words.view(np.uint8)[: array.nbytes].view(array.dtype).reshape(array.shape)
 
 
 def start_together(params: Iterable[Any], worker: Worker, settings: str = "") -> Layout:

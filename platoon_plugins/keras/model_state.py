@@ -1,20 +1,20 @@
-"""The state of a model that all workers have in common: weights, statistics and optimizer state."""
+"""The state of a model that all workers have in common: weights, other variables of layers, and optimizer state."""
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import numpy as np
 
 from platoon_base import Worker, connect
-from platoon_base.worker import copy_first_values
+from platoon_base.fingerprint import checksum
+from platoon_base.worker import copy_first_values, make_equal
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.backends.base import Backend, Variable
 from platoon_plugins.keras.optimizers import average_of_model, wrap_again
 from platoon_plugins.keras.requirements import require_distributable, require_weights
 
-__all__ = ["broadcast_variables", "first_values", "state_checksum", "state_of"]
+__all__ = ["broadcast_variables", "end_alike", "first_values", "state_checksum", "state_of"]
 
 
 def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
@@ -49,6 +49,8 @@ def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
     if worker.global_size == 1:
         return
     copy_first_values(first_values(model, backend), worker, "broadcast_variables")
+    backend.values_were_set(model)
+    backend.vary_noise(model, worker.global_rank)
     if average is not None:
         backend.watch_losses(model, average)
         backend.place_gradients(model, average, worker)
@@ -57,21 +59,30 @@ def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
 
 def first_values(model: Any, backend: Backend) -> list[Any]:
     """Return the variables to copy at the start of a fit: the model's state, and the epoch of a resumed training."""
-    return [*state_of(model, backend), _FirstEpoch(model, backend)]
+    return [*state_of(model, backend), *backend.seeds(model), _FirstEpoch(model, backend)]
+
+
+def end_alike(model: Any, backend: Backend, worker: Worker, name: str) -> None:
+    """Make all state of a model equal on all workers, at the end of a training; a collective call of those left.
+
+    What still differs is copied from the first worker: seeds of random layers, and with a rule the counters of
+    optimizers and moments that it does not share.
+    """
+    make_equal([*state_of(model, backend), *backend.seeds(model), *backend.metric_state(model)], worker, name)
 
 
 def state_of(model: Any, backend: Backend, statistics: bool = True) -> list[Variable]:
-    """Return the variables of weights, statistics (if ``statistics``) and optimizer."""
+    """Return the variables of weights, other state of the layers (if ``statistics``) and optimizer."""
     of_layers = backend.statistics(model) if statistics else []
     return [*backend.weights(model), *of_layers, *backend.optimizer_state(model)]
 
 
 def state_checksum(model: Any, backend: Backend) -> int:
     """Return a checksum of weights, statistics and optimizer state, which almost surely changes if any bit does."""
-    checksum = 0
+    total = 0
     for variable in state_of(model, backend):
-        checksum = zlib.crc32(np.ascontiguousarray(variable.get_value(borrow=True)), checksum)
-    return checksum
+        total = checksum(variable.get_value(borrow=True), total)
+    return total
 
 
 class _FirstEpoch:

@@ -19,7 +19,7 @@ from platoon_base.learning_rate import scaled
 from platoon_base.rules import Rule, require_rule
 from platoon_base.schedule import EveryN
 from platoon_base.worker import warn_once
-from platoon_plugins.keras import backends, seeds, trained
+from platoon_plugins.keras import seeds, trained
 from platoon_plugins.keras.callbacks import bounds_of
 from platoon_plugins.keras.fit_arguments import batch_of, build, divide
 from platoon_plugins.keras.gradients import DistributedOptimizer, average_of, plain_again
@@ -28,7 +28,7 @@ from platoon_plugins.keras.marks import is_marked
 from platoon_plugins.keras.model_state import broadcast_variables
 from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
 from platoon_plugins.keras.sync import LEADER_ONLY, distribute, require_settings
-from platoon_plugins.keras.training import train_by_rule, vary_noise_once
+from platoon_plugins.keras.training import train_by_rule
 
 __all__ = ["prepare"]
 
@@ -349,7 +349,6 @@ def _stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
         if average is None or not all(member.attached for member in average.members):
             build(model, bound.arguments)
             broadcast_variables(model, worker=settings.worker)
-            vary_noise_once(model, settings.worker, backends.current())
         own = batch_of(data, settings.worker)
         bound.arguments.update({name: part for name, part in zip(names, own) if part is not None})
         return plain(*bound.args, **bound.kwargs)

@@ -1,4 +1,4 @@
-"""Averages of the float state of a model that is not trained, at the end of each epoch."""
+"""Agreement on the state of a model that is neither trained nor an optimizer's, at the end of each epoch."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 
 from platoon_base import Worker
 from platoon_base.fingerprint import checksum
+from platoon_base.worker import State, agree, default_rule_of
 from platoon_plugins.keras.backends.base import Backend
 
 __all__ = ["Statistics"]
@@ -16,7 +17,11 @@ Array = np.ndarray[Any, Any]
 
 
 class Statistics:
-    """Averages running statistics and other variables that changed in an epoch; frozen weights are not sent.
+    """Makes the workers agree on the variables that changed in an epoch; frozen weights are not sent.
+
+    A variable becomes what its ``aggregation`` says: the mean over the workers, the value before plus the changes of
+    all workers ("sum"), or the value of the first worker ("only_first_replica"). Without one, floats become their mean,
+    and integers and flags those of the first worker.
 
     The workers first sum, together with other values, flags of which variables have changed. The checksums for them (a
     second for a billion weights) take much less time than sending the variables, in float64, through the controller.
@@ -30,18 +35,21 @@ class Statistics:
 
     def __init__(self, worker: Worker, backend: Backend, model: Any) -> None:
         self._worker, self._backend, self._model = worker, backend, model
+        self._variables: list[Any] = []
         self._checksums: list[int] = []
+        self._bases: dict[int, Array] = {}  # of sums, by the number of the variable
 
     def start(self) -> None:
         """Record the state, which is equal on all workers at the start of a fit."""
-        self._checksums = self._compute_checksums()
+        self._variables = self._backend.statistics(self._model)
+        self._record()
 
     def changed(self) -> Array:
-        """Return a flag for each variable, for a sum over the workers: 1 if it has changed since the last average."""
+        """Return a flag for each variable, for a sum over the workers: 1 if it has changed since the last agreement."""
         return np.array([now != before for now, before in zip(self._compute_checksums(), self._checksums)], np.float64)
 
     def average(self, name: str, changed: Array) -> None:
-        """Average the variables that have changed on any worker; a collective call.
+        """Agree on the variables that have changed on any worker; a collective call.
 
         Parameters
         ----------
@@ -50,14 +58,20 @@ class Statistics:
         changed : ndarray
             The sum of the results of `changed` over all workers.
         """
-        variables = [v for v, count in zip(self._backend.statistics(self._model), changed) if count]
-        if not variables:
-            return
-        summed = self._worker.advanced.sum_arrays(name, [variable.get_value(borrow=True) for variable in variables])
-        for variable, total in zip(variables, summed.arrays):
-            variable.set_value((total / len(summed.ranks)).astype(variable.get_value(borrow=True).dtype))
+        numbers = np.flatnonzero(changed).tolist()
+        if numbers:
+            states = [State(self._variables[i], _rule_of(self._variables[i]), self._bases.get(i)) for i in numbers]
+            agree(states, self._worker, name)
+            self._record()
+
+    def _record(self) -> None:
         self._checksums = self._compute_checksums()
+        sums = [i for i, variable in enumerate(self._variables) if _rule_of(variable) == "sum"]
+        self._bases = {i: np.array(self._variables[i].get_value(borrow=True)) for i in sums}
 
     def _compute_checksums(self) -> list[int]:
-        values = (variable.get_value(borrow=True) for variable in self._backend.statistics(self._model))
-        return [checksum(value) for value in values]
+        return [checksum(variable.get_value(borrow=True)) for variable in self._variables]
+
+
+def _rule_of(variable: Any) -> str:
+    return getattr(variable, "rule", None) or default_rule_of(variable.get_value(borrow=True).dtype)

@@ -19,9 +19,9 @@ from platoon_plugins.keras.evaluation import Evaluation
 from platoon_plugins.keras.lost_rows import LostRows
 from platoon_plugins.keras.marks import unmark
 from platoon_plugins.keras.mode import Mode
-from platoon_plugins.keras.model_state import first_values
+from platoon_plugins.keras.model_state import end_alike, first_values
 from platoon_plugins.keras.optimizer_state import continue_steps, unbuilt
-from platoon_plugins.keras.optimizers import optimizers_of, with_inner, wrap_again
+from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner, wrap_again
 from platoon_plugins.keras.requirements import require_distributable, require_new, require_no_other_average
 from platoon_plugins.keras.reshuffling import Reshuffling
 from platoon_plugins.keras.resuming import Resumption, agree_to_resume, given_initial_epoch, keep_epochs, warn_if_anew
@@ -31,7 +31,7 @@ from platoon_plugins.keras.stopping import Stopping
 from platoon_plugins.keras.synchronous import Synchronous
 from platoon_plugins.keras.torch_loaders import set_sampler_epoch
 
-__all__ = ["Settings", "Training", "report_epoch_begin", "report_logs", "train_by_rule", "vary_noise_once"]
+__all__ = ["Settings", "Training", "report_epoch_begin", "report_logs", "train_by_rule"]
 
 
 class Settings(NamedTuple):
@@ -171,13 +171,15 @@ class Training:
         if self._mode.rule is not None:
             for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
                 unmark(each)  # an optimizer that trains with a rule no longer averages gradients
+        if backend.values_were_set(model):
+            backend.watch_losses(model, average_of_model(model))
         self.participants = participants
         self._mode.start(model, participants)
         self._resume()
         self._statistics.start()
         self._random_state = seeds.state(), backend.random_state()
         backend.seed(seeds.vary(worker.global_rank))
-        vary_noise_once(model, worker, backend)
+        backend.vary_noise(model, worker.global_rank)
         self.begun = True
 
     def _resume(self) -> None:
@@ -307,6 +309,7 @@ class Training:
         self._stopping.require_decided_together()
         self._begun_at_its_epoch()
         self._mode.finish()
+        end_alike(self._model, self._backend, self._worker, "keras state at the end")
         trained.sharing.discard(self._worker)
         self._evaluation.end()
         self._data = None
@@ -358,13 +361,6 @@ def train_by_rule(model: Any) -> None:
     _trained_by_rule.update(optimizers_of(model))
 
 
-def vary_noise_once(model: Any, worker: Worker, backend: Backend) -> None:
-    """Make the random layers of this worker's model draw other numbers than those of rank 0."""
-    if worker.global_rank and not hasattr(model, _VARIED):
-        backend.vary_noise(model, worker.global_rank)
-        setattr(model, _VARIED, True)
-
-
 def _was_trained_by_rule(model: Any) -> bool:
     return any(optimizer in _trained_by_rule for optimizer in optimizers_of(model))
 
@@ -387,4 +383,3 @@ class _Batches:
 
 # Optimizers that a fit has used with a rule.
 _trained_by_rule: weakref.WeakSet[Any] = weakref.WeakSet()
-_VARIED = "_platoon_noise_varied"

@@ -8,7 +8,7 @@ model = dense(optimizer=keras.optimizers.SGD(0.1), extra=layers)
 start = model.get_weights()
 
 ones = np.ones((4, 8), "float32")
-masks = []
+masks, of_seeds = [], []
 
 
 def mask():
@@ -22,6 +22,12 @@ def statistics():
     return flat(model.get_layer("bn").get_weights()[2:])
 
 
+def seeds():
+    found = [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
+    assert found
+    return np.asarray([keras.ops.convert_to_numpy(v) for v in found])
+
+
 def local(callback, batch):
     callback.model
     callback.own = statistics()
@@ -32,6 +38,8 @@ def check(callback, epoch, logs):
     assert abs(everyone[0] - everyone[1]).max() > 1e-3
     assert abs(statistics() - everyone.mean(axis=0)).max() < 1e-6
     masks[:] = everyones(mask())
+    if not KERAS_2:
+        of_seeds[:] = everyones(seeds())
 
 
 watch = Watch(batch_end=local, epoch_end=check)
@@ -51,11 +59,10 @@ for draw in draws:  # what the script draws next, to split its data maybe, is th
     assert (everyones(draw) == everyones(draw)[0]).all()
 
 if not KERAS_2:
-    seeds = [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
-    assert seeds
-    states = everyones([np.asarray(keras.ops.convert_to_numpy(v)) for v in seeds])
+    states = np.array(of_seeds)
     assert (states[0, :, 0] != states[1, :, 0]).all()
     if keras.backend.backend() != "torch":  # which draws masks from its own generator
         assert (states[:, :, 1] >= 10).all(), states  # one draw a batch, never averaged
+    assert (everyones(seeds()) == seeds()).all()  # after fit
 assert (masks[0] != masks[1]).any()
 assert set(np.unique(masks)) == {0.0, 2.0}

@@ -112,8 +112,23 @@ class Backend(Protocol):
         ...
 
     def statistics(self, model: Any) -> list[Variable]:
-        """Return the other float state, which is averaged: running statistics of BatchNormalization and the like."""
+        """Return the other state of the layers, of any dtype: running statistics, frozen weights, counters.
+
+        Not the seeds of random layers, nor the state of metrics.
+        """
         ...
+
+    def seeds(self, model: Any) -> list[Variable]:
+        """Return the states of the random generators that are variables of the model."""
+        return []
+
+    def metric_state(self, model: Any) -> list[Variable]:
+        """Return the variables of the model's metrics."""
+        return []
+
+    def values_were_set(self, model: Any) -> bool:
+        """Let layers that compute tensors from variables do so again; return whether functions are compiled anew."""
+        return False
 
     def optimizer_state(self, model: Any) -> list[Variable]:
         """Return the variables of the optimizer, including learning rate and counters."""
@@ -127,7 +142,10 @@ class Backend(Protocol):
         ...
 
     def vary_noise(self, model: Any, rank: int) -> None:
-        """Make the random layers of this worker's model draw different numbers than those of other ranks."""
+        """Make the random layers of this worker's model draw different numbers than those of other ranks.
+
+        Their seeds are equal on all workers before. Those of rank 0 stay.
+        """
         ...
 
     def seed_early(self, seed: int) -> None:

@@ -19,10 +19,14 @@ from platoon_plugins.keras.gradients import Batch, GradientAverage
 from platoon_plugins.keras.model_averages import ModelAverages
 from platoon_plugins.keras.optimizers import optimizers_of, with_inner
 
-__all__ = ["Keras3", "Keras3Metrics", "KerasVariable", "LossWeight", "loss_weights_of"]
+__all__ = ["PLAIN_DTYPES", "Keras3", "Keras3Metrics", "KerasVariable", "LossWeight", "loss_weights_of"]
 
 Array = np.ndarray[Any, Any]
+# Those of NumPy itself; others, such as bfloat16, are of ml_dtypes, and have no buffers.
+PLAIN_DTYPES = ("float16", "float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8")
 _GLOBAL_GENERATOR = "global_seed_generator"
+# By the ``aggregation`` of a variable. Its default, "none", leaves the choice to the dtype.
+_RULES = {"mean": "mean", "sum": "sum", "only_first_replica": "first"}
 
 
 class KerasVariable:
@@ -33,6 +37,14 @@ class KerasVariable:
         self.dtype: str = keras.backend.standardize_dtype(variable.dtype)
         self.variable = variable
         self._buffer: Array | None = None
+
+    @property
+    def rule(self) -> str:
+        """The rule by which workers agree on the value of a variable that is not trained."""
+        if self.name.endswith("vector_u"):  # of SpectralNormalization: the mean of unit vectors is none
+            return "first"
+        wanted = _RULES.get(str(getattr(self.variable, "aggregation", None)))
+        return wanted or ("mean" if _is_float(self.variable) or self.dtype.startswith("complex") else "first")
 
     def on_host(self) -> bool:
         """Return whether the value is in the memory of the host."""
@@ -150,11 +162,33 @@ class Keras3(Backend):
     def weights(self, model: Any) -> list[KerasVariable]:
         return [self.variable(v) for v in model.trainable_variables]
 
-    def statistics(self, model: Any) -> list[KerasVariable]:
-        """Return the other float state, including frozen weights, which stay equal on all workers."""
+    def statistics(self, model: Any) -> list[Any]:
+        """Return the other state of the layers, including frozen weights, which stay equal on all workers."""
         # A GAN on JAX keeps variables of its optimizers among its own.
-        of_optimizers = {id(v) for optimizer in optimizers_of(model) for v in optimizer.variables}
-        return [self.variable(v) for v in model.non_trainable_variables if _is_float(v) and id(v) not in of_optimizers]
+        others = {id(v) for optimizer in optimizers_of(model) for v in optimizer.variables}
+        others |= {id(v) for v in _seeds(model)}
+        return [self.variable(v) for v in model.non_trainable_variables if id(v) not in others]
+
+    def seeds(self, model: Any) -> list[KerasVariable]:
+        return [self.variable(v) for v in _seeds(model)]
+
+    def metric_state(self, model: Any) -> list[KerasVariable]:
+        return [self.variable(v) for v in model.metrics_variables]
+
+    def values_were_set(self, model: Any) -> bool:
+        """Let Normalization layers compute their tensors, which compiled functions have as constants."""
+        layers = [each for each in model._flatten_layers() if getattr(each, "adapt_mean", None) is not None]
+        before = [keras.ops.convert_to_numpy(each.mean) for each in layers]
+        before += [keras.ops.convert_to_numpy(each.variance) for each in layers]
+        for layer in layers:
+            layer.finalize_state()
+        after = [each.mean for each in layers] + [each.variance for each in layers]
+        if all(np.array_equal(one, keras.ops.convert_to_numpy(other)) for one, other in zip(before, after)):
+            return False
+        for kind in ("train", "test", "predict"):
+            if getattr(model, f"{kind}_function") is not None:
+                getattr(model, f"make_{kind}_function")(force=True)
+        return True
 
     def optimizer_state(self, model: Any) -> list[KerasVariable]:
         """Return the variables of the optimizers; build that of compile(), which Keras may build in the first step."""
@@ -171,12 +205,11 @@ class Keras3(Backend):
         return [self.variable(v) for v in found.values() if tuple(v.shape) in shapes]
 
     def vary_noise(self, model: Any, rank: int) -> None:
-        """Change the seeds of the random layers, which are variables."""
-        for variable in model.non_trainable_variables:
-            if variable.path.endswith("seed_generator_state"):
-                state = np.array(keras.ops.convert_to_numpy(variable))
-                state[0] = shard_seed(int(state[0]), rank) % 2**31
-                variable.assign(state)
+        """Change the seeds of the random layers, which are variables; rank 0 keeps its own."""
+        for variable in _seeds(model) if rank else ():
+            state = np.array(keras.ops.convert_to_numpy(variable))
+            state[0] = shard_seed(int(state[0]), rank) % 2**31
+            variable.assign(state)
 
     def seed(self, seed: int, model: Any = None) -> None:
         """Seed the global generator of Keras, which keras.random uses by default.
@@ -186,8 +219,7 @@ class Keras3(Backend):
         generator = global_state.get_global_attribute(_GLOBAL_GENERATOR)
         if generator is not None:
             generator.state.assign(np.array([seed % 2**31, 0]))
-        variables = [] if model is None else model.non_trainable_variables
-        for number, variable in enumerate(v for v in variables if v.path.endswith("seed_generator_state")):
+        for number, variable in enumerate([] if model is None else _seeds(model)):
             variable.assign(np.array([shard_seed(seed, number) % 2**31, 0]))
 
     def random_state(self) -> Any:
@@ -343,6 +375,10 @@ _LOSSES = "_platoon_batch_losses"
 def _are_same(variables: Sequence[Any], known: Sequence[Any]) -> bool:
     """Return whether two lists have the same objects, as in all steps except the first."""
     return len(variables) == len(known) and all(map(operator.is_, variables, known))
+
+
+def _seeds(model: Any) -> list[Any]:
+    return [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
 
 
 def _zeros(variable: Any) -> Array:

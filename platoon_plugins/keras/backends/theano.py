@@ -11,7 +11,7 @@ import numpy as np
 import theano
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.theano_ops import all_reduce, vary_noise
+from platoon_base.theano_ops import all_reduce, vary_noise_once
 from platoon_base.worker import warn_once
 from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
 from platoon_plugins.keras.batch_losses import ADDED, BatchLosses
@@ -42,9 +42,12 @@ class _Theano(Backend):
         return list(model._collected_trainable_weights)  # the weights that the compiled function trains
 
     def statistics(self, model: Any) -> list[Any]:
-        """Return the other float state, including frozen weights, which stay equal on all workers."""
+        """Return the other state of the layers, including frozen weights, which stay equal on all workers."""
         trained = {id(weight) for weight in self.weights(model)}
-        return [w for w in model.weights if id(w) not in trained and K.dtype(w).startswith("float")]
+        return [w for w in model.weights if id(w) not in trained]
+
+    def metric_state(self, model: Any) -> list[Any]:
+        return [weight for metric in model._get_training_eval_metrics() for weight in metric.weights]
 
     def optimizer_state(self, model: Any) -> list[Any]:
         model._make_train_function()  # creates the state, once
@@ -58,7 +61,7 @@ class _Theano(Backend):
         return [v for v in self.optimizer_state(model) if v.get_value(borrow=True).shape in shapes]
 
     def vary_noise(self, model: Any, rank: int) -> None:
-        vary_noise(model.train_function.function.get_shared(), rank)
+        vary_noise_once(model.train_function.function.get_shared(), rank)
 
     def metrics(self, model: Any) -> _Metrics:
         return _Metrics(model)

@@ -11,7 +11,8 @@ import torch
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.torch_arrays import TensorMemory
-from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable, loss_weights_of
+from platoon_base.torch_loops import tensors_beside
+from platoon_plugins.keras.backends.keras3 import PLAIN_DTYPES, Keras3, KerasVariable, loss_weights_of
 from platoon_plugins.keras.backends.torch_backward import early_weights, watched_function
 from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require_dense_layers
 from platoon_plugins.keras.gradients import average_of
@@ -30,6 +31,8 @@ class _TorchVariable(TensorMemory, KerasVariable):
         return bool(self.variable.value.device.type == "cpu")
 
     def view(self) -> Array:
+        if self.dtype not in PLAIN_DTYPES:
+            return super().view()
         array: Array = self.variable.value.detach().cpu().numpy()
         return array
 
@@ -54,6 +57,12 @@ class _Torch(Keras3):
             )
         if averaged:
             require_dense_layers(model)
+
+    def statistics(self, model: Any) -> list[Any]:
+        """Return the variables, and the tensors of torch modules in the model that are no variables of Keras."""
+        known = {id(variable.value) for variable in model.variables}
+        modules = [layer for layer in model._flatten_layers() if isinstance(layer, torch.nn.Module)]
+        return [*super().statistics(model), *tensors_beside(modules, known)]
 
     def trains_together(self, model: Any) -> bool:
         """Return whether torch.distributed is initialized: Keras from 3.16 on then trains on all its processes."""

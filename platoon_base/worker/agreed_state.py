@@ -1,0 +1,143 @@
+"""Agreement of all workers on state that no rule shares and no gradient trains, such as running statistics."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from platoon_base.errors import WorkerLostError
+from platoon_base.fingerprint import checksum
+from platoon_base.worker.handle import Worker
+from platoon_base.worker.initial_values import Variable, copy_to_those_left, copy_values
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+
+__all__ = ["RULES", "State", "agree", "default_rule_of", "make_equal"]
+
+Array = np.ndarray[Any, Any]
+RULES = ("mean", "sum", "first")
+
+
+class State(NamedTuple):
+    """A variable that the workers change, and the rule by which they agree on its value.
+
+    ::
+
+        v := sum_i w_i v_i / sum_i w_i      "mean"
+        v := b + sum_i (v_i - b)            "sum"
+        v := v_f                            "first"
+
+    Attributes
+    ----------
+    variable : Variable
+    rule : {"mean", "sum", "first"}
+    base : ndarray or None
+        For "sum" the b, the value at the last agreement, equal on all workers.
+    """
+
+    variable: Variable
+    rule: str
+    base: Array | None = None
+
+
+def default_rule_of(dtype: Any) -> str:
+    """Return "mean" for floats and complex numbers, and "first" for others: a mean of integers or flags is none."""
+    kind = np.dtype(dtype).kind
+    return "mean" if kind in "fc" or np.dtype(dtype).name.startswith(("bfloat", "float")) else "first"
+
+
+def agree(
+    states: Sequence[State], worker: Worker, name: str, weight: float = 1.0, *, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> None:
+    """Set variables to values on which all workers agree; a collective call of those that still take part.
+
+    Parameters
+    ----------
+    states : sequence of State
+        The same number, order, rules, shapes and dtypes on every worker.
+    worker : Worker
+    name : str
+        Of the collective call.
+    weight : float
+        The w_i of means. A worker with weight 0 does not count, neither for sums nor as the first.
+    timeout_s : float
+        Bound on each wait for the others.
+    """
+    taken = [state for state in states if state.rule != "first"]
+    copied = [state.variable for state in states if state.rule == "first"]
+    values = [np.asarray(state.variable.get_value(borrow=True)) for state in taken]
+    terms = [_term(state, value, weight) for state, value in zip(taken, values)]
+    pairs = {"weight": (float(weight), 1.0)}
+    if copied and weight:
+        pairs[str(worker.global_rank)] = (1.0, 1.0)  # the others then know who counts
+    summed = worker.advanced.sum_arrays(name, terms, pairs, timeout_s=timeout_s)
+    total = summed.pairs.pop("weight")[0]
+    if not total:
+        return
+    for state, value, array in zip(taken, values, summed.arrays):
+        state.variable.set_value(_agreed(state, value, array / (total if state.rule == "mean" else 1)))
+    if copied:
+        copy_to_those_left(copied, worker, min(map(int, summed.pairs)), f"{name}, of the first", timeout_s=timeout_s)
+
+
+def _term(state: State, value: Array, weight: float) -> Array:
+    if not weight:
+        return np.zeros_like(_reals(value), np.float64)
+    if state.rule == "mean":
+        return _reals(value).astype(np.float64) * weight
+    if value.dtype.kind in "iu":  # exact, also for large numbers
+        return (value - np.asarray(state.base)).astype(value.dtype.str.replace("u", "i")).astype(np.float64)
+    return _reals(value).astype(np.float64) - _reals(np.asarray(state.base)).astype(np.float64)
+
+
+def _agreed(state: State, value: Array, result: Array) -> Array:
+    """Return a new value of a variable's dtype, from the mean or from the sum of the changes."""
+    if state.rule == "sum" and value.dtype.kind in "iu":
+        changed: Array = state.base + result.astype(np.int64).astype(value.dtype)
+        return changed
+    if state.rule == "sum":
+        result = result + _reals(np.asarray(state.base)).astype(np.float64)
+    if value.dtype.kind == "c":
+        return result.astype(value.real.dtype).view(value.dtype).reshape(value.shape)
+    return (np.rint(result) if value.dtype.kind in "iu" else result).astype(value.dtype)
+
+
+def _reals(value: Array) -> Array:
+    """Return complex numbers as pairs of floats, and other arrays as they are."""
+    return value.reshape(-1).view(value.real.dtype) if value.dtype.kind == "c" else value
+
+
+def make_equal(
+    variables: Sequence[Variable], worker: Worker, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> None:
+    """Copy the first worker's value of each variable that is not equal on all; a collective call of those left.
+
+    Checksums are compared first, so values that are equal already are not sent.
+
+    Parameters
+    ----------
+    variables : sequence of Variable
+        The same number, order, shapes and dtypes on every worker.
+    worker : Worker
+    name : str
+        Of the collective call.
+    timeout_s : float
+        Bound on each wait for the others.
+    """
+    sums = np.array([checksum(variable.get_value(borrow=True)) for variable in variables], np.int64)
+    halves = np.stack([sums & 0xFFFF, sums >> 16])  # their squares are exact in float64
+    summed = worker.advanced.sum_arrays(name, [halves, halves**2], timeout_s=timeout_s)
+    # Numbers are equal if N times the sum of their squares is the square of their sum.
+    equal = (len(summed.ranks) * summed.arrays[1] == summed.arrays[0] ** 2).all(axis=0)
+    apart = [variable for variable, same in zip(variables, equal) if not same]
+    if not apart:
+        return
+    if len(summed.ranks) == worker.global_size:
+        with contextlib.suppress(WorkerLostError):  # those left do it by the other way
+            copy_values(apart, worker, timeout_s=timeout_s)
+            return
+    for root in summed.ranks:
+        if copy_to_those_left(apart, worker, root, f"{name}, of rank {root}", timeout_s=timeout_s):
+            return

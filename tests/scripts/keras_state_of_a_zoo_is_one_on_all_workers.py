@@ -1,0 +1,113 @@
+"""Compares all state of a model between the workers after fits; before, everything is different on each of them."""
+
+import sys
+
+import numpy as np
+
+from keras_preamble import KERAS_2, L, everyones, keras, rank
+from platoon_plugins.keras import prepare
+
+MODE, BACKEND = sys.argv[-1], keras.backend.backend()
+ROWS, EPOCHS = 90, 2
+
+
+def own_weight(layer, name, shape, dtype, value=0, **options):
+    initializer = keras.initializers.Constant(value)
+    return layer.add_weight(name=name, shape=shape, dtype=dtype, initializer=initializer, trainable=False, **options)
+
+
+class Counting(L.Layer):
+    """State of each kind, which calls change."""
+
+    def build(self, shape):
+        self.calls = own_weight(self, "calls", (), "int32")
+        self.mean = own_weight(self, "mean", (), "float32")
+        if not KERAS_2:
+            self.flag = own_weight(self, "flag", (), "bool")
+            self.rows = own_weight(self, "rows", (), "float32", aggregation="sum")
+            self.tokens = own_weight(self, "tokens", (), "int32", aggregation="sum")
+            self.half = own_weight(self, "half", (), "int32", aggregation="mean")
+            self.bank = own_weight(self, "bank", (6,), "float32", aggregation="only_first_replica")
+            self.brain = own_weight(self, "brain", (6,), "bfloat16")
+        super().build(shape)
+
+    def call(self, x, training=None):
+        if KERAS_2:
+            K = keras.backend
+            self.add_update([(self.calls, self.calls + 1), (self.mean, K.mean(x))], inputs=x)
+            return x
+        if training:
+            ops = keras.ops
+            n = ops.shape(x)[0]
+            self.calls.assign_add(1)
+            self.mean.assign(ops.mean(x))
+            self.flag.assign(ops.logical_not(self.flag))
+            self.rows.assign_add(ops.cast(n, "float32"))
+            self.tokens.assign_add(ops.cast(2 * n, "int32"))
+            self.half.assign(ops.cast(n, "int32"))
+            self.bank.assign(ops.max(x, axis=0))
+            self.brain.assign(ops.cast(ops.max(x, axis=0), "bfloat16"))
+        return x
+
+
+def zoo():
+    if KERAS_2:
+        layers = [L.Dense(6, input_shape=(6,), trainable=False), Counting(), L.BatchNormalization(), L.Dropout(0.3)]
+        model = keras.Sequential([*layers, L.Dense(1)])
+        optimizer = keras.optimizers.Adam(0.01)
+    else:
+        base = keras.Sequential([keras.Input((6,)), L.Dense(6)])
+        base.quantize("int8")
+        base.layers[0].enable_lora(2)
+        normal = L.Normalization()
+        normal.adapt(np.random.default_rng(rank).normal(size=(50, 6)))
+        layers = [normal, base, Counting(), L.BatchNormalization(), L.Dropout(0.3)]
+        layers.append(L.SpectralNormalization(L.Dense(5)))
+        if BACKEND == "torch":
+            import torch
+
+            module = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.BatchNorm1d(5))
+            module.register_buffer("mask", torch.tensor([rank == 0, True]))
+            module.register_buffer("phase", torch.full((2,), 1 + 1j * rank))
+            module.register_buffer("table", torch.arange(3) + 2**60 + rank)
+            layers.append(L.TorchModuleWrapper(module))
+        model = keras.Sequential([keras.Input((6,)), *layers, L.Dense(1)])
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), dynamic_growth_steps=2)
+    model.compile(optimizer, "mse", metrics=["mae"])
+    return model
+
+
+def everything(model):
+    """Return name and bytes of all state."""
+    variables = list(model.weights) + list(model.optimizer.weights if KERAS_2 else model.optimizer.variables)
+    if KERAS_2:
+        return [(v.name, v.get_value().tobytes()) for v in variables]
+    variables += [*model.variables, *model.metrics_variables]
+    found = [(v.path, keras.ops.convert_to_numpy(v).tobytes()) for v in variables]
+    normal = model.layers[0]
+    found += [(name, keras.ops.convert_to_numpy(getattr(normal, name)).tobytes()) for name in ("mean", "variance")]
+    if BACKEND == "torch":
+        found += [(name, bytes(b.numpy().tobytes())) for name, b in model.layers[-2].module.named_buffers()]
+    return found
+
+
+x = np.random.RandomState(0).randn(ROWS, 6).astype("float32")
+y = x.sum(1, keepdims=True)
+np.random.seed(3 + rank)
+if not KERAS_2:
+    keras.utils.set_random_seed(3 + rank)
+model = prepare(zoo(), mode=MODE)
+np.random.seed(1)
+for fits in (1, 2):
+    model.fit(x, y, batch_size=8, epochs=EPOCHS, verbose=0)
+    state = everything(model)
+    for name, value in state:
+        codes = everyones(np.frombuffer(value, np.uint8))
+        assert (codes == codes[0]).all(), (fits, name, codes)
+    layer = next(each for each in model.layers if isinstance(each, Counting))
+    assert int(np.asarray(keras.backend.get_value(layer.calls) if KERAS_2 else layer.calls)) == 6 * EPOCHS * fits
+    if not KERAS_2:
+        assert float(layer.rows) == ROWS * EPOCHS * fits, float(layer.rows)
+        assert int(layer.tokens) == 2 * ROWS * EPOCHS * fits
+    own = [keras.ops.convert_to_numpy(model.predict(x, verbose=0)) if not KERAS_2 else model.predict(x)]
+    assert (everyones(own[0]) == own[0]).all()  # compiled functions have no other tensors
