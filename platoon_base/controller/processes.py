@@ -8,10 +8,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from platoon_base.controller.stop_signals import PASSED_ON
 from platoon_base.controller.watch import ChildProcess, Ended, ForeignProcess, LockHolder, Watched, exit_status
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.system.limits import no_descriptor_text
@@ -78,9 +79,9 @@ class Exit(NamedTuple):
 
 
 class _Remote(NamedTuple):
-    """A worker of another host: callbacks that signal and restart it there."""
+    """A worker of another host: callbacks that signal and restart it there; see `WorkerProcesses.offer`."""
 
-    signal: Callable[[signal.Signals], None]
+    signal: Callable[[signal.Signals, bool], None]
     start_again: Callable[[], None]
 
 
@@ -182,7 +183,7 @@ class WorkerProcesses:
             self.start(*self._starts[rank])
 
     def watch_remote(
-        self, rank: int, signal_it: Callable[[signal.Signals], None], start_again: Callable[[], None]
+        self, rank: int, signal_it: Callable[[signal.Signals, bool], None], start_again: Callable[[], None]
     ) -> None:
         """Count a worker of another host as running until `remote_ended`."""
         self._remote[rank] = _Remote(signal_it, start_again)
@@ -198,6 +199,29 @@ class WorkerProcesses:
         """Send a signal to one worker that was started here, if it runs."""
         if rank in self._children:
             self._children[rank].signal(number)
+
+    def offer(self, number: signal.Signals, ranks: Collection[int] | None = None) -> list[int]:
+        """Send a signal to the workers whose script has a handler for it, by default to all workers.
+
+        Workers without a handler get SIGINT if the signal asks for the end of the job, and nothing otherwise.
+
+        Returns
+        -------
+        list of int
+            The ranks of the running workers of this host that have no handler.
+        """
+        chosen = self.running if ranks is None else set(ranks)
+        without = []
+        if self._fork_server is not None and number not in PASSED_ON:
+            self._fork_server.signal(signal.SIGINT)
+        for rank, child in self._children.items():
+            if rank in chosen and not child.offer(number):
+                without.append(rank)
+                if number not in PASSED_ON:
+                    child.signal(signal.SIGINT)
+        for rank in self._remote_running & chosen:
+            self._remote[rank].signal(number, True)
+        return without
 
     def adopt(self, rank: int, pid: int | None, holds_lock: Callable[[], bool], has_left: Callable[[], bool]) -> None:
         """Watch a worker that was not started here.
@@ -265,21 +289,24 @@ class WorkerProcesses:
         number = ended.status - 128
         return ended._replace(why=f"killed by {signal.Signals(number).name}, {self._killed_by[number]}")
 
-    def stop(self, grace_s: float = GRACE_S) -> None:
+    def stop(self, grace_s: float = GRACE_S, first: signal.Signals = signal.SIGINT) -> None:
         """Begin to end all processes; call `escalate` repeatedly until none is running.
 
-        They get SIGINT at once, SIGTERM after ``grace_s`` seconds and SIGKILL half a second later. Those that still run
-        five seconds after that are abandoned.
+        They get SIGINT immediately, or ``first`` if their script handles it; SIGTERM after ``grace_s`` seconds and
+        SIGKILL half a second later. Those that still run five seconds after that are abandoned.
         """
         if not self._stopping:
             self._stopping = True
             killed = time.monotonic() + grace_s + _TERM_TO_KILL_S
             self._stages = [
-                (0.0, signal.SIGINT),
                 (killed - _TERM_TO_KILL_S, signal.SIGTERM),
                 (killed, signal.SIGKILL),
                 (killed + _KILL_TO_ABANDON_S, None),
             ]
+            if first == signal.SIGINT:  # processes that workers have started get it too
+                self._signal(first)
+            else:
+                self.offer(first)
         self.escalate()
 
     def escalate(self) -> None:
@@ -297,7 +324,7 @@ class WorkerProcesses:
         for child in self._children.values():
             child.signal(number)
         for rank in self._remote_running:
-            self._remote[rank].signal(number)
+            self._remote[rank].signal(number, False)
         if number != signal.SIGINT:
             self._killed_by[number] = why
         if number == signal.SIGKILL:

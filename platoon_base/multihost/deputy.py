@@ -127,6 +127,8 @@ class Deputy:
             self._forward(requests)
         if signals.fd in ready:
             self._take_signals(signals.take())
+            for number in signals.take_for_workers():
+                self._send(between.Signalled(number, self._signals))
         self._link.receive()
         while self._link.inbox and not (self._over is not None and self._over.again):
             self._handle(between.decode_down(self._link.inbox.popleft()))
@@ -173,7 +175,11 @@ class Deputy:
         elif isinstance(message, between.SavedState):
             self._last_checkpoint.note(message)
         elif isinstance(message, between.SignalWorker):
-            self.children.signal_one(message.rank, signal.Signals(message.number))
+            number = signal.Signals(message.number)
+            if message.offered:
+                self.children.offer(number, [message.rank])
+            else:
+                self.children.signal_one(message.rank, number)
         elif isinstance(message, between.StartAgain):
             self._start(lambda: self.children.start_again(message.rank), message.rank)
         elif isinstance(message, between.AdoptWorker):
