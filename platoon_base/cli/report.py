@@ -17,7 +17,7 @@ from rich.text import Text
 from platoon_base.checkpoints.files import About
 from platoon_base.cli.display import is_live, summary
 from platoon_base.cli.failures import Failures, name_workers
-from platoon_base.cli.output import lost_output
+from platoon_base.system.output import lost_output
 from platoon_base.cli.table import cut
 from platoon_base.controller.outcome import Result
 from platoon_base.controller.processes import Exit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -17,7 +18,7 @@ from platoon_base.controller.watch import ChildProcess, Ended, ForeignProcess, L
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.system.limits import no_descriptor_text
 from platoon_base.system.own_files import open_log
-from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file, read_failure
+from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file, find_failure, take_lost_output
 from platoon_base.worker_process.forkserver import ForkServer
 from platoon_base.worker_process.program import Program, Start
 
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 GRACE_S = 10.0  # enough to save a model of some GB
 _TERM_TO_KILL_S = 0.5
 _KILL_TO_ABANDON_S = 5.0  # a process that SIGKILL does not end hangs in a device or on a file server
-_POLL_INTERVAL_S = 0.02
+_POLL_INTERVAL_S, _OUTPUT_CHECK_INTERVAL_S = 0.02, 1.0
 _LEFT_RUNNING = "left running: the launcher cannot end it"
 
 
@@ -100,6 +101,7 @@ class WorkerProcesses:
         self._fork_server: ForkServer | None = None
         self._stages: list[tuple[float, signal.Signals | None]] = []  # when to send which signal; None: stop waiting
         self._stopping = False
+        self._next_output_check, self._output_is_lost = 0.0, False
         self._killed_by: dict[int, str] = {}  # signals sent to all after SIGINT, and why
         self._collected: list[Exit] = []  # ended processes that `reap` has not returned yet
 
@@ -274,8 +276,12 @@ class WorkerProcesses:
 
     def _remove(self, rank: int, ended: Ended) -> None:
         self._children.pop(rank).close()
-        log_file = self._starts[rank].log_file if rank in self._starts else None
-        failure = read_failure(error_file(log_file), rank) if ended.status and log_file is not None else None
+        self.warn_of_lost_output()
+        start = self._starts.get(rank)
+        log_file = None if start is None else start.log_file
+        failure = None
+        if ended.status and start is not None and log_file is not None:
+            failure = find_failure(log_file, start.environment, rank)
         if failure is not None and failure.kind == INTERRUPTED:
             failure = None
         at = time.time() if failure is None else failure.at
@@ -308,6 +314,21 @@ class WorkerProcesses:
             else:
                 self.offer(first)
         self.escalate()
+
+    def warn_of_lost_output(self, now: float = math.inf) -> None:
+        """Warn once if a worker of this host cannot write its output; call it repeatedly."""
+        if self._output_is_lost or now < self._next_output_check or not self._starts:
+            return
+        self._next_output_check = now + _OUTPUT_CHECK_INTERVAL_S
+        start = next(iter(self._starts.values()))
+        why = take_lost_output(start.environment)
+        if why and start.log_file is not None:
+            self._output_is_lost = True
+            log.warning(
+                "logs in %s cannot be written (%s): what the workers print is lost until they can. Training continues",
+                start.log_file.parent,
+                why,
+            )
 
     def escalate(self) -> None:
         """After `stop`: send the signals that are due."""
