@@ -21,6 +21,7 @@ from platoon_base.system.own_files import open_log
 from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file, find_failure, take_lost_output
 from platoon_base.worker_process.forkserver import ForkServer
 from platoon_base.worker_process.program import Program, Start
+from platoon_base.worker_process.warden import Warden
 
 __all__ = ["GRACE_S", "Exit", "WorkerProcesses"]
 
@@ -90,9 +91,15 @@ class WorkerProcesses:
     """The worker processes of one job, by rank.
 
     Each process started here leads its own process group, so that its descendants end with it.
+
+    Parameters
+    ----------
+    warden : Warden, optional
+        Ends them if this process is killed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, warden: Warden | None = None) -> None:
+        self._warden = warden
         self._children: dict[int, Watched] = {}
         self._starts: dict[int, Start] = {}
         self._remote: dict[int, _Remote] = {}
@@ -122,6 +129,8 @@ class WorkerProcesses:
                 raise
             raise ConfigurationError(f"rank {rank} cannot be started: {text}") from exc
         self._children[rank] = ChildProcess(process.pid, process)
+        if self._warden is not None:
+            self._warden.watch(process.pid)
 
     def start_forked(
         self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]
@@ -173,6 +182,8 @@ class WorkerProcesses:
         except PlatoonError as exc:
             self._collected.append(Exit(start.rank, exit_status(-signal.SIGKILL), start.log_file, str(exc)))
             return
+        if self._warden is not None:
+            self._warden.watch(pid)
         if self.stopping:
             child.signal(signal.SIGKILL)  # it has missed the earlier signals
 

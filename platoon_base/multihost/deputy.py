@@ -20,7 +20,7 @@ from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Kee
 from platoon_base.errors import PlatoonError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
-from platoon_base.job.hosting import open_job_state
+from platoon_base.job.hosting import open_job_state, warden_of
 from platoon_base.job.starting import placed
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.couriers import CourierKeeper
@@ -71,7 +71,8 @@ class Deputy:
     ) -> None:
         self.files = files
         self._job = welcome.job
-        self.children = WorkerProcesses()
+        self._warden = warden_of(files)
+        self.children = WorkerProcesses(self._warden)
         self._holds_lock = holds_lock
         self._job_state = job_state
         self._server = server
@@ -317,6 +318,7 @@ class Deputy:
     def close(self) -> None:
         """Kill what still runs, and free all locks."""
         self.children.kill()
+        self._warden.close()
         self._courier.close()
         self._last_checkpoint.close()
         self._mirror.close()

@@ -122,7 +122,7 @@ def watch_output(on_loss: Callable[[OSError], None] | None = None) -> None:
             lines = stream.line_buffering or name == "stderr"
             through = stream.write_through and on_loss is not None  # a command writes whole lines
             buffer = OutputBuffer(stream.fileno(), on_loss, through)
-            watched = io.TextIOWrapper(
+            watched = io.TextIOWrapper(  # type: ignore[type-var]
                 buffer, stream.encoding, stream.errors, line_buffering=lines, write_through=through
             )
             setattr(sys, name, watched)
