@@ -20,13 +20,13 @@ import click
 from platoon_base.cli import report
 from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
 from platoon_base.cli.log_folder import new_log_folder
-from platoon_base.cli.output import lenient_output, watch_output
 from platoon_base.cli.screen import Screen
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.devices.discovery import require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api.channel import Controller
-from platoon_base.system.signals import default_sigchld
+from platoon_base.system.output import lenient_output, watch_output
+from platoon_base.system.signals import catches, default_sigchld
 from platoon_base.worker_process.program import Program, python_main
 
 __all__ = ["main"]
@@ -169,6 +169,9 @@ def _run_script(program: Program, args: Sequence[str]) -> int:
         while process.poll() is None:
             for number in signals.take(_POLL_INTERVAL_S):
                 process.send_signal(number)
+            for number in signals.take_for_workers():
+                if catches(process.pid, number):
+                    process.send_signal(number)
         return process.returncode
 
 

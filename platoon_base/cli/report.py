@@ -17,12 +17,12 @@ from rich.text import Text
 from platoon_base.checkpoints.files import About
 from platoon_base.cli.display import is_live, summary
 from platoon_base.cli.failures import Failures, name_workers
-from platoon_base.cli.output import lost_output
 from platoon_base.cli.table import cut
 from platoon_base.controller.outcome import Result
 from platoon_base.controller.processes import Exit
 from platoon_base.devices.discovery import Choice
 from platoon_base.hosts.world import World
+from platoon_base.system.output import lost_output
 from platoon_base.worker_process.failure import INTERRUPTED
 
 __all__ = [

@@ -92,7 +92,7 @@ class Controller:
         self._hosts = hosts
 
     def serve(self, signals: StopSignals | None = None) -> Result:
-        """Serve until every worker has ended; SIGINT, SIGTERM or SIGHUP ends all workers, a second one kills them.
+        """Serve until every worker has ended; a signal such as SIGTERM ends all workers, a second one kills them.
 
         Parameters
         ----------
@@ -109,6 +109,7 @@ class Controller:
                 ready, now = self._take_what_came(signals, self._children.fds, self._sleep_s())
                 self._adopt_late_joiners()
                 self._children.escalate()
+                self._children.warn_of_lost_output(now)
                 if ready - {signals.fd} or self._children.stopping or self._children.some_without_fd:
                     for ended in self._children.reap():
                         self.departures.worker_ended(ended)
@@ -121,7 +122,7 @@ class Controller:
                 # Serve while the last checkpoint is written: other hosts must not take this one to be lost.
                 serve = functools.partial(self._take_what_came, signals, [], _SLEEP_WHILE_STOPPING_S)
                 self._saving.save_the_end(lambda: self.ending.asked < 2, serve)
-            self.ending.take_own(signals.take())
+            self.ending.take_own(signals)
         self._reporting.observe(time.monotonic(), at_once=True)
         return self.departures.result(self._reporting.seconds(), self.ending.signal)
 
@@ -132,7 +133,7 @@ class Controller:
         for received in requests:
             self._requests.receive(received, now)
         if signals.fd in ready:
-            self.ending.take_own(signals.take())
+            self.ending.take_own(signals)
         return ready, now
 
     def _end_waits(self, now: float) -> None:

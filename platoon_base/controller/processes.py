@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from platoon_base.controller.stop_signals import PASSED_ON
 from platoon_base.controller.watch import ChildProcess, Ended, ForeignProcess, LockHolder, Watched, exit_status
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.system.limits import no_descriptor_text
 from platoon_base.system.own_files import open_log
-from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file, read_failure
+from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file, find_failure, take_lost_output
 from platoon_base.worker_process.forkserver import ForkServer
 from platoon_base.worker_process.program import Program, Start
+from platoon_base.worker_process.warden import Warden
 
 __all__ = ["GRACE_S", "Exit", "WorkerProcesses"]
 
@@ -27,7 +30,7 @@ log = logging.getLogger(__name__)
 GRACE_S = 10.0  # enough to save a model of some GB
 _TERM_TO_KILL_S = 0.5
 _KILL_TO_ABANDON_S = 5.0  # a process that SIGKILL does not end hangs in a device or on a file server
-_POLL_INTERVAL_S = 0.02
+_POLL_INTERVAL_S, _OUTPUT_CHECK_INTERVAL_S = 0.02, 1.0
 _LEFT_RUNNING = "left running: the launcher cannot end it"
 
 
@@ -78,9 +81,9 @@ class Exit(NamedTuple):
 
 
 class _Remote(NamedTuple):
-    """A worker of another host: callbacks that signal and restart it there."""
+    """A worker of another host: callbacks that signal and restart it there; see `WorkerProcesses.offer`."""
 
-    signal: Callable[[signal.Signals], None]
+    signal: Callable[[signal.Signals, bool], None]
     start_again: Callable[[], None]
 
 
@@ -88,9 +91,15 @@ class WorkerProcesses:
     """The worker processes of one job, by rank.
 
     Each process started here leads its own process group, so that its descendants end with it.
+
+    Parameters
+    ----------
+    warden : Warden, optional
+        Ends them if this process is killed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, warden: Warden | None = None) -> None:
+        self._warden = warden
         self._children: dict[int, Watched] = {}
         self._starts: dict[int, Start] = {}
         self._remote: dict[int, _Remote] = {}
@@ -99,6 +108,7 @@ class WorkerProcesses:
         self._fork_server: ForkServer | None = None
         self._stages: list[tuple[float, signal.Signals | None]] = []  # when to send which signal; None: stop waiting
         self._stopping = False
+        self._next_output_check, self._output_is_lost = 0.0, False
         self._killed_by: dict[int, str] = {}  # signals sent to all after SIGINT, and why
         self._collected: list[Exit] = []  # ended processes that `reap` has not returned yet
 
@@ -119,6 +129,8 @@ class WorkerProcesses:
                 raise
             raise ConfigurationError(f"rank {rank} cannot be started: {text}") from exc
         self._children[rank] = ChildProcess(process.pid, process)
+        if self._warden is not None:
+            self._warden.watch(process.pid)
 
     def start_forked(
         self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]
@@ -170,6 +182,8 @@ class WorkerProcesses:
         except PlatoonError as exc:
             self._collected.append(Exit(start.rank, exit_status(-signal.SIGKILL), start.log_file, str(exc)))
             return
+        if self._warden is not None:
+            self._warden.watch(pid)
         if self.stopping:
             child.signal(signal.SIGKILL)  # it has missed the earlier signals
 
@@ -182,7 +196,7 @@ class WorkerProcesses:
             self.start(*self._starts[rank])
 
     def watch_remote(
-        self, rank: int, signal_it: Callable[[signal.Signals], None], start_again: Callable[[], None]
+        self, rank: int, signal_it: Callable[[signal.Signals, bool], None], start_again: Callable[[], None]
     ) -> None:
         """Count a worker of another host as running until `remote_ended`."""
         self._remote[rank] = _Remote(signal_it, start_again)
@@ -198,6 +212,29 @@ class WorkerProcesses:
         """Send a signal to one worker that was started here, if it runs."""
         if rank in self._children:
             self._children[rank].signal(number)
+
+    def offer(self, number: signal.Signals, ranks: Collection[int] | None = None) -> list[int]:
+        """Send a signal to the workers whose script has a handler for it, by default to all workers.
+
+        Workers without a handler get SIGINT if the signal asks for the end of the job, and nothing otherwise.
+
+        Returns
+        -------
+        list of int
+            The ranks of the running workers of this host that have no handler.
+        """
+        chosen = self.running if ranks is None else set(ranks)
+        without = []
+        if self._fork_server is not None and number not in PASSED_ON:
+            self._fork_server.signal(signal.SIGINT)
+        for rank, child in self._children.items():
+            if rank in chosen and not child.offer(number):
+                without.append(rank)
+                if number not in PASSED_ON:
+                    child.signal(signal.SIGINT)
+        for rank in self._remote_running & chosen:
+            self._remote[rank].signal(number, True)
+        return without
 
     def adopt(self, rank: int, pid: int | None, holds_lock: Callable[[], bool], has_left: Callable[[], bool]) -> None:
         """Watch a worker that was not started here.
@@ -250,8 +287,12 @@ class WorkerProcesses:
 
     def _remove(self, rank: int, ended: Ended) -> None:
         self._children.pop(rank).close()
-        log_file = self._starts[rank].log_file if rank in self._starts else None
-        failure = read_failure(error_file(log_file), rank) if ended.status and log_file is not None else None
+        self.warn_of_lost_output()
+        start = self._starts.get(rank)
+        log_file = None if start is None else start.log_file
+        failure = None
+        if ended.status and start is not None and log_file is not None:
+            failure = find_failure(log_file, start.environment, rank)
         if failure is not None and failure.kind == INTERRUPTED:
             failure = None
         at = time.time() if failure is None else failure.at
@@ -265,22 +306,40 @@ class WorkerProcesses:
         number = ended.status - 128
         return ended._replace(why=f"killed by {signal.Signals(number).name}, {self._killed_by[number]}")
 
-    def stop(self, grace_s: float = GRACE_S) -> None:
+    def stop(self, grace_s: float = GRACE_S, first: signal.Signals = signal.SIGINT) -> None:
         """Begin to end all processes; call `escalate` repeatedly until none is running.
 
-        They get SIGINT at once, SIGTERM after ``grace_s`` seconds and SIGKILL half a second later. Those that still run
-        five seconds after that are abandoned.
+        They get SIGINT immediately, or ``first`` if their script handles it; SIGTERM after ``grace_s`` seconds and
+        SIGKILL half a second later. Those that still run five seconds after that are abandoned.
         """
         if not self._stopping:
             self._stopping = True
             killed = time.monotonic() + grace_s + _TERM_TO_KILL_S
             self._stages = [
-                (0.0, signal.SIGINT),
                 (killed - _TERM_TO_KILL_S, signal.SIGTERM),
                 (killed, signal.SIGKILL),
                 (killed + _KILL_TO_ABANDON_S, None),
             ]
+            if first == signal.SIGINT:  # processes that workers have started get it too
+                self._signal(first)
+            else:
+                self.offer(first)
         self.escalate()
+
+    def warn_of_lost_output(self, now: float = math.inf) -> None:
+        """Warn once if a worker of this host cannot write its output; call it repeatedly."""
+        if self._output_is_lost or now < self._next_output_check or not self._starts:
+            return
+        self._next_output_check = now + _OUTPUT_CHECK_INTERVAL_S
+        start = next(iter(self._starts.values()))
+        why = take_lost_output(start.environment)
+        if why and start.log_file is not None:
+            self._output_is_lost = True
+            log.warning(
+                "logs in %s cannot be written (%s): what the workers print is lost until they can. Training continues",
+                start.log_file.parent,
+                why,
+            )
 
     def escalate(self) -> None:
         """After `stop`: send the signals that are due."""
@@ -297,7 +356,7 @@ class WorkerProcesses:
         for child in self._children.values():
             child.signal(number)
         for rank in self._remote_running:
-            self._remote[rank].signal(number)
+            self._remote[rank].signal(number, False)
         if number != signal.SIGINT:
             self._killed_by[number] = why
         if number == signal.SIGKILL:

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP as a readable file descriptor: none interrupts the launcher, and each request counts."""
+"""Signals to the launcher as a readable file descriptor: requests to end the job, and signals for its workers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 
 from platoon_base.system.process import readable
 
-__all__ = ["StopSignals"]
+__all__ = ["PASSED_ON", "StopSignals"]
 
-_NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU, signal.SIGALRM)
+# Batch systems send these ahead of a time limit, for scripts that handle them.
+PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 # `timeout` signals its child and then its group, systemd may send a hangup behind SIGTERM: that asks once, not twice.
 _TOGETHER_S = 0.1
 
@@ -26,13 +28,14 @@ class StopSignals:
 
     def __init__(self) -> None:
         self._handlers: dict[signal.Signals, Any] = {}
-        self._came: list[tuple[signal.Signals, float]] = []  # and when
+        self._came: list[tuple[signal.Signals, float]] = []  # requests to end the job, with their times
+        self._for_workers: list[signal.Signals] = []
 
     def __enter__(self) -> StopSignals:
         self.fd, self._writable = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._writable, False)
-        caught = [number for number in _NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
+        caught = [number for number in _ENDING + PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN]
         self._handlers = {number: signal.signal(number, self._note) for number in caught}
         self._wakeup = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
         self._mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, caught)
@@ -49,7 +52,7 @@ class StopSignals:
         os.close(self._writable)
 
     def take(self, timeout_s: float = 0.0) -> list[signal.Signals]:
-        """Return the signals since the last call; if there are none, wait up to ``timeout_s`` for one.
+        """Return the requests to end the job since the last call; if there are none, wait up to ``timeout_s``.
 
         Those that came within a tenth of a second count as the first of them; it waits that long for others.
         """
@@ -65,12 +68,20 @@ class StopSignals:
                 kept.append((number, at))
         return [number for number, _ in kept]
 
+    def take_for_workers(self) -> list[signal.Signals]:
+        """Return the signals of `PASSED_ON` that `take` has found since the last call."""
+        found, self._for_workers = self._for_workers, []
+        return found
+
     def _note(self, number: int, _: Any) -> None:
-        self._came.append((signal.Signals(number), time.monotonic()))
+        if number in PASSED_ON:
+            self._for_workers.append(signal.Signals(number))
+        else:
+            self._came.append((signal.Signals(number), time.monotonic()))
 
     def _read(self, timeout_s: float) -> bool:
-        """Empty the file descriptor; return whether one of these signals made it readable."""
-        return readable(self.fd, timeout_s) and any(number in _NUMBERS for number in os.read(self.fd, 64))
+        """Empty the file descriptor; return whether a request to end the job made it readable."""
+        return readable(self.fd, timeout_s) and any(number in _ENDING for number in os.read(self.fd, 64))
 
     def ignore_from_now_on(self) -> None:
         """Ignore these signals after the ``with`` block too, so that they cannot change the exit status."""

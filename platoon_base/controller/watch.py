@@ -17,6 +17,7 @@ from typing import NamedTuple, Union
 from platoon_base.errors import PlatoonError
 from platoon_base.system.limits import no_descriptor_text
 from platoon_base.system.process import readable
+from platoon_base.system.signals import catches
 
 __all__ = ["ChildProcess", "Ended", "ForeignProcess", "LockHolder", "Watched", "exit_status"]
 
@@ -87,6 +88,10 @@ class ChildProcess:
             self._popen.returncode = ended.status  # otherwise its destructor warns that the process still runs
         return ended
 
+    def offer(self, number: signal.Signals) -> bool:
+        """Signal this process only, if it has a handler for the signal; return whether it has."""
+        return _offer(self._pid, self.fd, number)
+
     def signal(self, number: signal.Signals) -> None:
         """Signal it and its descendants, except those in other process groups."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -107,11 +112,16 @@ class ForeignProcess:
     """
 
     def __init__(self, pid: int) -> None:
+        self._pid = pid
         self.fd: int | None = os.pidfd_open(pid)
 
     def poll(self) -> Ended | None:
         """Return status 0 once it has ended, None while it runs."""
         return Ended(0) if self.fd is None or readable(self.fd) else None
+
+    def offer(self, number: signal.Signals) -> bool:
+        """Signal this process if it has a handler for the signal; return whether it has."""
+        return _offer(self._pid, self.fd, number)
 
     def signal(self, number: signal.Signals) -> None:
         """Signal this process only."""
@@ -150,6 +160,10 @@ class LockHolder:
         is_coming = self._deadline is not None and time.monotonic() < self._deadline and not self._has_left()
         return None if is_coming else Ended(0)
 
+    def offer(self, number: signal.Signals) -> bool:
+        """Return False, since its process is unknown here."""
+        return False
+
     def signal(self, number: signal.Signals) -> None:
         """Do nothing, since its process is unknown here."""
 
@@ -158,6 +172,14 @@ class LockHolder:
 
 
 Watched = Union[ChildProcess, ForeignProcess, LockHolder]
+
+
+def _offer(pid: int, fd: int | None, number: signal.Signals) -> bool:
+    if fd is None or readable(fd) or not catches(pid, number):
+        return False
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        signal.pidfd_send_signal(fd, number)
+    return True
 
 
 def _close(fd: int | None) -> None:

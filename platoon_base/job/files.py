@@ -289,6 +289,11 @@ class JobFiles(msgspec.Struct, frozen=True):
         digits = self.endpoint.rpartition(":")[2]
         return int(digits) if self.endpoint.startswith("tcp://") and digits.isdigit() else 0
 
+    def remove_if_dead(self) -> None:
+        """Remove everything of this job unless a process of it lives, such as a worker that has joined."""
+        if not self.alive:
+            self.remove()
+
     def remove(self) -> None:
         """Remove everything of this job that has a name."""
         for path in SHM_FOLDER.glob(f"{segment_prefix()[1:]}{self.job}-*"):

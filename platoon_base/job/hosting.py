@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -39,10 +40,11 @@ from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import raise_descriptors, require_descriptors
 from platoon_base.system.signals import default_sigchld
 from platoon_base.worker_process.program import Program, Start
+from platoon_base.worker_process.warden import Warden
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Job", "JobOptions", "host_job", "open_job_state", "require_descriptors_for"]
+__all__ = ["Job", "JobOptions", "host_job", "open_job_state", "require_descriptors_for", "warden_of"]
 
 _DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4  # for ZeroMQ, shared memory and logs; per worker a connection and a process
 
@@ -159,7 +161,9 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
         files, server = _listen(files, options, stack)
         saving = _saving(files, options, segment, job_state, coordinator, stack)
         stack.enter_context(default_sigchld())
-        children = WorkerProcesses()
+        warden = warden_of(files)
+        stack.callback(warden.close)
+        children = WorkerProcesses(warden)
         stack.callback(children.kill)
         if options.hosts is not None:
             stack.callback(options.hosts.end)
@@ -213,6 +217,13 @@ def _listen(files: JobFiles, options: JobOptions, stack: contextlib.ExitStack) -
         files = msgspec.structs.replace(files, endpoint=local.address, keys=keys)
         files.write()
     return files, local if options.hosts is None else options.hosts.relayed(local)
+
+
+def warden_of(files: JobFiles) -> Warden:
+    """Return the process that ends the workers of this host, and removes what they leave, if this one is killed."""
+    call = f"from {JobFiles.__module__} import JobFiles; JobFiles.read({files.folder!r}).remove_if_dead()"
+    path = "import sys; sys.path[:1] == [''] and sys.path.pop(0)"
+    return Warden(files.folder, [sys.executable, "-c", f"{path}; {call}"])
 
 
 @contextlib.contextmanager

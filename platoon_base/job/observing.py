@@ -19,6 +19,7 @@ from platoon_base.job import backends
 from platoon_base.job.files import JobFiles
 from platoon_base.system.folder_lock import is_locked
 from platoon_base.system.process import pid_namespace, readable
+from platoon_base.worker_process.warden import end_by_warden
 
 __all__ = ["Observer", "kill"]
 
@@ -110,11 +111,13 @@ def kill(files: JobFiles) -> None:
         try:
             controller = stack.enter_context(_watched(pid))
         except OSError as exc:
+            if end_by_warden(files.folder):
+                return
             raise ConfigurationError(
                 f"process {pid}, the launcher of job {files.job}, cannot be watched: {exc}"
             ) from exc
         if not is_locked(Path(files.folder)):  # by the controller: as long as it lives, this number is its own
-            if files.alive:
+            if files.alive and not end_by_warden(files.folder):
                 raise ConfigurationError(
                     f"the launcher of job {files.job} is dead already, and processes that joined the job run still: "
                     f"they end by themselves; `fuser -v /dev/shm{files.job_state}` names those that do not"
@@ -136,8 +139,7 @@ def kill(files: JobFiles) -> None:
                     f"a process of job {files.job} does not end though it was killed: it hangs in a device or on a "
                     "file server; see `ps` for its state"
                 )
-    if not files.alive:  # a late joiner ends by itself, and removes the rest
-        files.remove()
+    files.remove_if_dead()  # a late joiner ends by itself, and removes the rest
 
 
 @contextlib.contextmanager

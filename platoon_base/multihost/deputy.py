@@ -20,7 +20,7 @@ from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Kee
 from platoon_base.errors import PlatoonError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
-from platoon_base.job.hosting import open_job_state
+from platoon_base.job.hosting import open_job_state, warden_of
 from platoon_base.job.starting import placed
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.couriers import CourierKeeper
@@ -71,7 +71,8 @@ class Deputy:
     ) -> None:
         self.files = files
         self._job = welcome.job
-        self.children = WorkerProcesses()
+        self._warden = warden_of(files)
+        self.children = WorkerProcesses(self._warden)
         self._holds_lock = holds_lock
         self._job_state = job_state
         self._server = server
@@ -127,11 +128,14 @@ class Deputy:
             self._forward(requests)
         if signals.fd in ready:
             self._take_signals(signals.take())
+            for number in signals.take_for_workers():
+                self._send(between.Signalled(number, self._signals))
         self._link.receive()
         while self._link.inbox and not (self._over is not None and self._over.again):
             self._handle(between.decode_down(self._link.inbox.popleft()))
         self._courier.step()
         self.children.escalate()
+        self.children.warn_of_lost_output(time.monotonic())
         if ready.intersection(fds) or self.children.stopping or self.children.some_without_fd:
             for ended in self.children.reap():
                 self._report(ended)
@@ -173,7 +177,11 @@ class Deputy:
         elif isinstance(message, between.SavedState):
             self._last_checkpoint.note(message)
         elif isinstance(message, between.SignalWorker):
-            self.children.signal_one(message.rank, signal.Signals(message.number))
+            number = signal.Signals(message.number)
+            if message.offered:
+                self.children.offer(number, [message.rank])
+            else:
+                self.children.signal_one(message.rank, number)
         elif isinstance(message, between.StartAgain):
             self._start(lambda: self.children.start_again(message.rank), message.rank)
         elif isinstance(message, between.AdoptWorker):
@@ -310,6 +318,7 @@ class Deputy:
     def close(self) -> None:
         """Kill what still runs, and free all locks."""
         self.children.kill()
+        self._warden.close()
         self._courier.close()
         self._last_checkpoint.close()
         self._mirror.close()

@@ -18,6 +18,7 @@ from platoon_base.channels.host_peer import HEARTBEAT_TIMEOUT_S
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.controller import Controller
 from platoon_base.controller.processes import WorkerProcesses
+from platoon_base.controller.stop_signals import PASSED_ON
 from platoon_base.coordination.roster import Participant, Roster, divided_peer
 from platoon_base.coordination.story import Story
 from platoon_base.errors import ConfigurationError, ProtocolError
@@ -207,10 +208,14 @@ class HostTable:
         if isinstance(message, between.Begun):
             member.begun, member.signals = self._welcome is not None and message.job == self._welcome.job, 0
         elif isinstance(message, between.Signalled):
-            if message.count > member.signals:
+            number = signal.Signals(message.number)
+            if number in PASSED_ON:
+                if job is not None:
+                    job.controller.ending.pass_on(number, member.host)
+            elif message.count > member.signals:
                 member.signals = message.count
                 if job is not None:
-                    job.controller.ending.take_of_other_host(signal.Signals(message.number), message.count > 1)
+                    job.controller.ending.take_of_other_host(number, message.count > 1)
         elif isinstance(message, between.Failed):
             self._mark_lost(member, f"has ended: {message.why}")
         if job is None or not member.begun:  # of the job before

@@ -69,8 +69,8 @@ class HostsJob:
                 functools.partial(self._start_again, member, rank),
             )
 
-    def _signal_worker(self, member: Member, rank: int, number: signal.Signals) -> None:
-        self._outbox.send(member, between.SignalWorker(rank, number))
+    def _signal_worker(self, member: Member, rank: int, number: signal.Signals, offered: bool) -> None:
+        self._outbox.send(member, between.SignalWorker(rank, number, offered))
 
     def _start_again(self, member: Member, rank: int) -> None:
         if member.lost:

@@ -281,10 +281,11 @@ class HostLost(msgspec.Struct, frozen=True, tag="host-lost"):
 
 
 class SignalWorker(msgspec.Struct, frozen=True, tag="signal-worker"):
-    """Send a signal to a worker."""
+    """Send a signal to a worker; see `WorkerProcesses.offer` for ``offered``."""
 
     rank: int
     number: int
+    offered: bool = False
 
 
 class StartAgain(msgspec.Struct, frozen=True, tag="start-again"):

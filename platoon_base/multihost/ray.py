@@ -412,7 +412,7 @@ class _Job:
                     self._take_back(host, answer)
                 else:
                     self._take(host, answer)
-            for number in signals.take() if signals is not None else ():
+            for number in () if signals is None else (*signals.take(), *signals.take_for_workers()):
                 self._pass_on(number)
             if self._hosts[0].status is not None and deadline is None:
                 deadline = time.monotonic() + _OTHER_HOSTS_EXIT_S
@@ -451,7 +451,7 @@ class _Job:
         host.lost, host.status, host.seen = False, None, 0
 
     def _pass_on(self, number: signal.Signals) -> None:
-        """Send a signal to the launcher of the first host that is there, which ends the whole job."""
+        """Send a signal to the launcher of the first host that is there, whose controller serves the whole job."""
         for host in self._hosts:
             if host.status is None:
                 host.actor.signal.remote(int(number))

@@ -14,7 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
+
+from platoon_base.system.environment import JOB
 
 __all__ = ["DATA_SERVER", "WORKER", "OrphanPolicy", "end_with", "end_without", "found_out", "is_watched"]
 
@@ -90,6 +93,9 @@ def end_without(alive: Callable[[], bool | None], patience: OrphanPolicy = WORKE
 
 def found_out() -> None:
     """Record that this process has detected the end of its launcher, and may be about to save and exit."""
+    if not _found_out.is_set() and os.environ.get(JOB):
+        with contextlib.suppress(OSError):  # the warden waits longer then
+            Path(os.environ[JOB], f"detected-{os.getpid()}").touch()
     _found_out.set()
 
 

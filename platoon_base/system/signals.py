@@ -10,10 +10,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["accept_interrupts", "default_sigchld", "keep_interrupts"]
+__all__ = ["accept_interrupts", "catches", "default_sigchld", "keep_interrupts"]
 
 _POLL_INTERVAL_S = 0.01
 
@@ -58,6 +59,16 @@ def _is_within(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process of this host has a handler for a signal; False if that cannot be read."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+    mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
+    return bool(int(mask, 16) >> (number - 1) & 1)
 
 
 @contextlib.contextmanager

@@ -14,13 +14,14 @@ from platoon_base import compat
 from platoon_base.devices import checks, isolation
 from platoon_base.frameworks.registered import registered
 from platoon_base.system.determinism import seed_generators
-from platoon_base.system.environment import DEVICE, JOB, LAUNCHER, RANK
+from platoon_base.system.environment import DEVICE, ERROR_FILE, JOB, LAUNCHER, RANK
 from platoon_base.system.orphan import end_with, is_watched
+from platoon_base.system.output import lenient_output, watch_output
 from platoon_base.system.signals import accept_interrupts, keep_interrupts
 from platoon_base.system.text import legible
 from platoon_base.system.warn import log_warnings
 from platoon_base.worker_process.breakpoints import hook_breakpoints
-from platoon_base.worker_process.failure import recorded
+from platoon_base.worker_process.failure import note_lost_output, recorded
 from platoon_base.worker_process.program import Program
 
 __all__ = ["main", "run", "set_up_logging", "show"]
@@ -98,7 +99,12 @@ def set_up_logging() -> None:
 
     The root logger is left as Python makes it: a script's `logging.basicConfig` works, and libraries say no more than
     they do without us. `PlatoonWarning`s are logged too.
+
+    Output that cannot be written to the log of a worker, as on a full disk, is lost and raises nothing.
     """
+    if ERROR_FILE in os.environ:
+        watch_output(note_lost_output)
+        lenient_output()
     handler = logging.StreamHandler()
     rank = os.environ.get(RANK, "-")
     handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s"))

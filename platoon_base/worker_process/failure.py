@@ -17,7 +17,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Union
@@ -25,18 +25,29 @@ from typing import Any, Union
 import msgspec
 
 from platoon_base.errors import WorkerLostError
-from platoon_base.system.environment import ERROR_FILE, RANK, TORCH_ERROR_FILE
+from platoon_base.system.environment import ERROR_FILE, JOB, RANK, TORCH_ERROR_FILE
 from platoon_base.system.own_files import write_whole
 from platoon_base.system.regular_files import open_regular
 from platoon_base.system.text import legible
 from platoon_base.worker_process.trimmed import shown_text, shown_traceback, users_frame
 
-__all__ = ["INTERRUPTED", "Failure", "error_file", "read_failure", "recorded", "write_error_file"]
+__all__ = [
+    "INTERRUPTED",
+    "Failure",
+    "error_file",
+    "find_failure",
+    "note_lost_output",
+    "read_failure",
+    "recorded",
+    "take_lost_output",
+    "write_error_file",
+]
 
 log = logging.getLogger(__name__)
 
 INTERRUPTED = "KeyboardInterrupt"  # the kind that is no failure
 _STACK_CHARACTERS, _FILE_BYTES = 2**16, 2**20
+_LOST = ".lost-output"  # the end of the names of files in the job's folder, after the number of an error
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -134,6 +145,33 @@ def read_failure(path: Path, rank: int) -> Failure | None:
     return Failure(rank, kind, shown_text(rest), at, shown=shown_text(stack), stack=stack)
 
 
+def find_failure(log_file: Path, environment: Mapping[str, str], rank: int) -> Failure | None:
+    """Read the error file of a worker: beside its log, or in the folder of its job if there was no room."""
+    path = error_file(log_file)
+    second = _second_place(path, environment)
+    return read_failure(path, rank) or (None if second is None else read_failure(second, rank))
+
+
+def _second_place(path: Path, environment: Mapping[str, str]) -> Path | None:
+    """Return where an error file is written if it cannot be written beside the log, usually on another disk."""
+    return Path(environment[JOB], path.name) if environment.get(JOB) else None
+
+
+def note_lost_output(error: OSError) -> None:
+    """Let the launcher know that this worker's output cannot be written: by a file in the job's folder."""
+    with contextlib.suppress(OSError, KeyError):  # an empty file may find room where data does not
+        Path(os.environ[JOB], f"{error.errno}{_LOST}").touch()
+
+
+def take_lost_output(environment: Mapping[str, str]) -> str:
+    """Return why a worker of this host could not write its output, if one has noted it; empty otherwise."""
+    try:
+        found = [name for name in os.listdir(environment[JOB]) if name.endswith(_LOST)]
+        return os.strerror(int(found[0].removesuffix(_LOST))) if found else ""
+    except (OSError, KeyError, ValueError):
+        return ""
+
+
 @contextlib.contextmanager
 def recorded(folder: str) -> Iterator[None]:
     """Write the exception that ends the ``with`` block to this worker's error file, if it has one; it goes on.
@@ -228,8 +266,14 @@ def _write_first(path: Path, error: BaseException, folder: str) -> Failure | Non
     """Write an exception's file; None if that fails, for the exception itself matters more."""
     try:
         failure = _failure_of(error, folder)
-        write_error_file(path, failure)
-    except Exception as exc:  # the disk is full, for instance
+        try:
+            write_error_file(path, failure)
+        except OSError:  # the disk is full, for instance
+            second = _second_place(path, os.environ)
+            if second is None:
+                raise
+            write_error_file(second, failure)
+    except Exception as exc:
         log.warning("the error cannot be written to %s: %s", path, exc)
         return None
     return failure

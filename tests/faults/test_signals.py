@@ -151,6 +151,29 @@ def test_workers_of_a_launcher_in_the_background_have_time_to_save(launch, outpu
     assert all((tmp_path / f"saved{rank}").exists() for rank in range(2)), output_of()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGXCPU])
+def test_a_script_that_handles_a_signal_to_the_launcher_gets_it(launch, output_of, tmp_path, number):
+    """One that nobody handles is not lost without a word; one that asks for the end still ends the job."""
+    launcher = launch(script_path("signals_handlers_of_the_script"), 2)
+    for rank in range(2):
+        await_file(tmp_path / f"ready{rank}", launcher)
+    launcher.send_signal(signal.SIGUSR2)
+    until(lambda: "SIGUSR2 is passed on to workers that handle it, not to ranks 0, 1 without" in unwrapped(output_of()))
+    launcher.send_signal(signal.SIGUSR1)
+    until(lambda: list(tmp_path.glob("SIGUSR1 0 *")))
+    launcher.send_signal(number)
+    assert launcher.wait(PATIENCE_S) == 128 + number, output_of()
+    assert "SIGUSR1 is passed on to workers that handle it, not to rank 1 without a handler" in unwrapped(output_of())
+    for rank in range(2):
+        assert (tmp_path / f"saved{rank} True").exists(), output_of()
+        assert len(list(tmp_path.glob(f"{number.name} {rank} *"))) == 1
+    assert not list(tmp_path.glob("SIGUSR1 1 *"))
+
+
+def unwrapped(text):
+    return " ".join(text.split())
+
+
 def test_signals_that_come_together_are_one(launch, output_of, tmp_path):
     """As those of timeout, which signals its child and then the child's group, and of systemd with SendSIGHUP."""
     launcher = launch(script_path("signals_a_worker_that_is_interrupted_saves"), 2, args=["takes its time"])

@@ -349,6 +349,37 @@ def test_a_job_whose_launcher_hangs_is_killed(platoon, launch):
     assert list(SHM_FOLDER.glob(f"*{job.job}*")) == []
 
 
+STUCK = {
+    "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
+    "holds the GIL": "ctypes.PyDLL(None).sleep(600)",
+}
+
+
+@pytest.mark.parametrize("how", STUCK)
+def test_workers_that_a_killed_launcher_has_left_stuck_are_killed(platoon, launch, how):
+    """With what they have started in their process group; the memory and the folder of the job are removed."""
+    begin = 'import ctypes, signal, subprocess\nchild = subprocess.Popen(["sleep", "600"])'
+    tell = """
+def tell():
+    for name, pid in (("ready", os.getpid()), ("child", child.pid)):
+        with open(f"unfinished{worker.global_rank}", "w") as file:
+            file.write(str(pid))
+        os.rename(file.name, f"{name}{worker.global_rank}")
+
+"""
+    text = TRAIN.replace("count = 0\n", f"count = 0\n{begin}{tell}")
+    text = text.replace("try:\n", f"if worker.global_rank:\n    tell()\n    {STUCK[how]}\ntry:\n", 1)
+    job = launch(text=text)
+    child = int(await_file(job.folder / "child1"))
+    job.launcher.kill()
+    job.launcher.wait()
+    done = platoon("stop", "--kill", "--yes", job.job)
+    assert (done.returncode, done.stdout) == (0, f"killed job {job.job} (train.py)\n"), done.stderr
+    until(lambda: not any(map(is_alive, [*job.pids, child])))
+    assert not Path(job.files.folder).exists()
+    assert list(SHM_FOLDER.glob(f"*{job.job}*")) == []
+
+
 def is_alive(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -63,6 +63,16 @@ def test_a_full_disk_under_the_output(script, tmp_path):
     require_whole(tmp_path)
 
 
+def test_a_full_disk_under_the_logs(platoon, small_disk, tmp_path):
+    """Training goes on, and a failure is shown though neither a log nor an error file could be written."""
+    done = platoon("launch", "-n", 2, "--log-dir", small_disk / "logs", script_path("lost_output_full_disk"))
+    shown = " ".join(done.stdout.split())
+    assert done.returncode == 1
+    assert shown.count("cannot be written (No space left on device): what the workers print is lost") == 1, shown
+    assert "worker 1 failed: ValueError: the disk is full" in shown + done.stderr
+    assert (tmp_path / "result0").read_text() == "100.0"
+
+
 def test_a_terminal_that_has_gone(script, tmp_path):
     """Where nohup or the like keeps the job from SIGHUP."""
     ours, theirs = pty.openpty()

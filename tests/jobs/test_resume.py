@@ -400,20 +400,6 @@ def test_synchronous_training_goes_on_with_what_the_first_worker_put_into_the_ce
         assert "ends at 30.0" in log
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A file system of 1 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"needs to mount a small file system, as root: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
-
-
 def test_resumed_workers_may_be_at_other_data(platoon, tmp_path):
     """Each goes on in an epoch of its own, with the rows of that epoch; those at one place are still compared."""
     script = script_path("resume_resumed_workers_may_be_at_other_data")

@@ -111,6 +111,18 @@ def test_a_signal_to_any_launcher_ends_all(hosts, number, targets):
     assert hosts.wait(30) == [128 + number] * 2, hosts.output(0)
 
 
+@pytest.mark.parametrize("targets", [[0], [1], [0, 1]])
+def test_a_signal_for_the_workers_reaches_those_of_all_hosts_once(hosts, targets):
+    for host in (0, 1):
+        hosts.start(script_path("two_hosts_handles_a_signal"), host=host)
+    for host in (0, 1):
+        hosts.until(f"logs{host}/rank{host}.log", "waits")
+    for host in targets:
+        hosts.launchers[host].send_signal(signal.SIGUSR1)
+    assert hosts.wait() == [0, 0], hosts.output(0)
+    assert [hosts.said(rank, rank)[-1] for rank in (0, 1)] == [[1], [1]]
+
+
 def test_a_second_signal_ends_a_host_though_the_first_one_is_silent(hosts):
     start_waiting(hosts, "--host-timeout", "100")
     hosts.launchers[0].send_signal(signal.SIGSTOP)

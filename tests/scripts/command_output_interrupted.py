@@ -1,5 +1,5 @@
 import signal
-from platoon_base.cli import output
+from platoon_base.system import output
 
 output.watch_output()
 

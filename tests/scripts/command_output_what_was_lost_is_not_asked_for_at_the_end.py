@@ -1,5 +1,5 @@
 import os
-from platoon_base.cli.output import OutputBuffer
+from platoon_base.system.output import OutputBuffer
 
 reader, writer = os.pipe()
 os.close(reader)

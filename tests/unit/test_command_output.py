@@ -9,7 +9,7 @@ import threading
 import pytest
 from scripts_here import script_path
 
-from platoon_base.cli.output import OutputBuffer
+from platoon_base.system.output import OutputBuffer
 
 pytestmark = pytest.mark.base
 

@@ -1,5 +1,6 @@
 """How a process ends whose launcher is gone: by itself if it has found out, else interrupted, else killed."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -7,6 +8,8 @@ import sys
 import pytest
 
 from platoon_base.system.orphan import DATA_SERVER, WORKER
+from platoon_base.system.process import readable
+from platoon_base.worker_process.warden import Warden, end_by_warden
 
 pytestmark = pytest.mark.base
 
@@ -112,3 +115,62 @@ def test_workers_have_time_and_data_servers_end_at_once():
     assert (WORKER.first, WORKER.grace_s) == (signal.SIGINT, 10)
     assert WORKER.notice_s < 5 < WORKER.own_end_s
     assert (DATA_SERVER.first, DATA_SERVER.notice_s) == (signal.SIGTERM, 0)
+
+
+# A worker with a child in its process group. Then it cannot run Python any more.
+STUCK = "import os, signal, subprocess; print(subprocess.Popen(['sleep', '600']).pid, flush=True); "
+
+
+@pytest.fixture
+def stuck():
+    """Start a worker that is stopped, or ends; returns it and a pidfd of its child."""
+    started = []
+
+    def start(end="os.kill(os.getpid(), signal.SIGSTOP)"):
+        process = subprocess.Popen(
+            [sys.executable, "-c", STUCK + end], stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        started.append(process)
+        return process, os.pidfd_open(int(process.stdout.readline()))
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+LAUNCHER = """
+import os, signal, sys
+from platoon_base.worker_process.warden import Warden
+folder, *pids = sys.argv[1:]
+guard = Warden(folder, ["/bin/touch", f"{folder}/tidied"], soon_s=0.1)
+for pid in map(int, pids):
+    guard.watch(pid)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_warden_kills_those_that_cannot_end_themselves_and_later_those_that_may_save(stuck, tmp_path):
+    (first, child_of_first), (second, child_of_second) = stuck(), stuck()
+    (tmp_path / f"detected-{second.pid}").touch()
+    command = [sys.executable, "-c", LAUNCHER, str(tmp_path), str(first.pid), str(second.pid)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert first.wait(60) == -signal.SIGKILL
+    assert readable(child_of_first, 60)
+    assert second.poll() is None
+    assert not (tmp_path / "tidied").exists()
+    assert end_by_warden(str(tmp_path))  # as by platoon stop --kill
+    assert second.wait(60) == -signal.SIGKILL
+    assert readable(child_of_second, 60)
+    assert (tmp_path / "tidied").exists()
+
+
+def test_the_warden_ends_with_a_job_that_has_ended_in_order(stuck, tmp_path):
+    guard = Warden(str(tmp_path), ["/bin/touch", str(tmp_path / "tidied")])
+    process, child = stuck()
+    guard.watch(process.pid)
+    guard.close()
+    assert process.poll() is None
+    assert not readable(child)
+    assert not (tmp_path / "tidied").exists()

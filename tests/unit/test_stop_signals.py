@@ -36,6 +36,14 @@ def test_apart_each_counts_though_they_are_taken_together():
         assert signals.take() == []
 
 
+def test_those_for_the_workers_end_nothing():
+    with StopSignals() as signals:
+        send(signal.SIGUSR1, signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR2)
+        assert signals.take() == [signal.SIGTERM]
+        assert signals.take_for_workers() == [signal.SIGUSR1, signal.SIGUSR1, signal.SIGUSR2]
+        assert signals.take() == signals.take_for_workers() == []
+
+
 def test_without_one_it_waits_as_long_as_it_was_told():
     with StopSignals() as signals:
         assert signals.take(0.01) == []

@@ -16,8 +16,8 @@ import click
 
 from platoon_base import __version__
 from platoon_base.cli.help_page import did_you_mean, write_examples
-from platoon_base.cli.output import lenient_output, lost_output, output_error, watch_output
 from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.system.output import lenient_output, lost_output, output_error, watch_output
 from platoon_base.system.signals import default_sigchld
 
 __all__ = ["SUBCOMMANDS", "main", "spread_devices"]

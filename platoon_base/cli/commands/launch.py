@@ -24,7 +24,6 @@ from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_check
 from platoon_base.cli.log_folder import LogFolder, new_log_folder
 from platoon_base.cli.metrics_port import Metrics, MetricsPort, metrics_option
 from platoon_base.cli.other_host import other_hosts, serve_other_host
-from platoon_base.cli.output import lenient_output
 from platoon_base.cli.run_file import config_option, of_script, of_workers, training_line
 from platoon_base.cli.run_report import RunReport, report_options, reporting
 from platoon_base.cli.screen import TEES, Screen
@@ -34,6 +33,7 @@ from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.job.hosting import JobOptions
 from platoon_base.multihost.rendezvous import Introduction, fingerprint
+from platoon_base.system.output import lenient_output
 from platoon_base.worker_process.breakpoints import lend_terminal
 
 __all__ = ["command"]

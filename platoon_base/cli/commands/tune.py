@@ -15,7 +15,6 @@ from platoon_base.cli.help_page import GroupedCommand
 from platoon_base.cli.json_file import no_job_fails_by, write_bytes, write_json, write_text
 from platoon_base.cli.launcher import CENTERS, choose_center, require_runnable
 from platoon_base.cli.log_folder import new_log_folder
-from platoon_base.cli.output import lenient_output
 from platoon_base.cli.png import as_png, require_png
 from platoon_base.cli.study import Method, built_in, few, read_method
 from platoon_base.cli.tune import Tuning, tune
@@ -24,6 +23,7 @@ from platoon_base.cli.tune_picture import picture
 from platoon_base.cli.tune_report import print_study, results, status_of
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
+from platoon_base.system.output import lenient_output
 
 __all__ = ["command"]
 

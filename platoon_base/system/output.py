@@ -1,6 +1,6 @@
-"""Standard output and standard error of the commands, and the handling of errors in writing them.
+"""Standard output and standard error of commands and workers, and the handling of errors in writing them.
 
-Most commands end then with a line that says why. A command that runs a job continues without the output.
+Most commands end then with a line that says why. Workers and commands that run a job continue without the output.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import os
 import select
 import sys
+from collections.abc import Callable
 from typing import Any
 
 __all__ = ["OutputBuffer", "lenient_output", "lost_output", "output_error", "watch_output"]
@@ -28,6 +29,10 @@ class OutputBuffer(io.BufferedIOBase):
     ----------
     descriptor : int
         Borrowed.
+    on_loss : callable, optional
+        Called with the first error.
+    unbuffered : bool
+        Whether to write all data immediately.
 
     Attributes
     ----------
@@ -37,9 +42,11 @@ class OutputBuffer(io.BufferedIOBase):
         Whether errors are not raised. Output that could not be written is lost; later output may find room again.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(
+        self, descriptor: int, on_loss: Callable[[OSError], None] | None = None, unbuffered: bool = False
+    ) -> None:
         super().__init__()
-        self._descriptor = descriptor
+        self._descriptor, self._on_loss, self._unbuffered = descriptor, on_loss, unbuffered
         self._file = open(descriptor, "wb", closefd=False)  # noqa: SIM115 - for as long as the process lives
         self.error: OSError | None = None
         self.lenient = False
@@ -71,6 +78,8 @@ class OutputBuffer(io.BufferedIOBase):
             except (OSError, ValueError) as exc:
                 self._record_error(exc)
                 break
+        if self._unbuffered:
+            self.flush()
         return size
 
     def flush(self) -> None:
@@ -89,16 +98,21 @@ class OutputBuffer(io.BufferedIOBase):
 
     def _record_error(self, error: Exception) -> None:
         """Record an error; if it is not raised, drop the data that could not be written."""
-        if isinstance(error, OSError):
-            self.error = self.error or error
+        if isinstance(error, OSError) and self.error is None:
+            self.error = error
+            if self._on_loss is not None:
+                self._on_loss(error)
         if not self.lenient:
             raise error
         if isinstance(error, OSError):  # otherwise another thread has just dropped the buffer
             self._file.raw.close()
 
 
-def watch_output() -> None:
-    """Write standard output and standard error through `OutputBuffer`; discard the output of closed ones."""
+def watch_output(on_loss: Callable[[OSError], None] | None = None) -> None:
+    """Write standard output and standard error through `OutputBuffer`; discard the output of closed ones.
+
+    ``on_loss`` is for workers; it is called with the first error of each stream.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -106,8 +120,13 @@ def watch_output() -> None:
         elif stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
             stream.flush()
             lines = stream.line_buffering or name == "stderr"
-            buffer = OutputBuffer(stream.fileno())
-            setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=lines))
+            through = stream.write_through and on_loss is not None  # a command writes whole lines
+            buffer = OutputBuffer(stream.fileno(), on_loss, through)
+            watched = io.TextIOWrapper(  # type: ignore[type-var]
+                buffer, stream.encoding, stream.errors, line_buffering=lines, write_through=through
+            )
+            setattr(sys, name, watched)
+            setattr(sys, f"__{name}__", watched)  # scripts that redirect their output restore this one
 
 
 def lenient_output() -> None:

@@ -1,0 +1,99 @@
+"""The launcher's side of the warden, the process that ends what a killed launcher leaves; see `warden_main`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from platoon_base.system.orphan import WORKER
+from platoon_base.system.process import readable
+
+__all__ = ["Warden", "end_by_warden"]
+
+log = logging.getLogger(__name__)
+
+_MAIN = Path(__file__).with_name("warden_main.py")
+_PID_FILE = "warden"
+_SOON_S = WORKER.notice_s + WORKER.grace_s + 1.0  # by then a worker that runs Python has ended itself
+_EXIT_TIMEOUT_S, _ENDED_TIMEOUT_S = 5.0, 20.0
+
+
+class Warden:
+    """Starts the warden with the first worker.
+
+    Parameters
+    ----------
+    folder : str
+        Of the job.
+    command : sequence of str
+        Removes what the job leaves.
+    soon_s : float
+        After this time it kills the workers that have not detected the end of the launcher.
+    """
+
+    def __init__(self, folder: str, command: Sequence[str], soon_s: float = _SOON_S) -> None:
+        self._folder = folder
+        self._command = [
+            *(sys.executable, "-ISE", str(_MAIN), folder, f"{soon_s:g}", f"{soon_s + WORKER.own_end_s:g}"),
+            *command,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def watch(self, pid: int) -> None:
+        """Have a worker end after this process, whatever it is busy with. It leads a process group."""
+        try:
+            if self._process is None:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+                Path(self._folder, _PID_FILE).write_text(str(self._process.pid))
+            self._send(b"%d\n" % pid)
+        except OSError as exc:
+            log.warning("no process ends the workers if this one is killed while they are stuck: %s", exc)
+
+    def _send(self, line: bytes) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """End it, as the job has ended."""
+        if self._process is None:
+            return
+        with contextlib.suppress(OSError):
+            self._send(b"done\n")
+        with contextlib.suppress(OSError, ValueError):
+            self._process.stdin.close()  # type: ignore[union-attr]
+        try:
+            self._process.wait(_EXIT_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def end_by_warden(folder: str) -> bool:
+    """Have the warden of a job whose launcher is gone end the workers now; return whether it has done so."""
+    try:
+        pid = int(Path(folder, _PID_FILE).read_text())
+        fd = os.pidfd_open(pid)
+    except (OSError, ValueError):
+        return False
+    try:
+        if os.fsencode(folder) not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            return False  # the number is another process's by now
+        signal.pidfd_send_signal(fd, signal.SIGTERM)
+        return readable(fd, _ENDED_TIMEOUT_S)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
