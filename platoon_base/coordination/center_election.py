@@ -33,6 +33,7 @@ class _Center:
     layout: Layout
     request: msg.InitCenter  # of the creator
     creator: int
+    giver: int  # The rank that sent the request.
     made: bool = False
     ready: bool = False
     waiting: dict[int, Requester] = field(default_factory=dict)
@@ -93,11 +94,11 @@ class CenterElection:
             center = None  # it has failed to create it
             del self._centers[host]
         known = center or next(iter(self._centers.values()), None)
-        refusal = None if known is None else _difference(layout, request, known)
+        refusal = None if known is None else _difference(layout, request, known, participant.rank)
         if refusal is not None:
             return [SendReply(requester, refusal)]
         if center is None:
-            self._centers[host] = _Center(layout, request, creator=participant.rank)
+            self._centers[host] = _Center(layout, request, participant.rank, participant.rank)
             return [self._create(requester, host)]
         if center.ready:
             self._roster.move(participant, Event.SHARE)
@@ -269,7 +270,7 @@ def _possible(spec: ParameterSpec) -> bool:
     return spec.dtype in _DTYPES and len(spec.shape) <= msg.MAX_DIMENSIONS and all(n >= 0 for n in spec.shape)
 
 
-def _difference(layout: Layout, request: msg.InitCenter, center: _Center) -> msg.Failure | None:
+def _difference(layout: Layout, request: msg.InitCenter, center: _Center, rank: int) -> msg.Failure | None:
     """Tell the difference between the center and the one that a worker wants; None if it is the same."""
     try:
         layout.require_same(center.layout)
@@ -281,12 +282,13 @@ def _difference(layout: Layout, request: msg.InitCenter, center: _Center) -> msg
     if request.rule != center.request.rule:
         text = f"got rule {request.rule}, the job's is {center.request.rule}: a center can follow one rule only"
         return msg.Failure(kind="ConfigurationError", message=f"{text}; give every worker the same rule")
-    if request.fragments != center.request.fragments:
-        text = f"got fragments={request.fragments}, the job's rule has {center.request.fragments}: in the same round "
-        text = (
-            f"{text}workers would exchange different parameters; give every worker the same rule, also by PLATOON_RULE"
-        )
-        return msg.Failure(kind="ConfigurationError", message=text)
+    mine, others = request.arguments, center.request.arguments
+    apart = [name for name in {**others, **mine} if mine.get(name) != others.get(name)]
+    if apart:
+        own, theirs = (", ".join(f"{name}={each.get(name)}" for name in apart) for each in (mine, others))
+        text = f"got {request.rule} with {own} on rank {rank}, and with {theirs} on rank {center.giver}: each worker "
+        text += "would change the common parameters in its own way; give every worker the same arguments, also in "
+        return msg.Failure(kind="ConfigurationError", message=f"{text}PLATOON_RULE")
     if request.location != center.request.location:
         text = f"got parameters on the {request.location}, the job's are on the {center.request.location}"
         text = f"{text}: a center has one place; launch with --center host if devices differ"

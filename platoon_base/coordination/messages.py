@@ -66,7 +66,7 @@ __all__ = [
     "Withdraw",
 ]
 
-PROTOCOL = 10
+PROTOCOL = 11
 MAX_BYTES = 1 << 22  # a control message is small; arrays travel through shared memory
 MAX_VALUE_BYTES = 2048  # of a worker in a collective call, so that those of 1,024 workers fit into one message
 MAX_KEPT_BYTES = 1 << 18  # of one worker: it gets all of it back in one message
@@ -103,15 +103,15 @@ class InitCenter(Message, frozen=True, kw_only=True, tag="init-center"):
     """A worker has parameters to share.
 
     ``specs`` holds (name, shape, dtype) of each, ``moments`` how many of the last are moments, ``rule`` the name of the
-    rule's class, ``settings`` the rule with its arguments, ``fragments`` in how many parts it exchanges them, and
-    ``location`` the memory that the center is to be in.
+    rule's class, ``settings`` the rule with its arguments, ``arguments`` those that must be the same on all workers, as
+    the script has given them, and ``location`` the memory that the center is to be in.
     """
 
     specs: list[tuple[str, tuple[int, ...], str]]
     rule: str
     moments: int = 0
     settings: str = ""
-    fragments: int = 1
+    arguments: dict[str, str] = {}
     location: str = "host"
 
 

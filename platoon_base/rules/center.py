@@ -9,8 +9,9 @@ element, from which NumPy runs it and the loops in C and CUDA are made. All form
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from types import MethodType
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,7 +21,8 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules.forms import COMPILED, Form
 
 __all__ = [
-    "Adopt", "Array", "CenterState", "LocalState", "Rule", "State", "average_of", "center_states", "end_momentum",
+    "Adopt", "Array", "CenterState", "LocalState", "Rule", "State", "arguments_of", "average_of",
+    "center_states", "end_momentum",
     "form_of", "gossips", "local_sources", "local_states", "member", "momenta", "names_of", "number_of",
     "precise_enough", "require_flag", "require_number", "require_rule", "require_states", "rule_of_moments",
     "settings_of", "shares_moments",
@@ -29,6 +31,8 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 State = tuple[Array, ...]
 _MAX_SETTINGS = 500
+_MAX_ARGUMENT = 200
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class LocalState(NamedTuple):
@@ -382,3 +386,24 @@ def require_states(rule: Any) -> None:
 def settings_of(rule: Rule) -> str:
     """Return a rule with its arguments as text, such as ``EASGD(alpha=0.45)``; empty if the rule does not tell them."""
     return repr(rule)[:_MAX_SETTINGS] if is_dataclass(rule) else ""
+
+
+def arguments_of(rule: Any) -> dict[str, str]:
+    """Return the arguments of a rule that must be the same on all workers, by name, as text.
+
+    These are the fields of a dataclass that its text shows, or the public attributes of another object. A field with
+    ``metadata={"per_worker": True}`` may differ. Rules that wait also have the period that an adapter has given them.
+    """
+    if is_dataclass(rule):
+        found = {f.name: getattr(rule, f.name) for f in fields(rule) if f.repr and not f.metadata.get("per_worker")}
+    else:
+        found = {name: value for name, value in getattr(rule, "__dict__", {}).items() if not name.startswith("_")}
+    if member(rule, "waits") and getattr(rule, "every", 0):
+        found["sync_every"] = rule.every
+    return {name: _argument_text(value) for name, value in found.items()}
+
+
+def _argument_text(value: Any) -> str:
+    if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
+        value = int(value) if float(value).is_integer() else float(value)  # 1 and 1.0 are the same argument
+    return _ADDRESS.sub("", repr(value))[:_MAX_ARGUMENT]

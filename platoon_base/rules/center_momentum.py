@@ -92,6 +92,7 @@ class CenterMomentum(Rule):
 
     # That synchronize while the mean pull decays by mu; `resolved` says.
     workers: int = field(default=1, repr=False)
+    batches: int = field(default=_MU_PERIOD, repr=False)  # Mini-batches between synchronizations; see `at_period`.
 
     def __post_init__(self) -> None:
         EASGD(self.alpha)
@@ -102,16 +103,14 @@ class CenterMomentum(Rule):
 
     def at_period(self, period: int) -> CenterMomentum:
         """Fill in the momentum for workers that synchronize every ``period`` mini-batches."""
-        if self.momentum is not None or period >= _MU_PERIOD:
-            return self
-        return replace(self, momentum=_MU ** (period / _MU_PERIOD))
+        return self if self.momentum is not None else replace(self, batches=min(period, _MU_PERIOD))
 
     def resolved(self, size: int) -> CenterMomentum:
         """Fill in the defaults for ``size`` workers."""
         return replace(
             self,
             alpha=0.9 / size if self.alpha is None else self.alpha,
-            momentum=_MU if self.momentum is None else self.momentum,
+            momentum=_MU ** (self.batches / _MU_PERIOD) if self.momentum is None else self.momentum,
             gain=_GAIN_OF_ONE * size**0.5 if self.gain is None else self.gain,
             workers=size,
         )

@@ -54,7 +54,7 @@ class GoSGD(Rule):
     probability : float in (0, 1]
         Of sending at a synchronization, by default at every mini-batch.
     seed : int, at least 0
-        Of the random choices, together with the rank.
+        Of the random choices, together with the rank; it may differ between workers.
 
     Raises
     ------
@@ -67,7 +67,7 @@ class GoSGD(Rule):
     """
 
     probability: float = 0.01
-    seed: int = 0
+    seed: int = field(default=0, metadata={"per_worker": True})
     part: float = field(default=1.0, repr=False)
 
     period: ClassVar[int] = 1

@@ -35,6 +35,7 @@ no rounds. Contributions are added in the order of arrival, so with three or mor
 
 from __future__ import annotations
 
+import copy
 from typing import Any, ClassVar
 
 import numpy as np
@@ -71,14 +72,23 @@ class OuterRule(Rule):
         The part of the period in which the workers train on while a round is exchanged.
     fragments : int, at least 1
         In how many parts the parameters are exchanged, one in each round, in turn.
+    every : int
+        The period in mini-batches, which must be the same on all workers; 0 while it is not known.
     """
 
     waits: ClassVar[bool] = True
     overlap = 0.0
     fragments = 1
+    every = 0
     step_kernel: ClassVar[str | None] = None
 
     _form_is: ClassVar[tuple[str, str, tuple[str, str]]] = "step_kernel", "step", ("d", "c")
+
+    def at_period(self, period: int) -> OuterRule:
+        """Return the rule with its period, which is compared between the workers."""
+        rule = copy.copy(self)
+        object.__setattr__(rule, "every", period)
+        return rule
 
     def step_args(self, part: float) -> tuple[float, ...]:
         """Return the scalars of the form."""

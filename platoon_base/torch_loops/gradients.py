@@ -98,7 +98,7 @@ class GradientAverage:
                 "averaged gradients",
                 "loop with averaged gradients",
                 values=values_of([*parameters, *buffers]),
-                settings=f"averaged gradients of {len(self._parameters)} parameters",
+                settings=f"averaged gradients of {len(self._parameters)} parameters, bucket_bytes={bucket_bytes}",
                 timeout_s=timeout_s,
             )
 

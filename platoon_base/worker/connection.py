@@ -16,6 +16,7 @@ from platoon_base.checkpoints.files import Checkpoint
 from platoon_base.collectives.base import Collective
 from platoon_base.collectives.groups import CollectiveFactory, Collectives
 from platoon_base.collectives.local import LocalFactory
+from platoon_base.coordination import messages as msg
 from platoon_base.errors import ConfigurationError, WorkerLostError
 from platoon_base.parameters import Parameters
 from platoon_base.rules.center import Rule
@@ -25,6 +26,7 @@ from platoon_base.shm.turns import NoTurns, Turns
 from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.progress_row import ProgressRow
 from platoon_base.worker.stop_signal import StopSignal
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["BackEnds", "Connection", "Identity"]
 
@@ -63,6 +65,10 @@ class BackEnds(NamedTuple):
 
 
 _NONE = BackEnds()
+_SAME_MODE = (
+    'All workers must average gradients, or all must share parameters by a rule: pass the same mode="sync" or '
+    'mode="async" on every worker, and in loops of your own make the same calls in the same order'
+)
 
 
 class Connection:
@@ -91,6 +97,8 @@ class Connection:
     finish_queued : callable
         Waits for what this worker has queued on a device for the center. It comes before meetings, so that behind a
         barrier each worker finds in the center what the others had done.
+    trainings : int
+        Trainings that this worker has begun, with averaged gradients or a rule.
     closed : bool
     """
 
@@ -115,6 +123,7 @@ class Connection:
         self.turns: Turns | NoTurns = NoTurns() if turns is None else turns
         self.finish_queued: Callable[[], None] = lambda: None
         self.closed = False
+        self.trainings = 0
         self._client = ControlClient(
             channel,
             identity.rank,
@@ -154,6 +163,15 @@ class Connection:
         self.require_controller()
         self.turns.meet()
         return self._arrays.nccl(ordinal, timeout_s)
+
+    def require_same_mode(self, mode: str) -> None:
+        """Raise if another worker keeps the models together by other means in its training of the same number.
+
+        Workers that joined late or were restarted are not compared: they may have missed a training.
+        """
+        if self.identity.size > 1 and not self.identity.late:
+            name = f"the way in which training {self.trainings + 1} keeps the models together"
+            self.client.ask(msg.Same(name=name, fingerprint=mode, remedy=_SAME_MODE), msg.Done, DEFAULT_TIMEOUT_S)
 
     @property
     def num_live(self) -> tuple[int, int]:

@@ -190,6 +190,7 @@ def start_together(params: Iterable[Any], worker: Worker, settings: str = "") ->
     """
     parameters = Parameters(params)
     if worker.global_size > 1:
+        worker.advanced.begin_averages()
         require_same_layout(parameters.layout, worker, settings)
         values = parameters.borrow()
         worker.broadcast(values)

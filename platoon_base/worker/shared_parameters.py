@@ -25,6 +25,7 @@ from platoon_base.parameters import Parameters, assign
 from platoon_base.rules.center import (
     Adopt,
     Rule,
+    arguments_of,
     average_of,
     form_of,
     gossips,
@@ -137,7 +138,7 @@ class SharedParameters:
             rule=type(rule).__name__,
             moments=layout.moments,
             settings=settings_of(rule),
-            fragments=fragments_of(rule),
+            arguments=arguments_of(self._given),
             location=centers.location,
         )
         role = client.ask(request, msg.CenterRole, timeout_s)
@@ -558,6 +559,7 @@ def share(
     shared.give_notice()
     require_finite(parameters.layout, parameters.borrow())
     if connection.centers is not None:
+        connection.require_same_mode("a rule")
         shared.open_center(connection.centers(parameters, rule), timeout_s)
     if connection.identity.size > 1:
         connection.job_state.note_several()

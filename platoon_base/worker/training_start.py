@@ -32,7 +32,7 @@ def start_training(
 
     The steps, in this order:
 
-    1. A worker that joined late is refused.
+    1. A worker that joined late is refused, and so is one that averages gradients while others share by a rule.
     2. The workers wait for each other, and depend on each other from then on, see `Advanced.meet`.
     3. ``once_met`` is called.
     4. The first worker's values are copied to all others.
@@ -84,6 +84,8 @@ def start_training(
             f"this worker joined late: the workers of a {loop} count epochs together from its start; launch the job "
             "with more workers"
         )
+    if rule is None:
+        worker.advanced.begin_averages()
     participants = worker.advanced.meet(name, binds=True, timeout_s=timeout_s)
     worker.advanced.announce(bound=True)
     if once_met is not None:

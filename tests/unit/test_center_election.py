@@ -1,5 +1,6 @@
 """The election of the creator of the center: one creates, the others attach, and all release it together."""
 
+import numpy as np
 import pytest
 from asking import (
     ATTACH,
@@ -21,6 +22,8 @@ from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import CenterDropped, CenterMade, SendReply
 from platoon_base.coordination.phase import Phase
 from platoon_base.hosts.world import World
+from platoon_base.rules import EASGD, AveragedEASGD, CenterMomentum, DiLoCo, GoSGD, LocalSGD, SlowMo, at_period
+from platoon_base.rules.center import arguments_of
 from platoon_base.sharding import START, Position
 
 pytestmark = pytest.mark.base
@@ -124,14 +127,45 @@ def test_all_workers_share_as_many_moments(moments):
         require_failure(refusal, "ConfigurationError", f"of which {moments} are moments")
 
 
-def test_all_workers_exchange_in_as_many_fragments():
-    job = Job(2).join(0, 1)
-    in_four = msg.InitCenter(specs=SMALL, rule="LocalSGD", fragments=4)
-    assert job.answer(0, in_four) == CREATE
-    job.answer(0, msg.CenterReady())
-    refusal = job.answer(1, msg.InitCenter(specs=SMALL, rule="LocalSGD"))
-    require_failure(refusal, "ConfigurationError", "got fragments=1, the job's rule has 4", "PLATOON_RULE")
-    assert job.answer(1, in_four) == msg.CenterRole(create=False)
+@pytest.mark.parametrize(
+    ("first", "second", "own", "theirs"),
+    [
+        (LocalSGD(fragments=4), LocalSGD(), "fragments=1", "fragments=4"),
+        (DiLoCo(outer_lr=0.7), DiLoCo(outer_lr=0.1), "outer_lr=0.1", "outer_lr=0.7"),
+        (DiLoCo(momentum=0.5, overlap=0.25), DiLoCo(), "momentum=0.8, overlap=0", "momentum=0.5, overlap=0.25"),
+        (SlowMo(outer_lr=1), SlowMo(outer_lr=0.5), "outer_lr=0.5", "outer_lr=1"),
+        (EASGD(), EASGD(alpha=0.5), "alpha=0.5", "alpha=None"),
+        (EASGD(moments=True), EASGD(), "moments=False", "moments=True"),
+        (CenterMomentum(gain=1), CenterMomentum(momentum=0.3), "momentum=0.3, gain=None", "momentum=None, gain=1"),
+        (AveragedEASGD(scale=None), AveragedEASGD(pull=0.1), "pull=0.1, scale=2", "pull=0.5, scale=None"),
+        (GoSGD(probability=0.5), GoSGD(), "probability=0.01", "probability=0.5"),
+        (at_period(DiLoCo(), 10), at_period(DiLoCo(), 7), "sync_every=7", "sync_every=10"),
+    ],
+)
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_workers_that_give_a_rule_other_arguments_are_refused(first, second, own, theirs, ready, late):
+    job = Job(3).join(*range(2 if late else 3))
+
+    def with_rule(rule):
+        return msg.InitCenter(specs=SMALL, rule=type(rule).__name__, arguments=arguments_of(rule))
+
+    assert job.answer(0, with_rule(first)) == CREATE
+    if ready:
+        job.answer(0, msg.CenterReady())
+    if late:
+        job.answer(2, hello(rank=2))
+    got = f"got {type(second).__name__} with {own} on rank 2, and with {theirs} on rank 0"
+    require_failure(job.answer(2, with_rule(second)), "ConfigurationError", got, "the same arguments", "PLATOON_RULE")
+    if ready:
+        assert job.answer(2, with_rule(first)) == ATTACH
+
+
+def test_arguments_of_each_worker_alone_may_differ():
+    assert arguments_of(GoSGD(seed=1)) == arguments_of(GoSGD(seed=2))
+    for rule in (EASGD(), CenterMomentum(), AveragedEASGD()):  # nobody waits for anybody
+        assert arguments_of(at_period(rule, 10)) == arguments_of(at_period(rule, 7)) == arguments_of(rule)
+    assert arguments_of(EASGD(alpha=1)) == arguments_of(EASGD(alpha=np.float32(1)))
 
 
 def test_a_center_is_in_one_memory():

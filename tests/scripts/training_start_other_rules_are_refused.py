@@ -1,0 +1,32 @@
+import os
+
+import numpy as np
+from training_start_variable import rank, worker
+
+from platoon_base import DiLoCo
+from platoon_base.errors import PlatoonError
+
+p = np.zeros(3)
+
+
+def refused(name, *rule):
+    try:
+        worker.init_shared_params([p], *rule)
+    except PlatoonError as exc:
+        worker.report({name: str(exc)})
+
+
+if rank == 0:
+    worker.init_shared_params([p], DiLoCo(outer_lr=0.7))
+worker.barrier("shared")
+if rank:
+    refused("argument", DiLoCo(outer_lr=0.1))
+    os.environ["PLATOON_RULE"] = "DiLoCo(momentum=0.5)"
+    refused("environment")
+    worker.init_shared_params([p], DiLoCo())
+worker.release_shared_params()
+if rank == 0:
+    worker.advanced.begin_averages()
+worker.barrier("averages")
+if rank:
+    refused("mode", DiLoCo())
