@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import socket
 import subprocess
@@ -28,9 +27,7 @@ RANK = Path(__file__).parent / "scripts" / "hosts_all_reduce_rank.py"
 ROOT = Path(__file__).parents[1]
 SIZES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 128 << 20)  # bytes
 LINKS = {"unlimited": None, "1 Gbit/s": "1gbit"}
-# Ranks. The second and third from the end are --hosts-backend's.
-METHODS = {"platoon": 4, "platoon-plain": 4, "platoon-gloo": 4, "platoon-mpi": 4, "gloo": 4, "openmpi": 4, "tcp": 2}
-WITH_TORCH, WITH_MPI = ("gloo", "platoon-gloo"), ("openmpi", "platoon-mpi")
+METHODS = {"platoon": 4, "platoon-plain": 4, "gloo": 4, "openmpi": 4, "tcp": 2}  # ranks
 ROUND_S = 0.1  # that the calls of one method take in one round, about
 START_S = 60
 
@@ -74,24 +71,18 @@ class Method:
     def _start(self, hosts, folder, control, torch) -> list[subprocess.Popen]:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "eth0"}
         first = hosts.all[0].address
-        if self.name in WITH_MPI:
+        if self.name == "openmpi":
             # mpirun has a host of its own, from which it reaches the others; its own names are theirs.
             words = [sys.executable, str(RANK), self.name, control, "0", str(self.ranks), "-", first]
-            slots = "h0:2,h1:2"
-            if self.name == "platoon-mpi":  # one process per host uses MPI, as a launcher's first worker does
-                own = ",".join(host.address for host in hosts.all)
-                each = [[*words[:4], str(index), words[5], own, first] for index in range(2)]
-                words = ["sh", "-c", "".join(f"{shlex.join(rank)} & " for rank in each) + "wait"]
-                slots = "h0:1,h1:1"
             network = "10.78.0.0/24"
-            command = [*hosts.login(), "mpirun", "--allow-run-as-root", "--oversubscribe", "-H", slots,
+            command = [*hosts.login(), "mpirun", "--allow-run-as-root", "--oversubscribe", "-H", "h0:2,h1:2",
                        "--mca", "plm_rsh_agent", str(hosts.agent(folder)), "--mca", "plm_rsh_no_tree_spawn", "1",
                        "--mca", "btl", "tcp,vader,self", "--mca", "btl_vader_single_copy_mechanism", "none",
                        "--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network,
                        "--mca", "mpi_yield_when_idle", "1", "--bind-to", "none",
                        "-x", "PYTHONPATH", *words]  # fmt: skip
             return [subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)]
-        python = torch if self.name in WITH_TORCH else sys.executable
+        python = torch if self.name == "gloo" else sys.executable
         each = self.ranks // 2
         return [
             subprocess.Popen(
@@ -213,10 +204,10 @@ def main() -> None:
     names = list(options.methods)
     if shutil.which("mpirun") is None:
         print("without OpenMPI: there is no mpirun")
-        names = [name for name in names if name not in WITH_MPI]
+        names = [name for name in names if name != "openmpi"]
     if not Path(options.torch).exists():
         print(f"without gloo: there is no {options.torch}")
-        names = [name for name in names if name not in WITH_TORCH]
+        names = [name for name in names if name != "gloo"]
     results = run(options.sizes, options.links, names, 2.0 if options.quick else 20.0, options.torch)
     reached = goals(results)
     if not options.quick:

@@ -114,43 +114,35 @@ class Patient:
         return -math.inf
 
 
-def platoon(parent, rank, size, address, first, key="5a" * 32, backend="links"):
+def platoon(parent, rank, size, address, first, key="5a" * 32):
     import numpy as np
 
     from platoon_base.collectives.host_exchange import CHUNK_BYTES, GroupSegment
     from platoon_base.collectives.hosts import HostsCollective
-    from platoon_base.collectives.hosts_libraries import LIBRARIES
     from platoon_base.hosts.world import World
     from platoon_base.links.handshake import Address, Listener, open_links
 
     each = size // 2
     host, index = divmod(rank, each)
     listener = Listener(address)
-    name = f"/platoon-{os.getuid()}-bench{key[:2]}{backend}-hosts{host}"
+    name = f"/platoon-{os.getuid()}-bench{key[:2]}-hosts{host}"
     local = tuple(range(host * each, host * each + each))
     shared = GroupSegment.create(name, local, CHUNK_BYTES) if index == 0 else None
-    library, at = None, World([each, each], host, ["h0", "h1"], [first, address], key, backend)
-    if backend != "links" and rank == 0:
-        library = LIBRARIES[backend](at, 0, 30.0)
-    store = library.port if library else 0
-    addresses = parent({"address": [address, listener.address.port, listener.address.token.hex(), store]})
+    addresses = parent({"address": [address, listener.address.port, listener.address.token.hex()]})
     shared = shared or GroupSegment.attach(name, local)
-    world = World([each, each], host, ["h0", "h1"], [a for a, *_ in addresses[::each]], key, backend)
-    if backend != "links" and index == 0:
-        library = library or LIBRARIES[backend](at, addresses[0][3], 30.0)
-        library.connect()
+    world = World([each, each], host, ["h0", "h1"], [a for a, *_ in addresses[::each]], key)
     other = rank - each if host else rank + each
-    there, port, token, _ = addresses[other]
+    there, port, token = addresses[other]
     calls = {other: Address(there, port, bytes.fromhex(token))} if host else {}
     links = open_links(
         listener, rank, bytes.fromhex(key), calls, frozenset(() if host else (other,)), time.monotonic() + 30,
         lambda ranks: None,
     )  # fmt: skip
     listener.close()
-    ours = HostsCollective(shared, index, world, range(size), [(1 - host, links[other])], Patient(), library=library)
+    ours = HostsCollective(shared, index, world, range(size), [(1 - host, links[other])], Patient())
     ours.barrier(timeout_s=60)
     ours.unlink()
-    atexit.register(ours.close)  # MPI wants to be told of the end
+    atexit.register(ours.close)
     call = lambda x: ours.all_reduce(x, out=x, timeout_s=300)  # noqa: E731
     return (lambda count: np.zeros(count, np.float32)), call, lambda: ours.barrier(timeout_s=300), rank
 
@@ -159,18 +151,7 @@ def plain(*words):
     return platoon(*words, key="")
 
 
-def by_gloo(*words):
-    return platoon(*words, key="", backend="gloo")
-
-
-def by_mpi(*words):
-    return platoon(*words, key="", backend="mpi")
-
-
-METHODS = {
-    "tcp": tcp, "gloo": gloo, "openmpi": openmpi, "platoon": platoon, "platoon-plain": plain,
-    "platoon-gloo": by_gloo, "platoon-mpi": by_mpi,
-}  # fmt: skip
+METHODS = {"tcp": tcp, "gloo": gloo, "openmpi": openmpi, "platoon": platoon, "platoon-plain": plain}
 
 
 def main():
@@ -178,9 +159,6 @@ def main():
     if method == "openmpi":
         rank = os.environ["OMPI_COMM_WORLD_RANK"]
     rank, size = int(rank), int(size)
-    if method == "platoon-mpi":
-        host = int(os.environ["OMPI_COMM_WORLD_RANK"])
-        rank, address = 2 * host + rank, address.split(",")[host]
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(control)
     file = sock.makefile("rw")

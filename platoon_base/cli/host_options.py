@@ -17,7 +17,6 @@ from platoon_base.compression.codecs import NONE, codec_of
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.endpoint import engine_job, find_endpoint
 from platoon_base.hosts.place import Place, find_place
-from platoon_base.hosts.world import BACKENDS, LINKS, MPI
 from platoon_base.multihost.addresses import own_address_towards
 from platoon_base.multihost.rendezvous import RendezvousInterruptedError
 from platoon_base.multihost.secret import key_file
@@ -45,8 +44,6 @@ class HostOptions(NamedTuple):
         A host that is silent for this long is lost.
     encrypted : bool
         Whether workers encrypt arrays for other hosts.
-    backend : str
-        One of `platoon_base.hosts.world.BACKENDS`.
     compression : str
         See `platoon_base.compression.codecs.codec_of`.
     """
@@ -56,7 +53,6 @@ class HostOptions(NamedTuple):
     timeout_s: float
     host_timeout_s: float
     encrypted: bool
-    backend: str
     compression: str = NONE
 
     def endpoint_here(self) -> str:
@@ -152,17 +148,6 @@ def _compression(context: click.Context, parameter: click.Parameter, text: str) 
     return text.strip().lower()
 
 
-def _require_library_allowed(backend: str, no_encryption: bool, restarts: int) -> None:
-    got = f"got --hosts-backend {backend}"
-    if not no_encryption:
-        raise ConfigurationError(f"{got}, which does not encrypt: add --no-encryption if the network is your own")
-    if backend == MPI and restarts:
-        raise ConfigurationError(
-            f"{got} and --max-restarts {restarts}: MPI ends the whole job if a process is lost; leave one of them out, "
-            "or let the scheduler start the job again with --resume"
-        )
-
-
 _OPTIONS = (
     click.option(
         "--nnodes",
@@ -208,14 +193,6 @@ _OPTIONS = (
         help="Send arrays between hosts as they are. Control messages are always encrypted.",
     ),
     click.option(
-        "--hosts-backend",
-        type=click.Choice(BACKENDS),
-        default=LINKS,
-        show_default=True,
-        help="What adds large arrays of the hosts' memory in an all-reduce: encrypted links, or a library that users "
-        "of torch (gloo) or mpirun (mpi) have, with --no-encryption. That of host 0 counts.",
-    ),
-    click.option(
         "--hosts-compression",
         default=NONE,
         show_default=True,
@@ -241,20 +218,15 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
         rdzv_timeout: float,
         host_timeout: float,
         no_encryption: bool,
-        hosts_backend: str,
         hosts_compression: str,
         **kwargs: Any,
     ) -> Any:
         place = find_place(os.environ, nnodes, node_rank, rdzv_endpoint)
         endpoint = find_endpoint(os.environ, rdzv_endpoint) if place.hosts > 1 else ""
-        if hosts_backend != LINKS and place.hosts == 1:
-            log.warning("--hosts-backend %s has no effect on one host: arrays pass through its memory", hosts_backend)
-        elif hosts_backend != LINKS and place.host == 0:
-            _require_library_allowed(hosts_backend, no_encryption, kwargs.get("max_restarts", 0))
         if hosts_compression != NONE and place.hosts == 1:
             log.warning("--hosts-compression %s has no effect on one host", hosts_compression)
         encrypted = not no_encryption
-        hosts = HostOptions(place, endpoint, rdzv_timeout, host_timeout, encrypted, hosts_backend, hosts_compression)
+        hosts = HostOptions(place, endpoint, rdzv_timeout, host_timeout, encrypted, hosts_compression)
         try:
             return command(*args, hosts=hosts, **kwargs)
         except RendezvousInterruptedError as exc:

@@ -50,7 +50,6 @@ def other_hosts(console: Console, hosts: HostOptions, here: Introduction, signal
             timeout_s=hosts.timeout_s,
             host_timeout_s=hosts.host_timeout_s,
             encrypted=hosts.encrypted,
-            backend=hosts.backend,
             compression=hosts.compression,
         ) as table:
             hosts.forget_endpoint()

@@ -16,12 +16,11 @@ from platoon_base.collectives.host import GroupFailure, HostCollective
 from platoon_base.collectives.host_exchange import CHUNK_BYTES, COMPRESSED, GroupSegment
 from platoon_base.collectives.hosts_compressed import CompressedReduction, Compression, gradient_codec, is_compressible
 from platoon_base.collectives.hosts_exchange import HostsExchange
-from platoon_base.collectives.hosts_libraries import LIBRARIES, HostsLibrary
 from platoon_base.collectives.hosts_links import Counterpart, Links
 from platoon_base.collectives.hosts_parts import Reduction
 from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.errors import PlatoonError, WorkerLostError
-from platoon_base.hosts.world import LINKS, World
+from platoon_base.hosts.world import World
 from platoon_base.links.cipher import require_cipher
 from platoon_base.links.handshake import HANDSHAKE_S, Address, Listener, open_links
 from platoon_base.links.stream import Stream
@@ -44,8 +43,6 @@ class _Note(msgspec.Struct):
     port : int
         The port at which the rank listens; 0 if it does not.
     token : bytes
-    store : int
-        The port of the store that a library needs.
     failure : str
     elsewhere : bool
         Whether the failure is only a consequence of another rank's.
@@ -53,7 +50,6 @@ class _Note(msgspec.Struct):
 
     port: int = 0
     token: bytes = b""
-    store: int = 0
     failure: str = ""
     elsewhere: bool = False
 
@@ -83,8 +79,6 @@ class HostsCollective(HostCollective):
     liveness : Liveness
     fused : bool, optional
         See `HostCollective.create`.
-    library : HostsLibrary, optional
-        Only on the first rank of a host, if the world's back end is a library in place of links.
     """
 
     # Most waits end by data from a link, so yield the core early.
@@ -99,7 +93,6 @@ class HostsCollective(HostCollective):
         streams: Sequence[tuple[int, Stream]],
         liveness: Liveness,
         fused: bool | None = None,
-        library: HostsLibrary | None = None,
     ) -> None:
         super().__init__(shared, index, _NamingHosts(liveness, world, ranks), fused)  # type: ignore[arg-type]
         self.rank, self.size = world.ranks_here[index], world.size
@@ -121,8 +114,6 @@ class HostsCollective(HostCollective):
             world.host,
             index,
             links,
-            world.backend != LINKS,
-            library,
         )
 
     def all_reduce(
@@ -146,10 +137,6 @@ class HostsCollective(HostCollective):
             return self._combine("all_reduce", op, array, out, timeout_s, COMPRESSED)
         finally:
             exchange.reduction = Reduction
-
-    def _check_progress(self, header: Array, deadline: float, timeout_s: float) -> float:
-        until = self._failure.exchange.stall_allowed_until if self._failure.exchange is not None else 0.0
-        return super()._check_progress(header, max(deadline, until + timeout_s) if until else deadline, timeout_s)
 
     def _release(self) -> None:
         super()._release()
@@ -177,12 +164,12 @@ class HostsCollective(HostCollective):
         """
         forming = _Forming(membership, name, world, liveness, timeout_s)
         try:
-            shared, streams, library = forming.run()
+            shared, streams = forming.run()
         except BaseException:
             forming.undo()
             raise
         index = membership.rank - world.ranks_here[0]
-        return cls(shared, index, world, range(world.size), streams, liveness, library=library)
+        return cls(shared, index, world, range(world.size), streams, liveness)
 
 
 class _NamingHosts:
@@ -248,11 +235,10 @@ class _Forming:
         self._listener: Listener | None = None
         self._shared: GroupSegment | None = None
         self._streams: dict[int, Stream] = {}
-        self._library: HostsLibrary | None = None
         self._absent_since = time.monotonic()
 
-    def run(self) -> tuple[GroupSegment, list[tuple[int, Stream]], HostsLibrary | None]:
-        """Return this host's shared memory, this rank's links, and the library, if the world's back end is one."""
+    def run(self) -> tuple[GroupSegment, list[tuple[int, Stream]]]:
+        """Return this host's shared memory and this rank's links."""
         deadline = time.monotonic() + self._timeout_s
         notes = self._step("form the collective of all hosts", self._listen)
         if self._index == 0:
@@ -262,28 +248,8 @@ class _Forming:
         self._step("link the hosts", lambda: self._link(notes, deadline))
         if self._listener is not None:
             self._listener.close()
-        if self._world.backend != LINKS:
-            self._form_library(deadline)
         streams = [(self._world.host_of(rank), stream) for rank, stream in self._streams.items()]
-        return cast(GroupSegment, self._shared), streams, self._library
-
-    def _form_library(self, deadline: float) -> None:
-        backend = self._world.backend
-
-        def load(on_first_host: bool, port: int = 0) -> _Note:
-            if self._index == 0 and on_first_host == (self._world.host == 0):
-                left_s = max(deadline - time.monotonic(), 0.1)
-                self._library = LIBRARIES[backend](self._world, port, left_s)
-            return _Note(store=self._library.port if self._library else 0)
-
-        def connect() -> _Note:
-            if self._library is not None:
-                self._library.connect()
-            return _Note()
-
-        port = self._step(f"load {backend} on host 0", lambda: load(True))[0].store
-        self._step(f"load {backend} on the other hosts", lambda: load(False, port))
-        self._step(f"connect the hosts by {backend}", connect)
+        return cast(GroupSegment, self._shared), streams
 
     def undo(self) -> None:
         """Close all that was opened."""
@@ -291,8 +257,6 @@ class _Forming:
             self._listener.close()
         for stream in self._streams.values():
             stream.close()
-        if self._library is not None:
-            self._library.close(failed=True)
         if self._shared is not None:
             self._shared.close()
             self._shared.unlink()

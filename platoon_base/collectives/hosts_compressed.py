@@ -29,7 +29,7 @@ from platoon_base.compression.codecs import Codec, TopK, codec_of
 from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.compression.packing import decode_and_keep
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.world import LINKS, World
+from platoon_base.hosts.world import World
 
 __all__ = ["CompressedReduction", "Compression", "gradient_codec", "is_compressible"]
 
@@ -39,10 +39,10 @@ Array = np.ndarray[Any, Any]
 def gradient_codec(world: World) -> Codec | None:
     """Return the codec of averaged gradients between the hosts of a job; None if they are exact.
 
-    A library adds the arrays themselves; and what `TopK` sends late of a gradient is of an old model, by which training
-    may diverge (Lin et al. 2018 correct for that within the optimizer).
+    `TopK` is left out: it sends parts of a gradient late, when they are of an old model, and training may diverge.
+    (Lin et al. 2018 correct for that within the optimizer.)
     """
-    codec = codec_of(world.compression) if world.several and world.backend == LINKS else None
+    codec = codec_of(world.compression) if world.several else None
     return None if isinstance(codec, TopK) else codec
 
 

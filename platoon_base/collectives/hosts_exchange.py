@@ -18,7 +18,6 @@ import numpy as np
 
 from platoon_base.collectives.base import OPS
 from platoon_base.collectives.host_exchange import AGAIN, BROKEN, ENDED, MISMATCH, Exchange, Memory, part_of
-from platoon_base.collectives.hosts_libraries import HostsLibrary, Pending, takes
 from platoon_base.collectives.hosts_links import Link, Links, as_bytes
 from platoon_base.collectives.hosts_parts import (
     CHUNK_BYTES,
@@ -27,7 +26,6 @@ from platoon_base.collectives.hosts_parts import (
     Reduction,
     ReductionScratch,
     chunk_bounds,
-    finished,
     is_wide,
 )
 
@@ -40,12 +38,10 @@ SMALL_BYTES = 1 << 16  # up to this size the first rank of a host sends an array
 MAX_SMALL_BYTES = 1 << 18  # limit on the bytes that it sends to all hosts together
 DEPTH = 4  # chunks in flight
 NO_BYTES = np.zeros(0, np.uint8)
-_LIBRARY_S, _LIBRARY_BYTES_PER_S = 10.0, 1e6  # time allowed to a library: a constant, and the size over this rate
 SPIN_S = 2e-4  # a wait polls for this time, yielding its core in between, before it sleeps
 KEPT = 1024  # size of the cache of headlines: scripts repeat the same few calls
 _SLEEP_S = 0.02  # between checks whether a rank of this host has failed
 _LINK_POLL_INTERVAL_S = 2e-3  # between polls of the links while this rank waits in shared memory
-_NAP_S = 5e-5  # between polls of a library
 _ALIGN = 16  # elements
 
 
@@ -75,10 +71,6 @@ class HostsExchange:
         This host, and this rank's index on it.
     links : Links
         To the counterparts on all other hosts; none if this rank has no rail.
-    by_library : bool
-        Whether a library sums large arrays over the hosts, in place of the links.
-    library : HostsLibrary, optional
-        Only on the first rank of a host.
     """
 
     def __init__(
@@ -89,11 +81,8 @@ class HostsExchange:
         host: int,
         index: int,
         links: Links,
-        by_library: bool = False,
-        library: HostsLibrary | None = None,
     ) -> None:
         self._local, self._memory, self._links = local, memory, links
-        self._by_library, self._library = by_library, library
         self._workers, self._host, self._index = list(workers), host, index
         self._hosts, self._size, self._here = len(workers), sum(workers), workers[host]
         self._rails = min(workers)
@@ -106,9 +95,6 @@ class HostsExchange:
         self._until = 0.0
         self._within = True  # whether this rank waits for ranks of its host
         self._owes: Callable[[Link], bool] = lambda link: False
-        self._pending: Pending | None = None
-        self._adding: Array | None = None  # the array that a library sums
-        self.stall_allowed_until = 0.0  # a library reports no progress, so the call may take until then
         self._first: Array | None = None  # the headline, until the ranks of this host have compared it
         self._headers: dict[tuple[Any, ...], Array] = {}
         self._plans: dict[int, _Plan] = {}
@@ -154,9 +140,6 @@ class HostsExchange:
         if not self.busy:
             self._links.pump()  # finding out why a rank is absent may have taken long
         found = {member for link in self._links.quiet(self._owes) for member in link.missing}
-        pending = self._pending
-        if not found and pending is not None and (pending.why_failed() or time.monotonic() > self.stall_allowed_until):
-            found = {link.to.member for link in self._links.all}  # they have left without sending the result
         return sorted(found)
 
     def left(self) -> list[int]:
@@ -183,7 +166,7 @@ class HostsExchange:
         """Say why the call cannot end though no rank is known to be absent; empty if it can, as far as is known."""
         if self._within:
             return ""
-        return self._links.broken(self._owes) or ("" if self._pending is None else self._pending.why_failed())
+        return self._links.broken(self._owes)
 
     def report(self, how: int, text: bytes) -> None:
         """Report to all counterparts that a call has failed."""
@@ -195,8 +178,6 @@ class HostsExchange:
         if not self.busy:
             self._links.send_last_record(None, b"")
         self._links.close()
-        if self._library is not None:
-            self._library.close(failed=bool(self._memory.broken) or self._pending is not None)
 
     # ---- Calls ------------------------------------------------------------------------------------------------------
 
@@ -311,9 +292,6 @@ class HostsExchange:
         if self._is_small(array.nbytes):
             yield from self._small(array, out, op)
             return
-        if self._by_library and takes(array.dtype, op):
-            yield from self._by_the_library(array, out, op)
-            return
         inner = "sum" if op == "mean" else op
         body = len(array) // self._unit * self._unit
         rest = out[body:]
@@ -327,24 +305,6 @@ class HostsExchange:
             self._combine_heads(rest, op)
         if not self._even and len(rest):
             yield from self._inside("broadcast", "sum", rest, rest)
-
-    def _by_the_library(self, array: Array, out: Array, op: str) -> Steps:
-        """Combine an array on each host, sum over the hosts by a library, and broadcast the result on each host."""
-        self.stall_allowed_until = time.monotonic() + _LIBRARY_S + array.nbytes / _LIBRARY_BYTES_PER_S
-        if self._library is None:
-            yield from self._inside("all_reduce", "sum", array, out)
-        else:
-            own = self._adding  # a copy: after a failed call the library may still write into it
-            if own is None or (own.dtype, len(own)) != (out.dtype, len(out)):
-                own = self._adding = np.empty_like(out)
-            yield from self._inside("all_reduce", "sum", array, own)
-            self._links.announce(b"")
-            yield from self._heads()  # otherwise the library might sum arrays of two different calls
-            yield from self._added(self._library, own)
-            finished(own, op, self._size)
-            np.copyto(out, own)
-        yield from self._inside("broadcast", "sum", out, out)
-        self.stall_allowed_until = 0.0
 
     def _chunks(self, array: Array, out: Array, op: str, inner: str) -> Steps:
         """Combine a large array, whose length is a multiple of rails times hosts."""
@@ -574,26 +534,6 @@ class HostsExchange:
         if self._has_rail:
             links = self._links
             yield from self._wait(lambda: links.heads() and links.sent(), Link.owes_head)
-
-    def _added(self, library: HostsLibrary, array: Array) -> Steps:
-        """Replace an array by the sum over the hosts, by the library; all hosts have begun this call."""
-        self._pending = pending = library.begin_sum(array)
-        # A rank that has left has the result, so the data for this rank are on their way.
-        self._within, self._owes = False, lambda link: not link.left
-        since = looked = time.monotonic()
-        while not pending.done():
-            if (now := time.monotonic()) >= looked + _LINK_POLL_INTERVAL_S:
-                looked = now
-                self._links.pump()
-                if self._memory.broken:
-                    yield BROKEN
-                if now >= self._until:
-                    yield AGAIN
-            if now < since + SPIN_S:
-                os.sched_yield()
-            else:
-                time.sleep(_NAP_S)
-        self._pending = None
 
 
 def _owes_data(reduction: Reduction) -> Callable[[Link], bool]:

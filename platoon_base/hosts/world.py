@@ -7,9 +7,7 @@ import itertools
 
 import msgspec
 
-__all__ = ["BACKENDS", "GLOO", "LINKS", "MPI", "ONE_HOST", "World"]
-
-BACKENDS = LINKS, GLOO, MPI = "links", "gloo", "mpi"  # of large sums over hosts
+__all__ = ["ONE_HOST", "World"]
 
 
 class World(msgspec.Struct, frozen=True):
@@ -27,8 +25,6 @@ class World(msgspec.Struct, frozen=True):
         By which the other hosts reach each one: IP addresses.
     data_key : str
         32 bytes in hexadecimal digits, by which data between hosts are encrypted; empty if they are not.
-    backend : str
-        One of `BACKENDS`, which adds large arrays over the hosts.
     compression : str
         By which couriers compress what they send; see `platoon_base.compression.codecs.codec_of`.
     """
@@ -38,7 +34,6 @@ class World(msgspec.Struct, frozen=True):
     names: list[str] = []
     addresses: list[str] = []
     data_key: str = ""
-    backend: str = LINKS
     compression: str = "none"
 
     def __repr__(self) -> str:  # it may end up in a log

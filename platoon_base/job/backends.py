@@ -15,7 +15,7 @@ from platoon_base.collectives.groups import CollectiveFactory, Membership
 from platoon_base.compression.codecs import NONE
 from platoon_base.device_arrays import CudaContext
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
-from platoon_base.hosts.world import LINKS, ONE_HOST, World
+from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.rules.center import gossips
 
 if TYPE_CHECKING:
@@ -189,16 +189,9 @@ class JobCollectives(CollectiveFactory):
                 why,
             )
 
-    def _note_if_exact(self, on_devices: bool = False) -> None:
-        if self.compresses:
-            return
-        backend = self._world.backend
-        if backend == LINKS:
+    def _note_if_exact(self) -> None:
+        if not self.compresses:
             self._note_uncompressed("topk is not for them, use int8, int4 or int2")
-        elif on_devices:
-            self._note_uncompressed(f"on GPUs they are compressed only without --hosts-backend {backend}")
-        else:
-            self._note_uncompressed(f"--hosts-backend {backend} adds them")
 
     def host(self, timeout_s: float) -> Collective:
         """Form a group that takes ndarrays: through shared memory, and by links between hosts."""
@@ -271,7 +264,7 @@ class JobCollectives(CollectiveFactory):
         ranks, unique_id, without = self._meet_by_nccl(mine, timeout_s)
         if not ranks:
             return None
-        self._note_if_exact(on_devices=True)
+        self._note_if_exact()
         if self.compresses and without:
             rank, reason = next(iter(without.items()))
             self._note_uncompressed(f"rank {rank} cannot compress on its GPU ({reason})")

@@ -20,7 +20,7 @@ from platoon_base.channels.keys import keys_of_secret
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.hosts.place import Place
-from platoon_base.hosts.world import LINKS, World
+from platoon_base.hosts.world import World
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.addresses import as_url, divided, is_loopback, own_address_towards, resolved
 from platoon_base.multihost.hosts import HostTable
@@ -132,7 +132,6 @@ def gather_hosts(
     timeout_s: float,
     host_timeout_s: float,
     encrypted: bool = True,
-    backend: str = LINKS,
     compression: str = "none",
 ) -> Iterator[HostTable]:
     """Listen on host 0 until all other hosts have arrived; give their table.
@@ -151,7 +150,7 @@ def gather_hosts(
         See `HostTable`.
     encrypted : bool
         Whether workers encrypt the arrays that they send to other hosts.
-    backend, compression : str
+    compression : str
         See `World`.
 
     Raises
@@ -178,7 +177,6 @@ def gather_hosts(
             [os.uname().nodename, *(each.name for each in arrived)],
             [arrived[0].first_address, *(each.address for each in arrived)],
             secrets.token_hex(_KEY_BYTES) if encrypted else "",
-            backend,
             compression,
         )
         yield HostTable(link, members, world, host_timeout_s)

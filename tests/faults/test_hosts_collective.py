@@ -89,15 +89,6 @@ def test_a_missing_package_on_one_host_is_named_on_all(run_over):
         assert rank == 2 or "rank 2 on host 1 (h1)" in log
 
 
-@pytest.mark.parametrize(("backend", "package"), [("gloo", "torch"), ("mpi", "mpi4py")])
-def test_a_library_that_is_missing_on_one_host_is_named_on_all(run_over, backend, package):
-    outcome = run_over("1+1", script_path("hosts_collective_no_library"), [backend, package], ",", backend)
-    for rank, log in enumerate(outcome.logs):
-        said = rf"ENDED (BackendUnavailable|Platoon)Error .*--hosts-backend {backend} needs {package}"
-        assert re.search(said, log), log
-        assert rank == 1 or "rank 1 on host 1 (h1)" in log
-
-
 def test_strangers_at_the_listening_ports_of_a_job(run_over):
     """They send what they like to the ports of this job's links, from the first moment until the links are open."""
     run_over("2+1", script_path("hosts_collective_strangers")).require_success()

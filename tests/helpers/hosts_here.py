@@ -14,7 +14,6 @@ import msgspec
 
 from platoon_base.collectives.host_exchange import GroupSegment
 from platoon_base.collectives.hosts import HostsCollective
-from platoon_base.collectives.hosts_libraries import LIBRARIES
 from platoon_base.hosts.world import World
 from platoon_base.job.files import segment_prefix
 from platoon_base.links.handshake import Listener, open_links
@@ -54,44 +53,27 @@ def linked(workers, key=KEY, timeout_s=20.0):
             listener.close()
 
 
-def libraries(workers, backend):
-    """Connect the first ranks of hosts by a library; returns one for each host, None for links."""
-    if backend == "links":
-        return [None] * len(workers)
-    worlds = [msgspec.structs.replace(world_of(workers, host, ""), backend=backend) for host in range(len(workers))]
-    first = LIBRARIES[backend](worlds[0], 0, 20.0)
-    made = [first, *(LIBRARIES[backend](world, first.port, 20.0) for world in worlds[1:])]
-    with ThreadPoolExecutor(len(made)) as pool:
-        list(pool.map(lambda library: library.connect(), made))
-    return made
-
-
 class HostsGroup:
     """The ranks of a group over several hosts as threads, each with its own handle."""
 
-    def __init__(
-        self, workers, form, liveness=None, chunk_bytes=4096, ranks=None, key=KEY, backend="links", compression="none"
-    ):
+    def __init__(self, workers, form, liveness=None, chunk_bytes=4096, ranks=None, key=KEY, compression="none"):
         size = sum(workers)
         self.workers = list(workers)
         self.liveness = liveness
         self.ranks = list(ranks or range(size))
         self.name = f"{segment_prefix()}test{os.getpid()}-hosts{next(_numbers)}"
         self.members = []
-        streams, self.libraries = linked(workers, key), libraries(workers, backend)
+        streams = linked(workers, key)
         for host in range(len(workers)):
-            world = msgspec.structs.replace(world_of(workers, host, key), backend=backend, compression=compression)
+            world = msgspec.structs.replace(world_of(workers, host, key), compression=compression)
             local = tuple(self.ranks[i] for i in world.ranks_here)
             for index, rank in enumerate(world.ranks_here):
                 if index == 0:
                     shared = GroupSegment.create(f"{self.name}-{host}", local, chunk_bytes)
                 else:
                     shared = GroupSegment.attach(f"{self.name}-{host}", local)
-                library = self.libraries[host] if index == 0 else None
                 links = streams.get(rank, [])
-                self.members.append(
-                    HostsCollective(shared, index, world, self.ranks, links, liveness[rank], form, library)
-                )
+                self.members.append(HostsCollective(shared, index, world, self.ranks, links, liveness[rank], form))
         self._threads = ThreadPoolExecutor(size)
 
     def start(self, call, *members):

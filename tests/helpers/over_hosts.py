@@ -7,11 +7,11 @@ from scripts_here import script_path
 ENDS = script_path("over_hosts_ends")
 
 
-def over_hosts(run_job, keys="", backend="links"):
+def over_hosts(run_job, keys=""):
     """Make a function that runs a script with one worker for each rank of some hosts, such as "2+1"."""
 
-    def run(workers, script, args=(), keys=keys, backend=backend, codec="none"):
-        environment = {"PRETENDED": workers, "PRETENDED_BACKEND": backend, **({"PRETENDED_KEYS": keys} if keys else {})}
+    def run(workers, script, args=(), keys=keys, codec="none"):
+        environment = {"PRETENDED": workers, **({"PRETENDED_KEYS": keys} if keys else {})}
         environment["PRETENDED_COMPRESSION"] = codec
         return run_job(script, sum(map(int, workers.split("+"))), args=list(map(str, args)), environment=environment)
 

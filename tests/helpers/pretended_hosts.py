@@ -24,7 +24,6 @@ world = msgspec.structs.replace(
     first,
     host=here,
     data_key=keys[here],
-    backend=os.environ.get("PRETENDED_BACKEND", "links"),
     compression=os.environ.get("PRETENDED_COMPRESSION", "none"),
 )
 read = JobFiles.read

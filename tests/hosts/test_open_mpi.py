@@ -6,7 +6,7 @@ import signal
 import pytest
 from laboratory import until
 from launching_in_laboratory import MEETS, launch_words, script
-from scripts_here import script_path, written
+from scripts_here import written
 
 WORLD = script(
     """
@@ -70,27 +70,6 @@ def test_hosts_by_name_are_started_by_mpirun(mpi):
 def test_the_endpoint_may_be_given(mpi):
     running = start(mpi, WORLD, "--rdzv-endpoint", "h0:29444")
     assert running.wait() == 0, running.text()
-
-
-ADDS = script_path("open_mpi_adds")
-
-
-@pytest.mark.long
-def test_mpi_adds_large_arrays_if_asked_to(mpi):
-    pytest.importorskip("mpi4py")
-    running = start(mpi, ADDS, "--hosts-backend", "mpi", "--no-encryption")
-    assert running.wait() == 0, running.text()
-    assert [said(mpi, rank)[-1][1:] for rank in range(4)] == [[1_000_000] * 3, []] * 2
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("victim", [1, 2])
-def test_a_worker_killed_while_mpi_adds_ends_the_job(mpi, victim):
-    """MPI itself ends all if the first rank of a host is lost, and the launchers if another is."""
-    pytest.importorskip("mpi4py")
-    running = start(mpi, ADDS, "--hosts-backend", "mpi", "--no-encryption", args=[victim, 1_000_000, 1])
-    assert running.wait(60) != 0
-    assert not any(said(mpi, rank) for rank in range(4))
 
 
 @pytest.mark.long

@@ -115,21 +115,6 @@ def test_a_step_that_has_been_started_starts_no_other(engines, tmp_path):
     assert "leave --hosts out" in " ".join(done.stderr.split())
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--hosts-backend", "gloo"], "which does not encrypt: add --no-encryption"),
-        (["--hosts-backend", "mpi", "--no-encryption", "--max-restarts", "2"], "MPI ends the whole job"),
-    ],
-)
-def test_a_library_between_hosts_is_refused_where_it_cannot_work(tmp_path, options, says):
-    (tmp_path / "train.py").write_text("")
-    where = ["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:29400"]
-    done = launch(tmp_path, *where, *options, "-n", "1", "-D", "cpu", "train.py")
-    assert done.returncode == 2
-    assert says in " ".join(done.stderr.split())
-
-
 def test_standard_input_has_no_copy_on_other_hosts(engines, tmp_path):
     engines("srun")
     done = launch(tmp_path, "--hosts", "a,b", "-", SLURM_JOB_ID="7")

@@ -83,7 +83,7 @@ _GROUPS = {
     "Data": ("data_server",),
     "Several hosts": (
         *("host_names", "nnodes", "node_rank", "rdzv_endpoint", "rdzv_timeout", "host_timeout"),
-        *("no_encryption", "hosts_backend", "hosts_compression", "on"),
+        *("no_encryption", "hosts_compression", "on"),
     ),
 }
 
