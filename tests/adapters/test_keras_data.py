@@ -210,7 +210,7 @@ def test_common_random_numbers_are_common_in_every_thread():
     """Keras reads training and validation data in two threads, and both end an epoch with common numbers."""
 
     def draw(seed):
-        with seeds.common([seed]):
+        with seeds.Common([seed]):
             return [np.random.permutation(50).tolist() for _ in range(20)]
 
     expected = [draw(seed) for seed in range(8)]
