@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -13,7 +14,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import epoch_indices, require_uneven, shard_bounds, take
 from platoon_plugins.keras import seeds
 from platoon_plugins.keras.dataset_order import comparable, sources
-from platoon_plugins.keras.parts import Cut, keep_part, keep_returned, map_arrays
+from platoon_plugins.keras.parts import Cut, is_nested, keep_part, keep_returned, leaves, map_arrays
 from platoon_plugins.keras.same_data import SameBatches, require_same_data
 from platoon_plugins.keras.torch_loaders import is_loader, is_share, shard_loader
 
@@ -277,36 +278,46 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         return steps
 
     def _count_steps(self, batches: int) -> int:
-        """Return the number of steps: one for each N-th batch, and one for this worker's rows of the remaining ones."""
+        """Return the number of steps; the remaining batches make one, if they have a row for each worker."""
         full, left_over = divmod(batches, self._size)
-        if not full:
-            rows = [_counts(self._whole[i])[0] for i in range(left_over)]
-            if any(count < self._sharing(i, left_over)[1] for i, count in enumerate(rows)):
-                raise ConfigurationError(
-                    f"got {sum(rows)} rows for {self._size} workers: some would have none; use fewer workers"
-                )
-        return full + bool(left_over and self._rows_left(batches))
+        if not left_over or _counts(self._whole[batches - 1])[0] >= self._size:
+            return full + bool(left_over)
+        enough, share = self._remaining(batches)
+        if not full and not enough:
+            raise ConfigurationError(
+                f"got {batches} batches, too few rows for {self._size} workers: some would have none; use fewer workers"
+            )
+        alone = share is not None and not _fit([self._whole[(full - 1) * self._size + self._rank], share])
+        return full + (enough or alone)
 
-    def _sharing(self, rank: int, left_over: int) -> tuple[int, int]:
-        """Return which of the workers that divide one remaining batch this rank is, and their number."""
-        return rank // left_over, len(range(rank % left_over, self._size, left_over))
+    def _remaining(self, batches: int) -> tuple[bool, Any]:
+        """Return whether each worker has rows of the remaining batches, and those of this worker, or None.
 
-    def _rows_left(self, batches: int) -> Any:
-        """Return this worker's rows of the remaining batches, of which each is divided among some workers; or None.
-
-        Batches are not joined, since each may be padded to a length of its own.
+        The batches are divided together. If each is padded to its own length, some workers divide one batch.
         """
-        full, left_over = divmod(batches, self._size)
-        batch = self._whole[full * self._size + self._rank % left_over]
-        start, stop = shard_bounds(_counts(batch)[0], *self._sharing(self._rank, left_over))
-        return map_arrays(batch, lambda array: array[start:stop]) if start < stop else None
+        first = batches - batches % self._size
+        remaining = [self._whole[i] for i in range(first, batches)]
+        groups = 1 if _fit(remaining) else len(remaining)
+        group = self._rank % groups
+        batch = _joined(remaining) if groups == 1 else remaining[group]
+        sharing = [len(range(i, self._size, groups)) for i in range(groups)]
+        start, stop = shard_bounds(_counts(batch)[0], self._rank // groups, sharing[group])
+        counts = [_counts(batch)[0]] if groups == 1 else [_counts(each)[0] for each in remaining]
+        enough = all(count >= number for count, number in zip(counts, sharing))
+        return enough, map_arrays(batch, lambda array: array[start:stop]) if start < stop else None
 
     def __getitem__(self, index: int) -> Any:
         self._require_same()
         batches = _batches(self._whole)
-        if batches is None or index < batches // self._size:
-            return self._whole[index * self._size + self._rank]
-        return self._rows_left(batches)
+        own = index * self._size + self._rank
+        if batches is None:
+            return self._whole[own]
+        full, left_over = divmod(batches, self._size)
+        last = bool(left_over) and index == len(self) - 1 and index >= full - 1
+        parts = [self._whole[own]] if index < full else []
+        share = self._remaining(batches)[1] if last else None
+        parts += [] if share is None else [share]
+        return parts[0] if len(parts) == 1 else _joined(parts)
 
     def on_epoch_begin(self) -> None:
         """Call the hook of the whole data set."""
@@ -338,3 +349,17 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
     def _require_same(self) -> None:
         if self._check is not None:
             self._check.require()
+
+
+def _fit(batches: list[Any]) -> bool:
+    """Return whether the rows of all batches have the same shapes."""
+    return len({tuple(np.shape(array)[1:] for array in leaves(batch)) for batch in batches}) == 1
+
+
+def _joined(batches: list[Any]) -> Any:
+    first = batches[0]
+    if isinstance(first, Mapping):
+        return {key: _joined([batch[key] for batch in batches]) for key in first}
+    if is_nested(first):
+        return type(first)(_joined(list(values)) for values in zip(*batches))
+    return None if first is None else np.concatenate(batches)

@@ -211,11 +211,11 @@ def require_same_orders(worker: Worker, told: list[Any]) -> None:
                 continue
             differing = difference([Mark(*mark) for mark in marks], [Mark(*mark) for mark in other_marks])
             if differing:
-                order = _orders[worker].get(number)
+                order = _orders[worker].pop(number, None)  # compared no more, if the script goes on
                 what, remedy = ("the data", "") if order is None else (order.what, order.remedy)
+                where = f"the first {differing} batches" if differing > 1 else "the first batch"
                 raise DataMismatchError(
-                    f"{what} yields other batches on rank {rank} than on rank {first_rank}, or in another order, "
-                    f"within the first {differing}.\n{remedy}"
+                    f"{what} differs between rank {first_rank} and rank {rank}, already in {where}.\n{remedy}"
                 )
 
 

@@ -128,7 +128,9 @@ class Common:
     def __init__(self, seed: Sequence[int]) -> None:
         words = np.random.SeedSequence(seed).generate_state(4)
         self._python = random.Random(str(list(seed))).getstate()
-        self._numpy: Any = np.random.MT19937(words) if _SWAPS else np.random.RandomState(words).get_state()
+        self._numpy: Any = (
+            np.random.RandomState(words)._bit_generator if _SWAPS else np.random.RandomState(words).get_state()
+        )
         self._torch: Any = None
         self._torch_seed = int(words[0])
 

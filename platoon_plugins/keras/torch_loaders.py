@@ -71,31 +71,37 @@ def shard_loader(loader: Any, worker: Worker) -> Any:
         dealt = _Dealt(inner, _named(loader), worker)
         kind = {"batch_size": None, "sampler": dealt} if loader.batch_sampler is None else {"batch_sampler": dealt}
         return DataLoader(loader.dataset, **kind, **options)
-    batches, shuffles = loader.batch_sampler, type(loader.sampler).__name__ == "RandomSampler"
+    batches, shuffles = loader.batch_sampler, type(_sampler(loader)).__name__ == "RandomSampler"
     if len(loader.dataset) < size:
         raise ConfigurationError(
             f"got {len(loader.dataset)} rows for {size} workers: some would have none; use fewer workers"
         )
     share = _Share(len(loader.dataset), shuffles, worker)
     batch = (
-        {"batch_size": None} if batches is None else {"batch_size": loader.batch_size, "drop_last": batches.drop_last}
+        {"batch_size": None} if batches is None else {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
     )
     return DataLoader(loader.dataset, sampler=share, **batch, **options)
+
+
+def _sampler(loader: Any) -> Any:
+    """Return the sampler of rows: a DataLoader with a batch_sampler has another one that it does not use."""
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
 
 
 def _named(loader: Any) -> str:
     from torch.utils.data import IterableDataset
 
-    own = loader.dataset if isinstance(loader.dataset, IterableDataset) else loader.batch_sampler or loader.sampler
-    inner = getattr(own, "sampler", None)
-    return f"the DataLoader with {type(own if inner is None else inner).__name__}"
+    own = loader.dataset if isinstance(loader.dataset, IterableDataset) else _sampler(loader)
+    if type(own).__name__ == "SequentialSampler":
+        own = loader.batch_sampler
+    return f"the DataLoader with {type(own).__name__}"
 
 
 def _distributed_sampler(loader: Any) -> Any:
     """Return the DistributedSampler of a DataLoader, or None."""
     from torch.utils.data import DistributedSampler
 
-    samplers = loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)
+    samplers = loader.sampler, loader.batch_sampler, _sampler(loader)
     return next((each for each in samplers if isinstance(each, DistributedSampler)), None)
 
 
@@ -103,7 +109,7 @@ def draws_from_all(loader: Any) -> bool:
     """Return whether a DataLoader reads each row of a data set with a length once, in order or shuffled."""
     from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
-    sampler = loader.sampler
+    sampler = _sampler(loader)
     shuffles = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
     return (
         not isinstance(loader.dataset, IterableDataset)
