@@ -9,6 +9,7 @@ __all__ = [
     "BackendUnavailableError",
     "CollectiveTimeoutError",
     "ConfigurationError",
+    "DataMismatchError",
     "LayoutMismatchError",
     "NonFiniteError",
     "PlatoonError",
@@ -26,6 +27,10 @@ class PlatoonError(Exception):
 
 class ConfigurationError(PlatoonError, ValueError):
     """A value given by the user cannot work."""
+
+
+class DataMismatchError(ConfigurationError):
+    """Workers that divide data have different data; the job ends even if some have trained already."""
 
 
 class RowIndexError(PlatoonError, IndexError):

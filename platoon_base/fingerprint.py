@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["checksum", "fingerprint"]
+__all__ = ["checksum", "fingerprint", "plain"]
 
 _WHOLE_BYTES = 1 << 16
 _ROWS = 64
@@ -93,7 +93,7 @@ def _add_array(digest: hashlib.blake2b, array: Any, rows: int) -> None:
     elif shape:
         by_row = getattr(array, "iloc", array)  # of pandas, whose [] selects columns
         for index in _sample(shape[0], rows):
-            _add(digest, _plain(by_row[index]), max(2, rows // 8))
+            _add(digest, plain(by_row[index]), max(2, rows // 8))
 
 
 def _thinned(array: np.ndarray[Any, Any], parts: int) -> np.ndarray[Any, Any]:
@@ -104,7 +104,7 @@ def _thinned(array: np.ndarray[Any, Any], parts: int) -> np.ndarray[Any, Any]:
     return np.concatenate([array[start : start + length] for start in _sample(len(array) - length + 1, parts)])
 
 
-def _plain(row: Any) -> Any:
+def plain(row: Any) -> Any:
     """Return a row as NumPy's, where it is an array of another package."""
     if isinstance(row, np.ndarray):
         return row

@@ -124,7 +124,8 @@ class ControlServer:
     @staticmethod
     def _encoded(reply: msg.Reply) -> bytes:
         if isinstance(reply, msg.Failure):
-            log.warning("refused a request: %s: %s", reply.kind, reply.message.partition("\n")[0])
+            # The worker raises it, so the launcher shows it with the line of the script.
+            log.info("request refused: %s: %s", reply.kind, reply.message.partition("\n")[0])
         try:
             return encode(reply)
         except ProtocolError as exc:

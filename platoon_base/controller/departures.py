@@ -14,7 +14,7 @@ from platoon_base.controller.saving import JobSaving
 from platoon_base.coordination.actions import Action
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.phase import Phase
-from platoon_base.errors import PlatoonError
+from platoon_base.errors import DataMismatchError, PlatoonError
 from platoon_base.shm.job_state import JobState, Progress
 from platoon_base.worker_process.failure import INTERRUPTED
 
@@ -47,6 +47,8 @@ def fatal(ended: Exit, progress: Progress, fail_fast: str) -> str:
         return ""
     if fail_fast == "always":
         return f"worker {ended.rank} failed ({ended}): the job ends, as --fail-fast asks"
+    if failure is not None and failure.kind == DataMismatchError.__name__:
+        return f"worker {ended.rank} has other data than another worker: the job ends"
     # A script that has made collective calls without an adapter may count no steps: it may have trained already.
     counts = progress.bound or not progress.waits
     # Where an adapter counts the steps, a copy of the center before the first one was for an evaluation.

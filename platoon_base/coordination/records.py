@@ -37,8 +37,10 @@ class Records:
         first, giver = self._fingerprints.setdefault(request.name, (request.fingerprint, rank))
         if request.fingerprint == first:
             return msg.Done()
-        text = f"{request.name} differs: rank {rank} has {request.fingerprint}, rank {giver} {first}"
-        return msg.Failure(kind="ConfigurationError", message=f"{text}. {request.remedy}")
+        text = f"{request.name} differs between rank {giver} and rank {rank}"
+        if not _is_checksum(first):
+            text += f": rank {rank} has {request.fingerprint}, rank {giver} {first}"
+        return msg.Failure(kind="DataMismatchError", message=f"{text}.\n{request.remedy}")
 
     def keep(self, request: msg.Keep, participant: Participant) -> msg.Reply:
         """Keep a value for the next process of this rank."""
@@ -49,3 +51,8 @@ class Records:
             return msg.Failure(kind="ConfigurationError", message=f"{text}: it is for counters and the like; keep less")
         participant.kept = kept
         return msg.Done()
+
+
+def _is_checksum(text: str) -> bool:
+    """Return whether a fingerprint says nothing to a reader: 16 hexadecimal digits."""
+    return len(text) == 16 and not set(text).difference("0123456789abcdef")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -11,7 +13,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import connected
 from platoon_base.worker import warn_once
-from platoon_plugins.keras import backends, trained
+from platoon_plugins.keras import backends, seeds, trained
 from platoon_plugins.keras.callbacks import bounds_of
 from platoon_plugins.keras.optimizers import average_of_model
 from platoon_plugins.keras.resuming import resume_loops_of_keras_2
@@ -50,11 +52,29 @@ def watch_fits() -> None:
             _refuse_trained(model, "train_on_batch", _LOOP)
         return step(model, *args, **options)
 
+    build = getattr(keras.Model, "_symbolic_build", None)
+    if build is not None:
+        keras.Model._symbolic_build = _keeping_numpy(build)
     __init__.watches_fits = True  # type: ignore[attr-defined]
     lists.__init__, lists.on_train_begin = __init__, on_train_begin
     keras.Model.train_on_batch = train_on_batch
     if not hasattr(keras, "tree"):
         resume_loops_of_keras_2(_first_epoch)
+
+
+def _keeping_numpy(build: Callable[..., Any]) -> Callable[..., Any]:
+    """Let Keras read a first batch to build a model without a draw from NumPy's generator.
+
+    On JAX it draws a permutation of this worker's rows, which takes other numbers from the generator on other workers.
+    """
+
+    @functools.wraps(build)
+    def _symbolic_build(model: Any, *args: Any, **options: Any) -> Any:
+        worker = connected()
+        with contextlib.nullcontext() if worker is None or worker.global_size == 1 else seeds.kept_numpy():
+            return build(model, *args, **options)
+
+    return _symbolic_build
 
 
 def _first_epoch(model: Any, options: dict[str, Any]) -> int:

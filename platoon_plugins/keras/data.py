@@ -13,8 +13,9 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import epoch_indices, require_uneven, shard_bounds, take
 from platoon_plugins.keras import seeds
-from platoon_plugins.keras.parts import Cut, is_nested, keep_part, keep_returned, map_arrays
-from platoon_plugins.keras.same_data import SameBatches, require_same_data, sources
+from platoon_plugins.keras.dataset_order import comparable, sources
+from platoon_plugins.keras.parts import Cut, is_nested, keep_part, keep_returned, leaves, map_arrays
+from platoon_plugins.keras.same_data import SameBatches, require_same_data
 from platoon_plugins.keras.torch_loaders import is_loader, is_share, shard_loader
 
 __all__ = ["is_dataset", "is_sequence", "is_sharded", "shard"]
@@ -229,16 +230,10 @@ def _shard_set(data: Any, worker: Worker) -> Any:
                 "batch_size=None, without validation_split, which would take the last classes then: docs/keras.md has "
                 "another split"
             )
-        return data.shard(worker.global_size, worker.global_rank)
+        return comparable(data, worker, "given to shard").shard(worker.global_size, worker.global_rank)
     if is_loader(data):
         return shard_loader(data, worker)
     if is_sequence(data):
-        if _batches(data) is None:
-            raise ConfigurationError(
-                f"got {type(data).__name__}, a PyDataset without an end (num_batches is None): let it yield this "
-                "worker's batches by itself (connect().global_rank of connect().global_size), and pass "
-                "steps_per_epoch to fit"
-            )
         return _ShardedSequence(data, worker)
     raise ConfigurationError(f"got {type(data).__name__} beside a data set: shard them one by one")
 
@@ -266,41 +261,63 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         """Return the state without the worker, for a process that reads batches."""
         return {**vars(self), "_check": None}
 
-    def __len__(self) -> int:
-        batches = self._whole_batches()
+    @property
+    def num_batches(self) -> int | None:
+        """The number of this worker's batches; None if the whole data set has no end."""
+        batches = _batches(self._whole)
+        if batches is None:
+            return None
         if self._steps is None or self._steps[0] != batches:
             self._steps = batches, self._count_steps(batches)
         return self._steps[1]
 
-    def _whole_batches(self) -> int:
-        batches = _batches(self._whole)
-        if batches is None:
-            raise ConfigurationError(f"got {type(self._whole).__name__}, whose num_batches has become None")
-        return batches
+    def __len__(self) -> int:
+        steps = self.num_batches
+        if steps is None:
+            raise TypeError(f"{type(self._whole).__name__} has no end: its num_batches is None")
+        return steps
 
     def _count_steps(self, batches: int) -> int:
-        """Return the number of steps; the remaining batches together make one, if they have a row for each worker."""
+        """Return the number of steps; the remaining batches make one, if they have a row for each worker."""
         full, left_over = divmod(batches, self._size)
         if not left_over or _counts(self._whole[batches - 1])[0] >= self._size:
             return full + bool(left_over)
-        rows = _counts(_joined([self._whole[i] for i in range(full * self._size, batches)]))[0]
-        if not full and rows < self._size:
+        enough, share = self._remaining(batches)
+        if not full and not enough:
             raise ConfigurationError(
-                f"got {rows} rows for {self._size} workers: some would have none; use fewer workers"
+                f"got {batches} batches, too few rows for {self._size} workers: some would have none; use fewer workers"
             )
-        return full + (rows >= self._size)
+        alone = share is not None and not _fit([self._whole[(full - 1) * self._size + self._rank], share])
+        return full + (enough or alone)
+
+    def _remaining(self, batches: int) -> tuple[bool, Any]:
+        """Return whether each worker has rows of the remaining batches, and those of this worker, or None.
+
+        The batches are divided together. If each is padded to its own length, some workers divide one batch.
+        """
+        first = batches - batches % self._size
+        remaining = [self._whole[i] for i in range(first, batches)]
+        groups = 1 if _fit(remaining) else len(remaining)
+        group = self._rank % groups
+        batch = _joined(remaining) if groups == 1 else remaining[group]
+        sharing = [len(range(i, self._size, groups)) for i in range(groups)]
+        start, stop = shard_bounds(_counts(batch)[0], self._rank // groups, sharing[group])
+        counts = [_counts(batch)[0]] if groups == 1 else [_counts(each)[0] for each in remaining]
+        enough = all(count >= number for count, number in zip(counts, sharing))
+        return enough, map_arrays(batch, lambda array: array[start:stop]) if start < stop else None
 
     def __getitem__(self, index: int) -> Any:
         self._require_same()
-        batches = self._whole_batches()
-        full = batches // self._size
-        own = [self._whole[index * self._size + self._rank]] if index < full else []
-        if index == len(self) - 1 and batches % self._size and index >= full - 1:
-            together = _joined([self._whole[i] for i in range(full * self._size, batches)])
-            start, stop = shard_bounds(_counts(together)[0], self._rank, self._size)
-            if start < stop:
-                own.append(map_arrays(together, lambda array: array[start:stop]))
-        return own[0] if len(own) == 1 else _joined(own)
+        batches = _batches(self._whole)
+        own = index * self._size + self._rank
+        if batches is None:
+            return self._whole[own]
+        full, left_over = divmod(batches, self._size)
+        last = bool(left_over) and index == len(self) - 1 and index >= full - 1
+        parts = [self._whole[own]] if index < full else []
+        share = self._remaining(batches)[1] if last else None
+        parts += [] if share is None else [share]
+        return parts[0] if len(parts) == 1 else _joined(parts)
 
     def on_epoch_begin(self) -> None:
         """Call the hook of the whole data set."""
@@ -316,21 +333,27 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         if hook is None or getattr(hook, "__func__", None) is getattr(_SequenceBase, name, hook):
             return  # the hook of Keras's class does nothing
         self._calls += 1
-        with seeds.common([self._seed, self._calls]):
+        with seeds.Common([self._seed, self._calls]):
             hook()
         self._compare(f"after its {name} (call {self._calls} of its hooks)")
 
     def _compare(self, when: str) -> None:
         if self._check is not None:
-            self._check.check(when, self._first_batch)
+            self._check.check(when, self._compared)
 
-    def _first_batch(self) -> Any:
-        with seeds.common([self._seed, self._calls]):
-            return self._whole[0]
+    def _compared(self) -> list[Any]:
+        batches = _batches(self._whole)
+        with seeds.Common([self._seed, self._calls]):
+            return [self._whole[i] for i in sorted({0, (batches or 1) - 1})]
 
     def _require_same(self) -> None:
         if self._check is not None:
             self._check.require()
+
+
+def _fit(batches: list[Any]) -> bool:
+    """Return whether the rows of all batches have the same shapes."""
+    return len({tuple(np.shape(array)[1:] for array in leaves(batch)) for batch in batches}) == 1
 
 
 def _joined(batches: list[Any]) -> Any:

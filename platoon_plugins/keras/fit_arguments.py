@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import itertools
+import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,30 +14,32 @@ import numpy as np
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
+from platoon_plugins.keras import seeds
 from platoon_plugins.keras.data import is_dataset, is_sequence, is_sharded, shard
+from platoon_plugins.keras.dataset_order import comparable, sources
 from platoon_plugins.keras.parts import is_nested, is_part, leaves, map_arrays
-from platoon_plugins.keras.same_data import require_same_data, sources
+from platoon_plugins.keras.read_order import REMEDY, ReadOrder, register
+from platoon_plugins.keras.requirements import require_stateless
+from platoon_plugins.keras.same_data import require_same_data
+from platoon_plugins.keras.torch_loaders import every_nth
 
 __all__ = ["batch_of", "build", "divide"]
 
 _ROWS = 32  # of Keras's batches, if nothing else is said
-_UNSEEDED = (
-    "got a tf.data.Dataset that shuffles without a seed: in another order on each worker, so their parts would overlap "
-    "and miss rows. Give it one, dataset.shuffle(n, seed=0), or import `prepare` after tensorflow and before the data "
-    "set is made: that seeds TensorFlow alike on all workers, if the script has not done it"
-)
 
 
-def divide(values: dict[str, Any], worker: Worker) -> None:
+def divide(model: Any, values: dict[str, Any], worker: Worker) -> None:
     """Replace whole data among the arguments of ``fit`` by this worker's part; data of `shard` stay as they are.
 
     Parameters
     ----------
+    model : keras.Model
     values : dict of str to object
         The arguments by their names, which are changed. ``generator`` is that of Keras 2.
     worker : Worker
     """
     name = "generator" if "generator" in values else "x"
+    given = values.get(name), values.get("validation_data")
     if values.get("validation_data") is not None:  # first: a validation_split is divided with the rows of training
         try:
             _divide_validation(values, worker)
@@ -44,7 +48,9 @@ def divide(values: dict[str, Any], worker: Worker) -> None:
     if _has_rows(values.get(name)):
         _divide_arrays(values, worker)
     elif values.get(name) is not None:
-        values[name] = _part_of_set(values[name], worker)
+        values[name] = _part_of_set(values[name], worker, f"passed as {name}")
+    if any(now is not before for now, before in zip((values.get(name), values.get("validation_data")), given)):
+        require_stateless(model)
     if values.get("steps_per_epoch") is not None:
         values["steps_per_epoch"] = _fewer(values["steps_per_epoch"], worker)
 
@@ -58,7 +64,8 @@ def build(model: Any, values: dict[str, Any]) -> None:
         data = tuple(values.get(name) for name in ("x", "y", "sample_weight"))
         batch = tuple(map_arrays(part, lambda array: np.asarray(array[:1])) for part in data)
     elif is_sequence(x):
-        batch = x[0]
+        with seeds.kept_numpy():  # batches of different workers may draw different numbers
+            batch = x[0]
     else:
         batches = iter(x)
         batch = next(batches)
@@ -125,51 +132,68 @@ def _divide_validation(values: dict[str, Any], worker: Worker) -> None:
         own = shard(*data, worker=worker)
         values["validation_data"] = own if len(data) > 1 else (own,)
         return
-    values["validation_data"] = own = _part_of_set(data, worker)
+    values["validation_data"] = own = _part_of_set(data, worker, "passed as validation_data")
     if is_sequence(own):
         len(own)  # refuses too few rows, which Keras would ask for behind the first epoch
     if steps is not None:
         values["validation_steps"] = _fewer(steps, worker)
 
 
-def _part_of_set(data: Any, worker: Worker) -> Any:
+def _part_of_set(data: Any, worker: Worker, what: str) -> Any:
     """Return this worker's part of a set of batches."""
     if is_sharded(data):
         return data
     if is_dataset(data):
-        return _part_of_dataset(data, worker)
+        return _part_of_dataset(data, worker, what)
     if inspect.isgenerator(data) or (isinstance(data, Iterator) and not is_sequence(data)):
         warn_once(
             f"got a {type(data).__name__}: each of the {worker.global_size} workers makes all its batches and trains "
-            "on every one of as many, so it has to yield the same ones on all workers, or ones that are drawn at "
-            "random; a PyDataset makes only those that a worker needs"
+            "on every one of as many; a PyDataset makes only those that a worker needs"
         )
-        return _every(data, worker.global_rank, worker.global_size)
+        return _part_of_generator(data, worker, what)
     return shard(data, worker=worker)
 
 
-def _every(batches: Iterator[Any], rank: int, size: int) -> Iterator[Any]:
-    yield from itertools.islice(batches, rank, None, size)  # Keras takes generators, but not an islice
+# The order of each generator, and its random numbers: a later fit continues where the last one has stopped reading.
+_generators: weakref.WeakKeyDictionary[Any, tuple[ReadOrder, seeds.Common]] = weakref.WeakKeyDictionary()
 
 
-def _part_of_dataset(data: Any, worker: Worker) -> Any:
+def _part_of_generator(data: Any, worker: Worker, what: str) -> Iterator[Any]:
+    try:
+        known = _generators.get(data)
+    except TypeError:  # a class without weak references
+        known = None
+    if known is None:
+        order = ReadOrder(f"the {type(data).__name__} {what}", REMEDY, worker.global_size)
+        known = order, seeds.Common([worker.seed, register(order, worker)])
+        with contextlib.suppress(TypeError):
+            _generators[data] = known
+    order, common = known
+    if order.batches:  # workers may have read ahead by different numbers of batches
+        counts = worker.gather(order.batches, name=f"keras {order.what}")
+        for _ in every_nth(itertools.islice(data, max(counts) - order.batches), order, common, worker):
+            pass
+    return _every(data, order, common, worker)
+
+
+def _every(data: Iterator[Any], order: ReadOrder, common: seeds.Common, worker: Worker) -> Iterator[Any]:
+    yield from every_nth(data, order, common, worker)  # a generator even of the class that Keras asks for
+
+
+def _part_of_dataset(data: Any, worker: Worker, what: str) -> Any:
     """Return every N-th batch of a tf.data.Dataset, whose order is the same on all workers."""
-    made_from = list(sources(data))
-    if any("Shard" in type(source).__name__ for source in made_from):
+    if any("Shard" in type(source).__name__ for source in sources(data)):
         return data
-    if any(_shuffles_at_random(source) for source in made_from):
-        raise ConfigurationError(_UNSEEDED)
+    data = comparable(data, worker, what)
     require_same_data((data,), worker)
     rank, size = worker.global_rank, worker.global_size
-    if not 0 <= int(data.cardinality()) < size:
+    batches = int(data.cardinality())
+    if not 0 < batches < size:
         return data.shard(size, rank)
-    rows = max(len(leaf) for batch in data.take(1) for leaf in leaves(batch))
-    return data.unbatch().shard(size, rank).batch(rows)
-
-
-def _shuffles_at_random(source: Any) -> bool:
-    """Return whether a data set shuffles by a seed of its own in each process."""
-    if "Shuffle" not in type(source).__name__:
-        return False
-    seeds = [getattr(source, name, 0) for name in ("_seed", "_seed2")]
-    return not any(int(seed) for seed in seeds)
+    # Each batch is divided among some workers: batches may be padded to different lengths, so they are not joined.
+    rows = [max(len(leaf) for leaf in leaves(batch)) for batch in data]
+    sharing = [len(range(i, size, batches)) for i in range(batches)]
+    if any(count < number for count, number in zip(rows, sharing)):
+        raise ConfigurationError(f"got {sum(rows)} rows for {size} workers: some would have none; use fewer workers")
+    mine = rank % batches
+    return data.skip(mine).take(1).unbatch().shard(sharing[mine], rank // batches).batch(rows[mine])

@@ -302,6 +302,8 @@ def _fitting(plain: Callable[..., Any]) -> Callable[..., Any]:
             return plain(model, *args, **options)
         bound = signature.bind(model, *args, **options)
         callbacks = _listed(bound.arguments.get("callbacks"))
+        if bounds_of(callbacks) and settings.mode == "sync" and settings.worker.global_size > 1:
+            settings.make_ready(model)
         if bounds_of(callbacks) or (settings.worker.global_size == 1 and not settings.worker.advanced.launched):
             return plain(model, *args, **options)
         values = bound.arguments
@@ -309,7 +311,7 @@ def _fitting(plain: Callable[..., Any]) -> Callable[..., Any]:
         if settings.worker.global_size > 1:
             rule = settings.rule(settings.make_ready(model))
             _scale_schedules(model, settings.worker)
-            divide(values, settings.worker)
+            divide(model, values, settings.worker)
             if keras.backend.backend() == "tensorflow":  # the others build models before the first callback
                 build(model, values)
         values["callbacks"] = distribute(callbacks, rule, settings.sync_every, **settings.others)

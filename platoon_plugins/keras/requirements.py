@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
+
+import keras
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import shares_moments, waits
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
 
-__all__ = ["require_distributable", "require_new", "require_no_other_average", "require_weights"]
+__all__ = ["require_distributable", "require_new", "require_no_other_average", "require_stateless", "require_weights"]
 
 _FLOATS = ("float16", "float32", "float64")
 
@@ -89,3 +92,27 @@ def require_no_other_average(model: Any, rule: Any, several_hosts: bool) -> None
                 "its own at each step, so what the center gives them would be lost; compile with another optimizer, "
                 "or with DistributedOptimizer(optimizer)"
             )
+
+
+def require_stateless(model: Any) -> None:
+    """Raise if a layer carries its state from batch to batch: call it where rows or batches are divided."""
+    for layer in layers_within(model):
+        if getattr(layer, "stateful", False) and not hasattr(layer, "layers"):
+            raise ConfigurationError(
+                f"got the layer {layer.name!r} with stateful=True: each row of a batch continues that row of the batch "
+                "before it, and the workers divide the batches, so sequences would be broken up. Use stateful=False, "
+                "train without other workers, or divide whole sequences in the script and pass them with "
+                "callbacks=distribute([...]) to fit, which takes data as they are"
+            )
+
+
+def layers_within(model: Any) -> Iterator[Any]:
+    """Yield the layers of a model, and those inside them, as in nested models, Bidirectional and TimeDistributed."""
+    if hasattr(model, "_flatten_layers"):  # Keras 3
+        yield from model._flatten_layers()
+        return
+    yield model
+    inner = [getattr(model, name, None) for name in ("layer", "forward_layer", "backward_layer", "cell")]
+    for layer in [*getattr(model, "layers", ()), *inner]:
+        if isinstance(layer, keras.layers.Layer):
+            yield from layers_within(layer)

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError, PlatoonError
-from platoon_base.fingerprint import fingerprint
+from platoon_base.fingerprint import fingerprint, plain
 from platoon_base.worker import kind_of, warn_once
+from platoon_plugins.keras import seeds
+from platoon_plugins.keras.dataset_order import is_in_order, sources
 from platoon_plugins.keras.parts import is_part, leaves
+from platoon_plugins.keras.read_order import labels_of
 from platoon_plugins.keras.torch_loaders import draws_from_all, is_loader
 
-__all__ = ["SameBatches", "data_of_fit", "described", "require_same_data", "sources", "warn_if_not_sharded"]
+__all__ = ["SameBatches", "data_of_fit", "described", "require_same_data", "warn_if_not_sharded"]
 
 _ORDER = (
-    "the workers have its rows in different orders, so their shards would overlap and miss rows. Shuffle in "
-    "on_epoch_end by np.random, which draws the same there on all workers, or, there and in __init__, by a generator "
-    "for the order alone that is seeded alike: np.random.default_rng(0)"
+    "The workers have different rows, or the same rows in different orders, so their shards would overlap and miss "
+    "rows. Shuffle in on_epoch_end by np.random, which draws the same there on all workers, or, there and in __init__, "
+    "by a generator for the order alone that is seeded alike: np.random.default_rng(0). If the script itself divides "
+    "the data among the workers, pass callbacks=distribute([...]) to fit, which then takes them as they are"
 )
+_ITEMS = 8  # of a torch Dataset that are compared
 _READ_AGAIN = 16  # times, to detect labels that are varied at random, even if only in half of the batches
 # The classes of tf.data.Dataset that keep all rows of the tensors from which they are made.
 _ALL_ROWS = (
@@ -44,7 +50,7 @@ def require_same_data(data: tuple[Any, ...], worker: Worker) -> None:
 
 
 class SameBatches:
-    """Compares the first batch of a PyDataset or Sequence between the workers, in each epoch.
+    """Compares the first and the last batch of a PyDataset or Sequence between the workers, in each epoch.
 
     Keras 2 calls ``on_epoch_end`` in a thread whose exceptions are lost, so a difference is stored, and raised when a
     batch is read.
@@ -58,34 +64,44 @@ class SameBatches:
     def __init__(self, whole: Any, worker: Worker) -> None:
         number = next(_sequences.setdefault(worker, itertools.count(1)))
         which = f" ({number} of this script)" if number > 1 else ""
-        self._name = f"the first batch of the {type(whole).__name__}{which} in shard"
+        self._name = f"the {type(whole).__name__}{which}"
         self._worker = worker
         self._failure: PlatoonError | None = None
-        self._varies = False
+        self._varies: set[str] = set()
 
-    def check(self, when: str, read: Callable[[], Any]) -> None:
-        """Compare the labels of the batch, which identify its rows even if inputs are varied at random.
+    def check(self, when: str, read: Callable[[], list[Any]]) -> None:
+        """Compare batches with their labels, and the labels alone, which identify rows even if inputs are random.
 
-        If labels are varied too, such as masks that are rotated with their images, nothing is compared.
+        What is random when it is read again, such as masks that are rotated with their images, is not compared.
 
         Parameters
         ----------
         when : str
             A different text for each call, such as "after its on_epoch_end (call 2)".
         read : callable
-            Returns the batch. np.random has the same state in each call and on all workers.
+            Returns batches. The global random generators have the same state in each call and on all workers.
         """
-        if self._varies:
-            return
-        labels = _labels(read())
-        try:
-            self._worker.advanced.require_same(f"{self._name}, {when},", labels, _ORDER)
-        except ConfigurationError as exc:
-            self._varies = any(_labels(read()) != labels for _ in range(_READ_AGAIN))
-            if not self._varies:
+        batches = read()
+        for part, taken in (("labels", labels_of), ("batches", lambda batch: batch)):
+            mine = fingerprint(*map(taken, batches))
+            if part in self._varies:
+                continue
+            try:
+                self._worker.advanced.require_same(f"{self._name}, {when} (its {part}),", mine, _ORDER)
+            except ConfigurationError as exc:
+                if all(fingerprint(*map(taken, read())) == mine for _ in range(_READ_AGAIN)):
+                    self._failure = exc
+                    return
+                self._varies.add(part)
+            except PlatoonError as exc:
                 self._failure = exc
-        except PlatoonError as exc:
-            self._failure = exc
+                return
+        if "batches" in self._varies and ("labels" in self._varies or _same_rows(map(labels_of, batches))):
+            warn_once(
+                f"the order of {self._name} cannot be compared between the workers: its batches are random, and their "
+                "labels do not identify the rows. Shuffle by np.random in on_epoch_end, or by a generator that all "
+                "workers seed alike"
+            )
 
     def require(self) -> None:
         """Raise if a batch differed."""
@@ -93,17 +109,19 @@ class SameBatches:
             raise self._failure
 
 
-def _labels(batch: Any) -> str:
-    return fingerprint(batch[1:] if isinstance(batch, tuple) and len(batch) > 1 else batch)
+def _same_rows(labels: Iterable[Any]) -> bool:
+    """Return whether all rows have the same labels."""
+    arrays = [np.asarray(plain(array)) for each in labels for array in leaves(each)]
+    return all(len({row.tobytes() for row in array}) <= 1 for array in arrays if array.ndim)
 
 
 def _contents(data: Any) -> Any:
     """Return values for `fingerprint`: for data sets, the data from which they are made, without random draws."""
     if is_loader(data):
-        return ["loader", data.batch_size, *_of_torch(data.dataset)]
+        items = _items(data.dataset) if hasattr(data.dataset, "__len__") and len(data.dataset) else []
+        return ["loader", data.batch_size, *_of_torch(data.dataset), *items]
     if hasattr(data, "element_spec"):  # a tf.data.Dataset
-        leaves = [_of_leaf(source) for source in sources(data) if not source._inputs()]
-        return ["tf.data", str(data.element_spec), int(data.cardinality()), *leaves]
+        return ["tf.data", str(data.element_spec), int(data.cardinality()), *map(_of_dataset, _compared(data))]
     if hasattr(data, "on_epoch_end"):  # a PyDataset, whose batches may be drawn at random
         return [type(data).__name__, len(data) if hasattr(data, "__len__") else data.num_batches]
     return data
@@ -120,8 +138,24 @@ def _of_torch(dataset: Any) -> list[Any]:
     return [type(dataset).__name__, length, *found, *(_of_torch(inner) if inner is not None else [])]
 
 
-def _of_leaf(dataset: Any) -> list[Any]:
-    """Return the tensors in memory from which a tf.data.Dataset is made, or its first element."""
+def _items(dataset: Any) -> list[Any]:
+    """Return some items of a torch Dataset; of those that are random when they are read again, the labels."""
+    length = len(dataset)
+
+    def read() -> list[Any]:
+        opened = copy.copy(dataset)  # that opens its files itself, as processes that load data must do
+        with seeds.Common([length]):
+            return [opened[i * (length - 1) // (_ITEMS - 1)] for i in range(_ITEMS)]
+
+    once, again = read(), read()
+    for taken in (once, again), ([*map(labels_of, once)], [*map(labels_of, again)]):
+        if fingerprint(taken[0]) == fingerprint(taken[1]):
+            return taken[0]
+    return []
+
+
+def _of_dataset(dataset: Any) -> list[Any]:
+    """Return the tensors in memory from which a tf.data.Dataset is made, or the first element of what is in order."""
     name, tensors = type(dataset).__name__, getattr(dataset, "_tensors", None)
     if tensors is not None:
         return [name, *(np.asarray(tensor) for tensor in tensors)]
@@ -137,11 +171,17 @@ def _first_of(dataset: Any) -> list[Any]:
     return [np.asarray(tensor) for tensor in tensors if isinstance(tensor, tf.Tensor)]
 
 
-def sources(dataset: Any) -> Iterator[Any]:
-    """Yield a tf.data.Dataset and all data sets from which it is made."""
-    yield dataset
-    for made_from in dataset._inputs() if hasattr(dataset, "_inputs") else ():
-        yield from sources(made_from)
+def _compared(dataset: Any) -> Iterator[Any]:
+    """Yield the parts of a graph that are read in order, as large as possible, and their tensors in memory."""
+    made_from = list(sources(dataset))
+    reads = [type(source).__name__ for source in made_from]
+    if not any(word in name for name in reads for word in ("Shuffle", "Cache", "Repeat")) and all(
+        map(is_in_order, made_from)
+    ):
+        yield dataset
+    yield from () if dataset._inputs() else (dataset,)
+    for source in dataset._inputs():
+        yield from _compared(source)
 
 
 # The data passed to fit.

@@ -9,6 +9,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.schedule import votes_suffice
 from platoon_plugins.keras.mode import Mode
+from platoon_plugins.keras.read_order import describe, require_same_orders
 
 __all__ = ["Stopping"]
 
@@ -48,19 +49,25 @@ class Stopping:
             self._vote()
         self._model.stop_training = self._suffices()
 
+    def end_epoch(self) -> None:
+        """Vote to end the fit after this batch, so that an error is raised on all workers."""
+        if not self._voted:
+            self._vote()
+
     def epoch_ends(self, epoch: int) -> list[int]:
         """Decide with all workers, after all callbacks, whether to end the fit; return the ranks that took part."""
         job_stops = self._worker.should_stop
         self._voted |= bool(self._model.stop_training) or job_stops
-        mine = [self._worker.global_rank, self._voted, job_stops, self._mode.report()]
+        mine = [self._worker.global_rank, self._voted, job_stops, self._mode.report(), describe(self._worker)]
         told = self._worker.gather(mine, name=f"keras vote {epoch}")
+        require_same_orders(self._worker, [[rank, read] for rank, _, _, _, read in told])
         voters = {rank for rank, voted, *_ in told if voted}
         suffices = votes_suffice(self._policy, voters, {rank for rank, *_ in told})
-        stopped = any(job_stops for _, _, job_stops, _ in told)
+        stopped = any(job_stops for _, _, job_stops, *_ in told)
         self._decided, self.voted_to_end = suffices or stopped, suffices and not stopped
         if self._decided:
             log.info("the fit ends after epoch %d, by the votes of ranks %s", epoch + 1, sorted(voters))
-        self._mode.take_reports({rank: report for rank, _, _, report in told})
+        self._mode.take_reports({rank: report for rank, _, _, report, _ in told})
         self._model.stop_training = self._decided
         return [rank for rank, *_ in told]
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
+
+import numpy as np
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import epoch_indices
+from platoon_plugins.keras import seeds
+from platoon_plugins.keras.read_order import REMEDY, ReadOrder, register
 
-__all__ = ["draws_from_all", "is_loader", "is_share", "set_sampler_epoch", "shard_loader"]
+__all__ = ["draws_from_all", "every_nth", "is_loader", "is_share", "set_sampler_epoch", "shard_loader"]
+
+_ROUNDS_AHEAD = 32  # of row numbers, which are drawn at once
 
 _COPIED = (
     "num_workers",
@@ -30,43 +37,79 @@ def is_loader(data: Any) -> bool:
 
 
 def shard_loader(loader: Any, worker: Worker) -> Any:
-    """Return a DataLoader of every N-th item, in the order of another DataLoader; see `platoon_plugins.keras.shard`.
+    """Return a DataLoader of every N-th item or batch of another DataLoader; see `platoon_plugins.keras.shard`.
 
-    If that one shuffles, the order is a new permutation in each epoch, the same on all workers.
+    - Rows in order or shuffled: each worker takes every N-th row, of a new permutation in each epoch if it shuffles.
+    - Another sampler or batch_sampler: each worker takes every N-th of its batches. The global random generators are
+      equal on all workers while it draws.
+    - An IterableDataset: each worker reads all batches and takes every N-th.
+    - A DistributedSampler for this rank: the DataLoader is returned as it is.
 
     Raises
     ------
     ConfigurationError
-        If the order is not that of the data set or a permutation of it.
+        If there are fewer rows or batches than workers, or a DistributedSampler is for other ranks.
     """
     from torch.utils.data import DataLoader, IterableDataset
 
-    if not draws_from_all(loader):
-        of_its_own = [loader.dataset] if isinstance(loader.dataset, IterableDataset) else [loader.sampler]
-        names = ", ".join(type(part).__name__ for part in (*of_its_own, loader.batch_sampler) if part is not None)
-        raise ConfigurationError(
-            f"got a DataLoader with {names}, whose order cannot be divided among workers from outside: let it yield "
-            "this worker's items by itself (connect().global_rank of connect().global_size), and pass it to fit as it "
-            "is; or make the DataLoader of a data set with a length, by shuffle=True or False"
-        )
-    batches, shuffles = loader.batch_sampler, type(loader.sampler).__name__ == "RandomSampler"
-    if len(loader.dataset) < worker.global_size:
-        raise ConfigurationError(
-            f"got {len(loader.dataset)} rows for {worker.global_size} workers: some would have none; use fewer workers"
-        )
+    rank, size = worker.global_rank, worker.global_size
     options = {name: getattr(loader, name) for name in _COPIED if hasattr(loader, name)}
+    if isinstance(loader.dataset, IterableDataset):
+        return DataLoader(_iterable(loader, worker), batch_size=None)
+    divided = _distributed_sampler(loader)
+    if divided is not None:
+        if (divided.rank, divided.num_replicas) != (rank, size):
+            raise ConfigurationError(
+                f"got a DistributedSampler for rank {divided.rank} of {divided.num_replicas} in worker {rank} of "
+                f"{size}: pass num_replicas=world_size() and rank=rank(), or leave the sampler out"
+            )
+        return loader
+    if not draws_from_all(loader):
+        inner = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        if hasattr(inner, "__len__") and len(inner) < size:
+            raise ConfigurationError(f"got {len(inner)} batches for {size} workers: some would have none")
+        dealt = _Dealt(inner, _named(loader), worker)
+        kind = {"batch_size": None, "sampler": dealt} if loader.batch_sampler is None else {"batch_sampler": dealt}
+        return DataLoader(loader.dataset, **kind, **options)
+    batches, shuffles = loader.batch_sampler, type(_sampler(loader)).__name__ == "RandomSampler"
+    if len(loader.dataset) < size:
+        raise ConfigurationError(
+            f"got {len(loader.dataset)} rows for {size} workers: some would have none; use fewer workers"
+        )
     share = _Share(len(loader.dataset), shuffles, worker)
     batch = (
-        {"batch_size": None} if batches is None else {"batch_size": loader.batch_size, "drop_last": batches.drop_last}
+        {"batch_size": None} if batches is None else {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
     )
     return DataLoader(loader.dataset, sampler=share, **batch, **options)
+
+
+def _sampler(loader: Any) -> Any:
+    """Return the sampler of rows: a DataLoader with a batch_sampler has another one that it does not use."""
+    return getattr(loader.batch_sampler, "sampler", loader.sampler)
+
+
+def _named(loader: Any) -> str:
+    from torch.utils.data import IterableDataset
+
+    own = loader.dataset if isinstance(loader.dataset, IterableDataset) else _sampler(loader)
+    if type(own).__name__ == "SequentialSampler":
+        own = loader.batch_sampler
+    return f"the DataLoader with {type(own).__name__}"
+
+
+def _distributed_sampler(loader: Any) -> Any:
+    """Return the DistributedSampler of a DataLoader, or None."""
+    from torch.utils.data import DistributedSampler
+
+    samplers = loader.sampler, loader.batch_sampler, _sampler(loader)
+    return next((each for each in samplers if isinstance(each, DistributedSampler)), None)
 
 
 def draws_from_all(loader: Any) -> bool:
     """Return whether a DataLoader reads each row of a data set with a length once, in order or shuffled."""
     from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
-    sampler = loader.sampler
+    sampler = _sampler(loader)
     shuffles = type(sampler) is RandomSampler and not sampler.replacement and sampler._num_samples is None
     return (
         not isinstance(loader.dataset, IterableDataset)
@@ -77,7 +120,11 @@ def draws_from_all(loader: Any) -> bool:
 
 def is_share(loader: Any) -> bool:
     """Return whether a DataLoader is one that `shard_loader` has returned."""
-    return isinstance(loader.sampler, _Share)
+    return (
+        isinstance(loader.sampler, (_Share, _Dealt))
+        or isinstance(loader.batch_sampler, _Dealt)
+        or (hasattr(loader.dataset, "dealt_by"))
+    )
 
 
 def set_sampler_epoch(data: Any, epoch: int) -> None:
@@ -108,3 +155,75 @@ class _Share:
         )
         self._epoch += 1
         return iter(rows.tolist())
+
+
+class _Dealt:
+    """Every N-th batch of row numbers of a sampler that all workers iterate over, with equal random generators."""
+
+    def __init__(self, inner: Any, what: str, worker: Worker) -> None:
+        self._inner, self._rank, self._size = inner, worker.global_rank, worker.global_size
+        self._order = ReadOrder(f"the rows that {what} draws", REMEDY, self._size)
+        number = register(self._order, worker)
+        self._common = seeds.Common([worker.seed, number])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a process that loads data, which draws no rows."""
+        return {name: value for name, value in vars(self).items() if name not in ("_order", "_common")}
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the inner sampler, if it has one."""
+        for sampler in self._inner, getattr(self._inner, "sampler", None):
+            if callable(getattr(sampler, "set_epoch", None)):
+                sampler.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(range(self._rank, len(self._inner), self._size))
+
+    def __iter__(self) -> Iterator[Any]:
+        self._order.begin()
+        batches = None
+        while True:
+            with self._common:
+                batches = iter(self._inner) if batches is None else batches
+                ahead = list(itertools.islice(batches, self._size * _ROUNDS_AHEAD))
+            for batch in ahead:
+                self._order.add(np.asarray(batch))
+            yield from ahead[self._rank :: self._size]
+            if len(ahead) < self._size * _ROUNDS_AHEAD:
+                return
+
+
+def _iterable(loader: Any, worker: Worker) -> Any:
+    """Return an IterableDataset of every N-th batch of a DataLoader."""
+    from torch.utils.data import IterableDataset
+
+    order = ReadOrder(_named(loader), REMEDY, worker.global_size)
+    common = seeds.Common([worker.seed, register(order, worker)])
+
+    class EveryNth(IterableDataset):  # type: ignore[type-arg]
+        dealt_by = order
+
+        def __iter__(self) -> Iterator[Any]:
+            order.begin()
+            with common:
+                batches = iter(loader)
+            yield from every_nth(batches, order, common, worker)
+
+    return EveryNth()
+
+
+def every_nth(batches: Iterator[Any], order: ReadOrder, common: seeds.Common, worker: Worker) -> Iterator[Any]:
+    """Yield this worker's batches of those that all workers read, with the same random numbers on all.
+
+    All workers read whole rounds, of one batch for each, so that they are at the same batch when they stop.
+    """
+    while True:
+        own, last = [], -1
+        with common:
+            for last, batch in enumerate(itertools.islice(batches, worker.global_size)):
+                order.add(batch)
+                if last == worker.global_rank:
+                    own.append(batch)
+        yield from own
+        if last + 1 < worker.global_size:
+            return

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import keras
+
 from platoon_base import Worker
 from platoon_base.devices import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
@@ -15,6 +17,7 @@ from platoon_base.worker import start_training
 from platoon_plugins.keras import seeds, trained
 from platoon_plugins.keras.asynchronous import Asynchronous, abandon_center
 from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.data import is_sharded
 from platoon_plugins.keras.evaluation import Evaluation
 from platoon_plugins.keras.lost_rows import LostRows
 from platoon_plugins.keras.marks import unmark
@@ -22,7 +25,14 @@ from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_state import end_alike, first_values
 from platoon_plugins.keras.optimizer_state import continue_steps, unbuilt
 from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner, wrap_again
-from platoon_plugins.keras.requirements import require_distributable, require_new, require_no_other_average
+from platoon_plugins.keras.parts import is_part, leaves
+from platoon_plugins.keras.read_order import first_batches_agree
+from platoon_plugins.keras.requirements import (
+    require_distributable,
+    require_new,
+    require_no_other_average,
+    require_stateless,
+)
 from platoon_plugins.keras.reshuffling import Reshuffling
 from platoon_plugins.keras.resuming import Resumption, agree_to_resume, given_initial_epoch, keep_epochs, warn_if_anew
 from platoon_plugins.keras.same_data import data_of_fit, described, warn_if_not_sharded
@@ -84,6 +94,8 @@ class Training:
         average = require_distributable(model, backend)
         warn_if_not_on_device(worker.device, backend.weights(model))
         self._data = data_of_fit(model)
+        if self._data is not None and (is_sharded(self._data[0]) or any(map(is_part, leaves(self._data)))):
+            require_stateless(model)
         self._reshuffling = Reshuffling(worker, model)
         self._mode = self._choose_mode(average)
         self._evaluation = Evaluation(worker, backend, model, average)
@@ -236,6 +248,9 @@ class Training:
         self._batches.last = batch + (getattr(self._model, "steps_per_execution", None) or 1)
         self._count_to(batch)
         self._stopping.batch_begins()
+        # TensorFlow may not end its threads in the midst of a data set that calls Python.
+        if keras.backend.backend() != "tensorflow" and not first_batches_agree(self._worker, batch):
+            self._stopping.end_epoch()
 
     def batch_ends(self, logs: Mapping[str, Any]) -> None:
         """Record a batch; called only on back ends that need it."""

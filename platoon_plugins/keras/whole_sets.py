@@ -16,6 +16,8 @@ from platoon_plugins.keras.data import shard
 from platoon_plugins.keras.evaluation import Evaluation
 from platoon_plugins.keras.optimizers import average_of_model
 from platoon_plugins.keras.parts import is_nested, map_arrays
+from platoon_plugins.keras.read_order import describe, require_same_orders
+from platoon_plugins.keras.requirements import require_stateless
 from platoon_plugins.keras.same_data import require_same_data
 
 __all__ = ["evaluate", "predict"]
@@ -61,6 +63,7 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
             f"got steps={options['steps']!r}: each worker would make as many of its own part, other rows than those "
             "of one process; cut the data instead, such as x[:steps * batch_size]"
         )
+    require_stateless(model)
     keeps_rows = {"reshuffle": False} if _has_rows(data[0]) else {}
     own = shard(*data, worker=worker, **keeps_rows)
     own = own if len(data) > 1 else (own,)
@@ -69,6 +72,9 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
         options["verbose"] = 0
     callbacks = [gathered, *(options.pop("callbacks", None) or [])]
     local = model.evaluate(**dict(zip(_NAMES, own)), callbacks=callbacks, **options)
+    if not _has_rows(data[0]):
+        read = [worker.global_rank, describe(worker)]
+        require_same_orders(worker, worker.gather(read, name=f"keras evaluated {_calls[0]}"))
     if isinstance(local, dict):
         return {name: gathered.values.get(name, value) for name, value in local.items()}
     values = _in_the_order_of_keras(model, gathered.values)
@@ -146,6 +152,7 @@ def predict(model: Any, x: Any, *, worker: Worker | None = None, **options: Any)
     worker = connect() if worker is None else worker
     if worker.global_size == 1:
         return model.predict(x, **options)
+    require_stateless(model)
     lengths: list[int] = []
     if _has_rows(x):
         map_arrays(x, lambda array: lengths.append(len(array)))
