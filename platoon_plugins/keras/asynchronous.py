@@ -47,6 +47,8 @@ class Asynchronous(Mode):
         self._epochs_over = 0
         self._participants: list[int] = []
         self._model: Any = None
+        self._weights: list[Variable] = []
+        self._moments: list[Variable] = []
         self._apply_constraints: Callable[[], object] | None = None
         self._swapped: contextlib.ExitStack | None = None
         self._entered_checksums: list[int] = []
@@ -65,7 +67,9 @@ class Asynchronous(Mode):
     def start(self, model: Any, participants: list[int]) -> None:
         """Record the model, whose weights are shared already."""
         self._model, self._participants = model, participants
-        self._apply_constraints = constraints_of(self._backend.weights(model))
+        self._weights = self._backend.weights(model)
+        self._moments = self._backend.moments(model) if shares_moments(self.rule) else []
+        self._apply_constraints = constraints_of(self._weights)
         if self._worker.resume_at.steps:  # the center of a checkpoint is as the rule has left it
             self._constrain()
 
@@ -178,15 +182,19 @@ class Asynchronous(Mode):
         self._backend.steps_are_over()
         if keeps_averages(self._model):
             self.leave_for_good()  # Keras, not a callback, has changed the weights: it has put in the averages
+        self.pause()
+        end_averages(self._model)
+
+    def pause(self) -> None:
+        """Stop sharing the weights, with the center's in the model."""
         self.leave_center()
         self._worker.copy_to_local()
         self._constrain()
-        end_averages(self._model)
         self._worker.release_shared_params()
 
     def abandon_center(self) -> None:
         """Clean up after a fit that is over: the model keeps its current weights."""
-        now = _copies(self._backend.weights(self._model))
+        now = _copies(self._weights)
         self.leave_for_good()
         _set(self._backend.weights(self._model), now)
 
@@ -199,7 +207,7 @@ class Asynchronous(Mode):
 
     def _sync(self, part: float, whole: bool = False) -> None:
         self._backend.attach(self._model, only_weights=True)
-        if self.stops and not all(np.isfinite(values).all() for values in _copies(self._backend.weights(self._model))):
+        if self.stops and not all(np.isfinite(values).all() for values in _copies(self._weights)):
             return  # TerminateOnNaN ends the fit, so `on_nonfinite` must not raise
         self._worker.sync_params(part=part, whole=whole)
         self._constrain()
@@ -215,8 +223,7 @@ class Asynchronous(Mode):
 
     def _shared(self) -> list[Variable]:
         """Return the weights, and the moments if they are shared."""
-        moments = self._backend.moments(self._model) if shares_moments(self.rule) else []
-        return [*self._backend.weights(self._model), *moments]
+        return [*self._weights, *self._moments]
 
 
 def _copies(variables: Sequence[Variable]) -> list[np.ndarray[Any, Any]]:

@@ -201,6 +201,7 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
         self._fits.follow_leader(self)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._fits.training.epoch_begun()
         self._fits.timer.loads()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -74,5 +74,8 @@ class Mode(Protocol):
         """Give the model the center's weights within the ``with`` block, in the middle of an epoch."""
         return contextlib.nullcontext()
 
+    def pause(self) -> None:
+        """Stop keeping the workers together until `start`, with the center's weights in the model."""
+
     def finish(self) -> None:
         """End the fit, with the center's weights in the model."""

@@ -31,17 +31,22 @@ class Statistics:
     worker : Worker
     backend : Backend
     model : keras.Model
+
+    Attributes
+    ----------
+    variables : list of Variable
+        What `Backend.statistics` returned at the start.
     """
 
     def __init__(self, worker: Worker, backend: Backend, model: Any) -> None:
         self._worker, self._backend, self._model = worker, backend, model
-        self._variables: list[Any] = []
+        self.variables: list[Any] = []
         self._checksums: list[int] = []
         self._bases: dict[int, Array] = {}  # of sums, by the number of the variable
 
     def start(self) -> None:
         """Record the state, which is equal on all workers at the start of a fit."""
-        self._variables = self._backend.statistics(self._model)
+        self.variables = self._backend.statistics(self._model)
         self._record()
 
     def changed(self) -> Array:
@@ -60,17 +65,17 @@ class Statistics:
         """
         numbers = np.flatnonzero(changed).tolist()
         if numbers:
-            states = [State(self._variables[i], _rule_of(self._variables[i]), self._bases.get(i)) for i in numbers]
+            states = [State(self.variables[i], _rule_of(self.variables[i]), self._bases.get(i)) for i in numbers]
             agree(states, self._worker, name)
             self._record()
 
     def _record(self) -> None:
         self._checksums = self._compute_checksums()
-        sums = [i for i, variable in enumerate(self._variables) if _rule_of(variable) == "sum"]
-        self._bases = {i: np.array(self._variables[i].get_value(borrow=True)) for i in sums}
+        sums = [i for i, variable in enumerate(self.variables) if _rule_of(variable) == "sum"]
+        self._bases = {i: np.array(self.variables[i].get_value(borrow=True)) for i in sums}
 
     def _compute_checksums(self) -> list[int]:
-        return [checksum(variable.get_value(borrow=True)) for variable in self._variables]
+        return [checksum(variable.get_value(borrow=True)) for variable in self.variables]
 
 
 def _rule_of(variable: Any) -> str:

@@ -111,9 +111,13 @@ class Synchronous(Mode):
         """Record a checksum of the model's state before the callbacks."""
         self._found = state_checksum(self._model, self._backend)
 
-    def finish(self) -> None:
-        """End the fit: the optimizer refuses steps until another fit attaches it."""
+    def pause(self) -> None:
+        """Let the optimizer refuse steps until it is attached again."""
         self._average.detach()
+
+    def finish(self) -> None:
+        """End the fit."""
+        self.pause()
 
     def report(self) -> dict[str, float]:
         """Report a checksum of the model's state, and whether callbacks have changed it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -106,6 +106,7 @@ class Training:
         self._shares_next = False
         self._resumption: Resumption | None = None
         self._epochs = 0
+        self._weights: list[Any] = []
         self.participants: list[int] = []
         self.begun = False
 
@@ -159,11 +160,20 @@ class Training:
 
     def start(self, epochs: int | None) -> None:
         """Start the fit, after on_train_begin of the user's callbacks, which may restore a checkpoint."""
+        self._epochs = epochs or 0
+        self._start(epochs, self._after_rendezvous)
+        self._resume()
+        self._random_state = seeds.state(), self._backend.random_state()
+        self._backend.seed(seeds.vary(self._worker.global_rank))
+        self._backend.vary_noise(self._model, self._worker.global_rank)
+        self.begun = True
+
+    def _start(self, epochs: int | None, once_met: Callable[[list[int]], None]) -> None:
+        """Copy the state of the first worker to all, and share the weights that are trainable now."""
         worker, backend, model, settings = self._worker, self._backend, self._model, self._settings
         alike = described({"epochs": epochs, **backend.compiled_with(model)})
         how = f"{self._mode.describe(model)}, {alike}"
         self._shares_next = False
-        self._epochs = epochs or 0
         try:
             participants = start_training(
                 worker,
@@ -175,7 +185,7 @@ class Training:
                 parameters=backend.weights(model),
                 moments=self._mode.moments(model),
                 on_nonfinite=settings.on_nonfinite,
-                once_met=self._after_rendezvous,
+                once_met=once_met,
             )
         finally:
             if self._shares_next and worker.advanced.shares:  # even if the wait for the others was interrupted
@@ -187,12 +197,31 @@ class Training:
             backend.watch_losses(model, average_of_model(model))
         self.participants = participants
         self._mode.start(model, participants)
-        self._resume()
         self._statistics.start()
-        self._random_state = seeds.state(), backend.random_state()
-        backend.seed(seeds.vary(worker.global_rank))
-        backend.vary_noise(model, worker.global_rank)
-        self.begun = True
+        self._weights = backend.weights(model)
+
+    def epoch_begun(self) -> None:
+        """Share weights that the user's callbacks have made trainable or added since the epoch before."""
+        if _others(self._backend.weights(self._model), self._weights):
+            self._mode.pause()
+            self._start(self._epochs, self._meet_again)
+            self._backend.watch_losses(self._model, average_of_model(self._model))
+            self._backend.vary_noise(self._model, self._worker.global_rank)
+
+    def _meet_again(self, participants: list[int]) -> None:
+        self._shares_next = self._mode.rule is not None
+
+    def _require_known_weights(self) -> None:
+        """Raise if weights have become trainable since the epoch began that workers would train alone."""
+        known = self._weights if self._mode.rule is not None else [*self._weights, *self._statistics.variables]
+        others = _others(self._backend.weights(self._model), known)
+        if others:
+            raise ConfigurationError(
+                f"got {len(others)} weights, the first of them {others[0].name}, that were added or made trainable in "
+                "the middle of an epoch: the workers share the weights that are trainable when an epoch begins, so "
+                "each has trained these alone; let a callback do so in on_epoch_begin or on_epoch_end, or do it "
+                "between two fits"
+            )
 
     def _resume(self) -> None:
         """Make Keras start at the epoch at which the job was resumed; the model has the checkpoint's center already."""
@@ -311,6 +340,7 @@ class Training:
             return
         self._batches.closed = True
         self._count_to(self._batches.last)
+        self._require_known_weights()
         self._mode.epoch_ends()
         changed = self._evaluation.add_up_training(evaluates, self._statistics.changed(), self._mode)
         self.participants = self._evaluation.ranks
@@ -378,6 +408,12 @@ def train_by_rule(model: Any) -> None:
 
 def _was_trained_by_rule(model: Any) -> bool:
     return any(optimizer in _trained_by_rule for optimizer in optimizers_of(model))
+
+
+def _others(variables: Sequence[Any], known: Sequence[Any]) -> list[Any]:
+    """Return the variables that are not among those known."""
+    ids = {id(getattr(each, "variable", each)) for each in known}
+    return [each for each in variables if id(getattr(each, "variable", each)) not in ids]
 
 
 class _Batches:
