@@ -26,6 +26,7 @@ from platoon_plugins.keras.gradients import DistributedOptimizer, average_of, pl
 from platoon_plugins.keras.learning_rate import scale_schedule
 from platoon_plugins.keras.marks import is_marked
 from platoon_plugins.keras.model_state import broadcast_variables
+from platoon_plugins.keras.moving_averages import decay_for
 from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
 from platoon_plugins.keras.sync import LEADER_ONLY, distribute, require_settings
 from platoon_plugins.keras.training import train_by_rule, vary_noise_once
@@ -350,6 +351,7 @@ def _stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
             build(model, bound.arguments)
             broadcast_variables(model, worker=settings.worker)
             vary_noise_once(model, settings.worker, backends.current())
+        decay_for(model, 1)  # these steps are as many as those of one process
         own = batch_of(data, settings.worker)
         bound.arguments.update({name: part for name, part in zip(names, own) if part is not None})
         return plain(*bound.args, **bound.kwargs)

@@ -20,6 +20,7 @@ from platoon_plugins.keras.lost_rows import LostRows
 from platoon_plugins.keras.marks import unmark
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_state import first_values
+from platoon_plugins.keras.moving_averages import decay_for
 from platoon_plugins.keras.optimizer_state import continue_steps, unbuilt
 from platoon_plugins.keras.optimizers import optimizers_of, with_inner, wrap_again
 from platoon_plugins.keras.requirements import require_distributable, require_new, require_no_other_average
@@ -175,6 +176,7 @@ class Training:
         self._mode.start(model, participants)
         self._resume()
         self._statistics.start()
+        decay_for(model, len(participants))
         self._random_state = seeds.state(), backend.random_state()
         backend.seed(seeds.vary(worker.global_rank))
         vary_noise_once(model, worker, backend)
@@ -309,6 +311,7 @@ class Training:
         self._mode.finish()
         trained.sharing.discard(self._worker)
         self._evaluation.end()
+        decay_for(self._model, 1, retrace=False)
         self._data = None
         self._reshuffling.end()
         plain, own = self._random_state
