@@ -10,6 +10,7 @@ import torch
 
 from platoon_base.collectives.base import DTYPES
 from platoon_base.errors import ConfigurationError
+from platoon_base.torch_loops.running_stats import RunningStats, warn_of_sync_batch_norm
 from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker, copy_to_those_left
 
 __all__ = ["TensorValue", "average_buffers", "moments_of", "named_tensors"]
@@ -83,7 +84,8 @@ def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_
         b := sum_i w_i b_i / sum_i w_i        over the workers that still take part
 
     A collective call, for each evaluation and before a model is saved: each worker's running statistics are those of
-    its own batches. Integer, complex and sparse buffers, such as ``num_batches_tracked``, are left as they are. The
+    its own batches. From the second call on, or from the first behind `GradientAverage`, the means of BatchNorm's are
+    then moved further, as N workers make N times fewer steps than one process; see `RunningStats`. Integer, complex and sparse buffers, such as ``num_batches_tracked``, are left as they are. The
     singular vectors of torch's ``spectral_norm`` become those of the first worker that counts: their mean is no unit
     vector, and with vectors of opposite signs it is about 0.
 
@@ -110,11 +112,13 @@ def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_
     named = [(name, b) for name, b in model.named_buffers() if b.is_floating_point() and b.layout is torch.strided]
     if worker.global_size == 1 or not named:
         return
-    vectors = _singular_vectors(model)
+    warn_of_sync_batch_norm(model)
+    vectors, running = _singular_vectors(model), RunningStats(model, weight)
     mean = [TensorValue(name, buffer) for name, buffer in named if id(buffer) not in vectors]
     copied = [TensorValue(name, buffer) for name, buffer in named if id(buffer) in vectors]
     values = [buffer.get_value(borrow=True) for buffer in mean]
     terms = [value.astype(np.float64) * weight if weight else np.zeros(value.shape) for value in values]
+    terms.append(running.steps())
     pairs = {"weight": (float(weight), 1.0)}
     if copied and weight:
         pairs[str(worker.global_rank)] = (1.0, 1.0)  # the others then know who counts
@@ -124,6 +128,7 @@ def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_
         return
     for buffer, value, array in zip(mean, values, summed.arrays):
         buffer.set_value((array / total).astype(value.dtype))
+    running.correct(summed.arrays[-1], total)
     if copied:
         first = min(map(int, summed.pairs))
         copy_to_those_left(copied, worker, first, "average_buffers, singular vectors", timeout_s=timeout_s)

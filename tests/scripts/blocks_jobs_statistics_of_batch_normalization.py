@@ -2,7 +2,7 @@ import numpy as np
 
 from blocks_preamble import CategoricalCrossEntropy, Checkpoint, ComputationGraph, Constant, DistributedMonitoring
 from blocks_preamble import EASGD, FinishAfter, GradientDescent, IsotropicGaussian, Look, MainLoop, ParameterSync, Scale
-from blocks_preamble import Softmax, T, Tanh, everyones, rank, shard_stream, stream, tmp
+from blocks_preamble import Softmax, T, Tanh, everyones, rank, shard_stream, size, stream, theano, tmp
 
 from blocks.bricks import BatchNormalizedMLP
 from blocks.graph import apply_batch_normalization, get_batch_normalization_updates
@@ -21,6 +21,12 @@ updates = get_batch_normalization_updates(ComputationGraph([training_cost]))
 algorithm.add_updates([(p, 0.5 * p + 0.5 * value) for p, value in updates])
 statistics = [p for p, _ in updates]
 own = []
+# By hand: of each batch all workers' number of steps of one process.
+of_batch = theano.function([x, y], [value for _, value in updates])
+expected = np.concatenate([p.get_value() for p in statistics])
+for batch in shard_stream(stream(32)).get_epoch_iterator(as_dict=True):
+    found = np.concatenate(of_batch(batch["features"], batch["targets"]))
+    expected = 0.5**size * expected + (1 - 0.5**size) * found
 
 
 def look(main_loop):
@@ -45,6 +51,7 @@ main_loop = MainLoop(
     ],
 )
 main_loop.run()
+np.testing.assert_allclose(own[0], expected, rtol=1e-4)
 before, after = everyones(own[0]), everyones(own[1])
 if rank == 0:
     for name, expected in (("between", before[0]), ("behind", after[0])):
