@@ -1,4 +1,4 @@
-"""Moving averages in Theano graphs: N workers update them in an epoch as one process does, in N times fewer steps."""
+"""Moving averages in Theano graphs, whose decay on N workers becomes that of one process."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def decay_as_one_process(pairs: Iterable[tuple[Any, Any]], workers: int) -> list
 
     ::
 
-        v := m v + b                                        before
-        v := v + (m v + b - v) (1 - m^N) / (1 - m)          after: the update before, applied N times to the same b
+        v := m v + b                                        the given update
+        v := v + (m v + b - v) (1 - m^N) / (1 - m)          returned: applies it N times to the same b
 
-    So a moving average with b = (1 - m) x decays by m^N. Updates with m = 0 or m = 1 are returned as they are. So are
-    updates that are not of this form, with a warning. Updates that this function has returned before get the new N.
+    So a moving average with b = (1 - m) x decays by m^N. Updates with m = 0 or m = 1 are returned as
+    they are. So are updates that are not of this form, with a warning. In updates that this function
+    has returned before, N is replaced.
 
     Parameters
     ----------
@@ -84,7 +85,9 @@ def decay_defaults(variables: Iterable[Any], workers: int) -> None:
 
 
 def decay_of(update: Any, variable: Any) -> Any:
-    """Return the m of an update ``m v + b``: a number, or an expression of shared scalars; None for any other update.
+    """Return the m of an update ``m v + b``, a number or an expression of shared scalars.
+
+    None for any other update.
 
     Parameters
     ----------

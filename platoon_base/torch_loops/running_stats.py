@@ -1,4 +1,4 @@
-"""Running statistics of torch's norms: an epoch of N workers moves them as far as one of one process."""
+"""Running statistics of torch's norms, corrected for the smaller number of steps of N workers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ Array = np.ndarray[Any, Any]
 
 
 class RunningStats:
-    """Corrects averages of running statistics for the number of steps, which is N times smaller on N workers.
+    """Corrects averages of running statistics: N workers make N times fewer steps than one process.
 
     ::
 
-        r := s + (mean_i r_i - s) (1 - prod_i k_i) / (1 - mean_i k_i)        with k_i = (1 - momentum)^n_i
+        r := s + (mean_i r_i - s) (1 - prod_i k_i) / (1 - mean_i k_i)
+        k_i := (1 - momentum)^n_i
 
-    for the statistics r_i of worker i after n_i batches since the latest average s. If all n_i are the same, r is what
-    one process has after all these batches, but for the order of the batches. torch counts them in
-    ``num_batches_tracked``. Statistics with ``momentum=None`` are means over all batches and need no correction.
+    Worker i has the statistics r_i after n_i batches since the latest average s. torch counts them in
+    ``num_batches_tracked``. If all n_i are the same, s decays as in one process that has had all
+    batches of all workers. Statistics with ``momentum=None`` are means over all batches; they need no
+    correction.
 
     The latest averages are kept in the modules, so copies of a model have them too.
 
@@ -41,9 +43,10 @@ class RunningStats:
         self._weight = weight
 
     def steps(self) -> Array:
-        """Return values to sum over the workers, shape (modules, 5).
+        """Return the values to sum over the workers, shape (modules, 5).
 
-        Of each module log k_i, w_i k_i, a checksum c_i of its statistics, c_i^2 and 1: zeros for a weight of 0.
+        Of each module: log k_i, w_i k_i, a checksum c_i of its statistics, c_i^2 and 1. All are 0 for a
+        weight of 0.
         """
         found = np.zeros((len(self._modules), 5))
         for row, module in zip(found, self._modules):
@@ -57,8 +60,8 @@ class RunningStats:
     def correct(self, summed: Array, total: float) -> None:
         """Correct the statistics, which are means over the workers now, and keep them as the latest.
 
-        Those that were equal on all workers stay as they are: they have been copied from a model whose statistics were
-        averaged, or all workers have had the same batches.
+        Those that were equal on all workers stay as they are: they were copied from a model whose
+        statistics had been averaged, or all workers have had the same batches.
 
         Parameters
         ----------
@@ -94,7 +97,7 @@ def _is_moving_average(module: Any) -> bool:
 
 
 def warn_of_sync_batch_norm(model: Any) -> None:
-    """Warn if a model has SyncBatchNorm, which torch silently computes from the rows of one worker here."""
+    """Warn if a model has SyncBatchNorm, but torch no process group by which it synchronizes."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.SyncBatchNorm)]

@@ -84,10 +84,11 @@ def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_
         b := sum_i w_i b_i / sum_i w_i        over the workers that still take part
 
     A collective call, for each evaluation and before a model is saved: each worker's running statistics are those of
-    its own batches. From the second call on, or from the first behind `GradientAverage`, the means of BatchNorm's are
-    then moved further, as N workers make N times fewer steps than one process; see `RunningStats`. Integer, complex and sparse buffers, such as ``num_batches_tracked``, are left as they are. The
-    singular vectors of torch's ``spectral_norm`` become those of the first worker that counts: their mean is no unit
-    vector, and with vectors of opposite signs it is about 0.
+    its own batches. From the second call on, and from the first after `GradientAverage`, those of
+    BatchNorm are moved further than their mean, as far as one process moves them in N times as many
+    steps; see `RunningStats`. Integer, complex and sparse buffers, such as ``num_batches_tracked``, are
+    left as they are. The singular vectors of torch's ``spectral_norm`` become those of the first worker
+    that counts: their mean is no unit vector, and with vectors of opposite signs it is about 0.
 
     Parameters
     ----------

@@ -65,9 +65,9 @@ class Statistics:
 
 
 def decay_statistics(algorithm: Any, workers: int) -> None:
-    """Let population statistics that are moving averages decay in each step as in so many steps of one process.
+    """Let population statistics that are moving averages decay as in ``workers`` times as many steps.
 
-    It has an effect before the algorithm is compiled; of a compiled one it changes the number that was compiled.
+    In an algorithm that is compiled already, only the number of workers can be changed.
     """
     statistics = set(collected_statistics(algorithm))
     if not statistics:

@@ -1,14 +1,13 @@
-"""Moving statistics that decay once per step: N workers update them as one process does.
+"""Moving statistics of BatchNormalization, whose decay on N workers becomes that of one process.
 
-An epoch on N workers has N times fewer steps, so statistics that keep the user's momentum would need N times more
-epochs to reach the values of one process. During a fit, BatchNormalization therefore uses
+An epoch on N workers has N times fewer steps. With the user's momentum, the statistics would need N
+times as many epochs as in one process. During a fit, BatchNormalization therefore uses
 
 ::
 
     m := momentum ** N
 
-N steps with the same batch would decay the statistics as much. The attribute ``momentum`` itself does not change,
-so saved models and ``get_config`` have the user's value.
+The attribute ``momentum`` does not change, so saved models and ``get_config`` have the user's value.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _NAMES = "momentum", "renorm_momentum"
 
 
 def watch_batch_normalization() -> None:
-    """Patch Keras once, so that `decay_for` takes effect; until then, and on one worker, Keras does what it did."""
+    """Patch Keras once, so that `decay_for` takes effect. Nothing changes without a call of it."""
     if _KERAS_3:
         if "__call__" not in vars(keras.layers.BatchNormalization):
             keras.layers.BatchNormalization.__call__ = _call
@@ -50,8 +49,8 @@ def decay_for(model: Any, workers: int, retrace: bool = True) -> None:
     workers : int
         1 for what the user wrote.
     retrace : bool
-        Whether a compiled step with another number has to be compiled again. Without it the step is kept, since the
-        next fit usually has as many workers.
+        Whether to compile a step again that was compiled for another number. At the end of a fit the
+        step is kept, as the next fit usually has as many workers.
     """
     layers = [layer for layer in _all_layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
     if layers and workers > 1:
@@ -96,7 +95,7 @@ def _log_once(text: str) -> None:
     log.info("%s", text)
 
 
-# Of each layer the number of workers by whose steps it decays now; of each model the number its step is compiled for.
+# The number of workers for each layer, and the number for which the step of each model was compiled.
 _workers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 _compiled_for: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
@@ -108,7 +107,7 @@ def _call(layer: Any, *args: Any, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def _raised(layer: Any, workers: int) -> Iterator[None]:
-    """Raise the momenta of a layer to a power while it is called, which includes while its call is traced."""
+    """Raise the momenta of a layer to a power while it is called or traced."""
     own = {name: vars(layer)[name] for name in _NAMES if workers > 1 and name in vars(layer)}
     for name, value in own.items():
         setattr(layer, name, value**workers)
@@ -119,12 +118,12 @@ def _raised(layer: Any, workers: int) -> Iterator[None]:
             setattr(layer, name, value)
 
 
-# Keras 2 puts the update into the graph when the layer is called on its inputs, which is before a fit.
+# Keras 2 puts the update into the graph when the layer is called on its inputs, before a fit.
 _shared: list[Any] = []
 
 
 def _number() -> Any:
-    """Return the variable with the number of workers, which the graphs of Keras 2 read in each step."""
+    """Return the variable with the number of workers, which graphs of Keras 2 read in each step."""
     if not _shared:
         _shared.append(keras.backend.variable(1.0, name="workers by whose steps statistics decay"))
     return _shared[0]

@@ -1,4 +1,4 @@
-"""Two workers, on batches that all have the same statistics: these decay in an epoch as in one process, by hand."""
+"""Moving statistics of two workers, on batches that are all alike, by hand."""
 
 import os
 import sys
