@@ -23,6 +23,7 @@ from platoon_base.theano_ops.sync import Sync, Synchronizer
 
 if TYPE_CHECKING:
     from platoon_base.theano_ops.compressed import all_reduce_float16
+    from platoon_base.theano_ops.decay import decay_as_one_process, decay_defaults, decay_of
     from platoon_base.theano_ops.function_call import Function, function, scatter
     from platoon_base.theano_ops.noise import vary_noise, vary_noise_once
 
@@ -43,6 +44,9 @@ __all__ = [
     "all_reduce",
     "all_reduce_float16",
     "count_single_worker",
+    "decay_as_one_process",
+    "decay_defaults",
+    "decay_of",
     "function",
     "scatter",
     "vary_noise",
@@ -55,6 +59,7 @@ __getattr__ = lazy_names(
         "count_single_worker": "platoon_base.theano_ops.step_report",
         "Function": "platoon_base.theano_ops.function_call",
         "all_reduce_float16": "platoon_base.theano_ops.compressed",
+        **dict.fromkeys(("decay_as_one_process", "decay_defaults", "decay_of"), "platoon_base.theano_ops.decay"),
         "function": "platoon_base.theano_ops.function_call",
         "scatter": "platoon_base.theano_ops.function_call",
         "vary_noise": "platoon_base.theano_ops.noise",

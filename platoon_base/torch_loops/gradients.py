@@ -14,6 +14,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.torch_loops.backward import EarlyAverages
 from platoon_base.torch_loops.drift import NUM_SLOTS, STEPS_ON_DEVICES, DriftCheck
 from platoon_base.torch_loops.flats import Bucket, Flats
+from platoon_base.torch_loops.running_stats import RunningStats, warn_of_sync_batch_norm
 from platoon_base.torch_loops.state import named_tensors, require_weight, values_of
 from platoon_base.worker import DEFAULT_TIMEOUT_S, ErrorFeedback, Worker, start_training
 
@@ -101,6 +102,9 @@ class GradientAverage:
                 settings=f"averaged gradients of {len(self._parameters)} parameters, bucket_bytes={bucket_bytes}",
                 timeout_s=timeout_s,
             )
+            if isinstance(model, torch.nn.Module):
+                warn_of_sync_batch_norm(model)
+                RunningStats(model, 1.0).keep()
 
     def __call__(self, weight: float = 1.0) -> None:
         """Replace the gradients by their averages; a collective call, after ``backward()``.

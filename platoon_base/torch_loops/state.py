@@ -10,6 +10,7 @@ import torch
 
 from platoon_base.collectives.base import DTYPES
 from platoon_base.errors import ConfigurationError
+from platoon_base.torch_loops.running_stats import RunningStats, warn_of_sync_batch_norm
 from platoon_base.worker import DEFAULT_TIMEOUT_S, State, Worker, agree
 
 __all__ = ["TensorValue", "average_buffers", "moments_of", "named_tensors", "tensors_beside"]
@@ -91,7 +92,9 @@ def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_
     is about 0. Sparse buffers are left as they are.
 
     A collective call, for each evaluation and before a model is saved: each worker's running statistics are those of
-    its own batches.
+    its own batches. From the second call on, and from the first after `GradientAverage`, those of
+    BatchNorm are moved further than their mean, as far as one process moves them in N times as many
+    steps; see `RunningStats`.
 
     Parameters
     ----------
@@ -115,10 +118,16 @@ def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_
     require_weight(weight)
     if worker.global_size == 1:
         return
+    warn_of_sync_batch_norm(model)
     buffers = tensors_beside([model], {id(parameter) for parameter in model.parameters()})
-    if buffers:
-        states = [State(buffer, buffer.rule) for buffer in buffers]
-        agree(states, worker, "average_buffers", weight, timeout_s=timeout_s)
+    if not buffers:
+        return
+    running = RunningStats(model, weight)
+    steps = running.steps()
+    states = [State(buffer, buffer.rule) for buffer in buffers]
+    states.append(State(TensorValue("steps", torch.from_numpy(steps)), "sum", np.zeros_like(steps)))
+    agree(states, worker, "average_buffers", weight, timeout_s=timeout_s)
+    running.correct(steps)
 
 
 def tensors_beside(modules: Sequence[Any], known: Set[int]) -> list[TensorValue]:

@@ -19,6 +19,8 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import COMPUTE, LOADING
 from platoon_plugins.blocks.learning_rate import warn_of_unscaled_schedules
+from platoon_plugins.blocks.statistics import decay_statistics
+from platoon_plugins.blocks.streams import is_broadcast
 from platoon_plugins.blocks.training import Settings, Training
 from platoon_plugins.blocks.user_extensions import all_extensions, run_in_center, run_on_leader
 
@@ -209,6 +211,8 @@ def _new_training(main_loop: Any) -> Training | None:
         raise ConfigurationError("got StopTogether twice in one main loop: there is one decision; leave one out")
     worker = _worker_of(main_loop)
     alone = worker.global_size == 1
+    # Of a stream that one worker reads for all, each makes as many steps as one process.
+    decay_statistics(main_loop.algorithm, 1 if is_broadcast(main_loop.data_stream) else worker.global_size)
     training = None if alone else Training(worker, main_loop, settings, stops_together=bool(stops))
     _trainings[main_loop] = training
     return training

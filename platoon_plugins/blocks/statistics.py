@@ -6,9 +6,10 @@ import logging
 from typing import Any
 
 from platoon_base import Worker
-from platoon_plugins.blocks.model import collected_statistics
+from platoon_base.theano_ops import decay_as_one_process
+from platoon_plugins.blocks.model import collected_statistics, updates_of
 
-__all__ = ["Statistics"]
+__all__ = ["Statistics", "decay_statistics"]
 
 log = logging.getLogger(__name__)
 
@@ -61,3 +62,18 @@ class Statistics:
                 self._worker.global_rank,
                 self._averaged_at,
             )
+
+
+def decay_statistics(algorithm: Any, workers: int) -> None:
+    """Let population statistics that are moving averages decay as in ``workers`` times as many steps.
+
+    In an algorithm that is compiled already, only the number of workers can be changed.
+    """
+    statistics = set(collected_statistics(algorithm))
+    if not statistics:
+        return
+    found = [(variable, value) for variable, value in updates_of(algorithm) if variable in statistics]
+    changed = dict(decay_as_one_process(found, workers))
+    if not hasattr(algorithm, "_function"):
+        pairs = algorithm.updates.items() if hasattr(algorithm.updates, "items") else algorithm.updates
+        algorithm.updates = [(variable, changed.get(variable, value)) for variable, value in pairs]

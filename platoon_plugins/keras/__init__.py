@@ -31,6 +31,7 @@ from platoon_plugins.keras.gradients import DistributedOptimizer  # noqa: E402
 from platoon_plugins.keras.learning_rate import LearningRateWarmup, scale_learning_rate, scale_schedule  # noqa: E402
 from platoon_plugins.keras.marks import refuse_unwrapped_copies  # noqa: E402
 from platoon_plugins.keras.model_state import broadcast_variables  # noqa: E402
+from platoon_plugins.keras.moving_averages import watch_batch_normalization  # noqa: E402
 from platoon_plugins.keras.saving import watch_saving  # noqa: E402
 from platoon_plugins.keras.sync import LEADER_ONLY, distribute  # noqa: E402
 from platoon_plugins.keras.whole_sets import evaluate, predict  # noqa: E402
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from platoon_plugins.keras.prepared import prepare
 
 refuse_unwrapped_copies()
+watch_batch_normalization()
 watch_fits()
 watch_saving()
 

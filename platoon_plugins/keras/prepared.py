@@ -26,6 +26,7 @@ from platoon_plugins.keras.gradients import DistributedOptimizer, average_of, pl
 from platoon_plugins.keras.learning_rate import scale_schedule
 from platoon_plugins.keras.marks import is_marked
 from platoon_plugins.keras.model_state import broadcast_variables
+from platoon_plugins.keras.moving_averages import decay_for
 from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
 from platoon_plugins.keras.sync import LEADER_ONLY, distribute, require_settings
 from platoon_plugins.keras.training import train_by_rule
@@ -351,6 +352,7 @@ def _stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
         if average is None or not all(member.attached for member in average.members):
             build(model, bound.arguments)
             broadcast_variables(model, worker=settings.worker)
+        decay_for(model, 1)  # these steps are as many as those of one process
         own = batch_of(data, settings.worker)
         bound.arguments.update({name: part for name, part in zip(names, own) if part is not None})
         return plain(*bound.args, **bound.kwargs)

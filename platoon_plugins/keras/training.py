@@ -23,6 +23,7 @@ from platoon_plugins.keras.lost_rows import LostRows
 from platoon_plugins.keras.marks import unmark
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_state import end_alike, first_values
+from platoon_plugins.keras.moving_averages import decay_for
 from platoon_plugins.keras.optimizer_state import continue_steps, unbuilt
 from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner, wrap_again
 from platoon_plugins.keras.parts import is_part, leaves
@@ -198,6 +199,7 @@ class Training:
         self.participants = participants
         self._mode.start(model, participants)
         self._statistics.start()
+        decay_for(model, len(participants))
         self._weights = backend.weights(model)
 
     def epoch_begun(self) -> None:
@@ -357,6 +359,7 @@ class Training:
         end_alike(self._model, self._backend, self._worker, "keras state at the end")
         trained.sharing.discard(self._worker)
         self._evaluation.end()
+        decay_for(self._model, 1, retrace=False)
         self._data = None
         self._reshuffling.end()
         plain, own = self._random_state

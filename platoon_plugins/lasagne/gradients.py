@@ -9,7 +9,7 @@ import theano
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.theano_ops import all_reduce, all_reduce_float16, count_single_worker, vary_noise_once
+from platoon_base.theano_ops import all_reduce, all_reduce_float16, count_single_worker, decay_defaults, vary_noise_once
 from platoon_base.worker import start_together
 from platoon_plugins.lasagne.graph import find_statistics, shared_variables
 from platoon_plugins.lasagne.training import Training
@@ -106,6 +106,7 @@ def all_reduce_grads(
             count_single_worker(params, worker)
         return grads
     training.add(statistics)
+    decay_defaults(statistics, worker.global_size)
     training.compare_later(params)
     vary_noise_once(used, worker.global_rank)
     if wire_dtype is None:

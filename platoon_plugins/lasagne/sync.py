@@ -19,7 +19,7 @@ from platoon_base.rules import (
     waits,
 )
 from platoon_base.schedule import EveryN
-from platoon_base.theano_ops import Sync, Synchronizer, vary_noise_once
+from platoon_base.theano_ops import Sync, Synchronizer, decay_as_one_process, decay_defaults, vary_noise_once
 from platoon_base.worker import DEFAULT_TIMEOUT_S
 from platoon_plugins.lasagne.graph import find_moments, find_statistics, shared_variables
 from platoon_plugins.lasagne.learning_rate import warn_of_unscaled_schedule
@@ -121,7 +121,9 @@ def sync_updates(
     training.add(found)
     training.start_statistics(worker, found, timeout_s)
     vary_noise_once(used, worker.global_rank)
+    decay_defaults(found, worker.global_size)
     wrapped = OrderedDict(updates)
+    wrapped.update(decay_as_one_process([(v, updates[v]) for v in statistics if v in updates], worker.global_size))
     if rule is not None and worker.advanced.shares:
         training.period, training.every_n_batches, training.waits = period, wanted, waits(rule)
         sync = Sync(Synchronizer(worker, period, timeout_s, overlap_of(rule)))

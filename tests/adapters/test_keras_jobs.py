@@ -47,6 +47,15 @@ def test_statistics_are_averaged_and_random_layers_differ(run_keras):
     run_keras(script_path("keras_jobs_statistics_are_averaged_and_random_layers")).require_success()
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_statistics_of_batch_normalization_decay_as_in_one_process(run_keras, mode):
+    """In repeated fits, in single steps between them, of a class of the user; saved models have the user's momentum."""
+    outcome = run_keras(
+        script_path("keras_jobs_statistics_decay_as_in_one_process"), args=[mode], workers=2
+    ).require_success()
+    assert [log.count("momentum ** 2, 0.25, 0.81 in place of 0.5, 0.9") for log in outcome.logs] == [1, 1]
+
+
 def test_noise_without_a_seed_differs_between_workers_and_fits(run_keras):
     """As the noise of a VAE or a GAN, `keras.random.normal(shape)`; what the script draws next is the same again."""
     run_keras(script_path("keras_jobs_noise_without_a_seed_differs_between_workers")).require_success()

@@ -30,8 +30,11 @@ def test_loaders_without_a_length_need_not_be_equally_long(run_job):
     run_job(script_path("torch_loops_streams")).require_success()
 
 
-def test_buffers_of_other_dtypes_are_copied_and_sparse_ones_refused(run_job):
-    run_job(script_path("torch_loops_buffers")).require_success()
+def test_buffers_of_all_kinds_are_copied_averaged_or_refused(run_job):
+    """Of all dtypes; running statistics as in one process; SyncBatchNorm without a process group is warned of once."""
+    outcome = run_job(script_path("torch_loops_buffers")).require_success()
+    warned = [log.count("got SyncBatchNorm (4) without a process group") for log in outcome.logs]
+    assert warned == [1] * len(warned)
 
 
 def test_singular_vectors_of_spectral_norm_are_those_of_one_worker(run_job):

@@ -2,7 +2,7 @@ import numpy as np
 
 from blocks_preamble import CategoricalCrossEntropy, Checkpoint, ComputationGraph, Constant, DistributedMonitoring
 from blocks_preamble import EASGD, FinishAfter, GradientDescent, IsotropicGaussian, Look, MainLoop, ParameterSync, Scale
-from blocks_preamble import Softmax, T, Tanh, everyones, rank, shard_stream, stream, tmp
+from blocks_preamble import Softmax, T, Tanh, everyones, rank, shard_stream, size, stream, theano, tmp
 
 from blocks.bricks import BatchNormalizedMLP
 from blocks.graph import apply_batch_normalization, get_batch_normalization_updates
@@ -21,6 +21,16 @@ updates = get_batch_normalization_updates(ComputationGraph([training_cost]))
 algorithm.add_updates([(p, 0.5 * p + 0.5 * value) for p, value in updates])
 statistics = [p for p, _ in updates]
 own = []
+# By hand: each worker's number of steps of one process by each batch. Blocks computes those of the
+# second layer with the population statistics of the first.
+of_batch = theano.function([x], [value for _, value in updates])
+first = [p.get_value() for p in statistics]
+for batch in shard_stream(stream(32)).get_epoch_iterator(as_dict=True):
+    for p, value in zip(statistics, of_batch(batch["features"])):
+        p.set_value(0.5**size * p.get_value() + (1 - 0.5**size) * value)
+expected = np.concatenate([p.get_value() for p in statistics])
+for p, value in zip(statistics, first):
+    p.set_value(value)
 
 
 def look(main_loop):
@@ -45,6 +55,7 @@ main_loop = MainLoop(
     ],
 )
 main_loop.run()
+np.testing.assert_allclose(own[0], expected, rtol=1e-4)
 before, after = everyones(own[0]), everyones(own[1])
 if rank == 0:
     for name, expected in (("between", before[0]), ("behind", after[0])):

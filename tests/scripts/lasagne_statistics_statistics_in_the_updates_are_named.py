@@ -1,6 +1,7 @@
 import numpy as np
 
-from lasagne_preamble import EASGD, Model, X, Y, evaluate, lasagne, rank, sync_updates, theano
+from lasagne_preamble import EASGD, Model, X, Y, all_reduce_grads, evaluate, finish_training, lasagne, rank, size
+from lasagne_preamble import sync_updates, theano
 
 model = Model()
 count = theano.shared(np.float32(rank), name="count")
@@ -11,3 +12,23 @@ assert count.get_value() == 0
 count.set_value(np.float32(4 * rank))
 evaluate(model.error, X, Y, 5)
 assert count.get_value() == 2
+
+# On batches that are all the same, both kinds of statistics decay as in one process, which makes all the steps.
+constant = np.full((4, 3), 8, "f4")
+mean = model.statistics[0]
+mean.set_value(np.zeros(3, "f4"))
+own = theano.shared(np.zeros(3, "f4"), name="own")
+finish_training()
+updates = lasagne.updates.sgd(model.loss, model.params, 0.05)
+updates[own] = own - 0.25 * (own - model.x.mean(0))
+train = model.compile(sync_updates(updates, model.params, EASGD(), statistics=[own]))
+for _ in range(3):
+    train(constant, np.zeros(4, "f4"))
+np.testing.assert_allclose(mean.get_value(), 8 * (1 - 0.5 ** (3 * size)), rtol=1e-5)
+np.testing.assert_allclose(own.get_value(), 8 * (1 - 0.75 ** (3 * size)), rtol=1e-5)
+finish_training()
+again = Model()
+mean = again.statistics[0]
+train = again.compile(lasagne.updates.sgd(all_reduce_grads(again.loss, again.params), again.params, 0.05))
+train(constant, np.zeros(4, "f4"))
+np.testing.assert_allclose(mean.get_value(), 8 * (1 - 0.5**size), rtol=1e-5)

@@ -19,7 +19,7 @@ import theano.tensor as T
 
 import platoon_base.theano_ops
 from platoon_base.collectives.base import canonical_op
-from platoon_base.errors import ConfigurationError
+from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.job import single_worker
 from platoon_base.rules import EASGD
 from platoon_base.schedule import EveryN
@@ -32,6 +32,8 @@ from platoon_base.theano_ops import (
     Sync,
     Synchronizer,
     all_reduce,
+    decay_as_one_process,
+    decay_defaults,
 )
 from platoon_base.theano_ops.base import JobOp, next_turn
 from platoon_base.theano_ops.compressed import Float16Sum
@@ -298,3 +300,46 @@ def test_a_synchronization_takes_part_in_the_order(job_of_one):
     assert nodes(function)[1].op.inplace == (0,)
     np.testing.assert_array_equal(function([1, 2, 3])[0], [1, 2, 3])
     np.testing.assert_array_equal(w.get_value(), [0.5, 1, 1.5])
+
+
+X, V, DECAY = T.fvector("x"), theano.shared(np.zeros(3, "f4"), "v"), theano.shared(np.float32(0.8))
+MOVING_AVERAGES = {
+    "of Keras 2": V * 0.99 + X * (1.0 - 0.99),
+    "of Lasagne": 0.9 * V + 0.1 * (X + 0 * V),
+    "as a difference": V - 0.1 * (V - X),
+    "divided": V + (X - V) / 4,
+    "a shared decay": DECAY * V + (1 - DECAY) * X,
+    "cast": T.cast(0.7 * V.astype("float64") + 0.3 * X, "float32"),
+    "not averaged": X,
+}
+
+
+@pytest.mark.parametrize("name", sorted(MOVING_AVERAGES))
+def test_a_moving_average_decays_in_a_step_as_in_several_of_one_process(name):
+    first, x = np.array([1, -2, 3], "f4"), np.array([5, 0, -1], "f4")
+    V.set_value(first)
+    step = theano.function([X], updates=[(V, MOVING_AVERAGES[name])])
+    for _ in range(3):
+        step(x)
+    expected = V.get_value()
+    V.set_value(first)
+    updates = decay_as_one_process([(V, MOVING_AVERAGES[name])], 3)
+    theano.function([X], updates=updates)(x)
+    np.testing.assert_allclose(V.get_value(), expected, rtol=1e-5)
+    values = []
+    for function in (step, theano.function([X], updates=decay_as_one_process(updates, 1))):  # resumed by one process
+        V.set_value(first)
+        function(x)
+        values.append(V.get_value())
+    np.testing.assert_allclose(*values, rtol=1e-6)
+
+
+def test_updates_that_are_no_moving_averages_stay_as_they_are():
+    counts = [(V, V + 1)]
+    assert decay_as_one_process(counts, 3) == counts
+    noise = theano.shared(np.zeros(3, "f4"), "noise")
+    noise.default_update = noise**2 + X
+    before = noise.default_update
+    with pytest.warns(PlatoonWarning, match="statistics noise that are no moving average with a constant decay"):
+        decay_defaults([noise, V], 3)
+    assert noise.default_update is before

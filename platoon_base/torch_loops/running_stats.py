@@ -1,0 +1,112 @@
+"""Running statistics of torch's norms, corrected for the smaller number of steps of N workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+
+from platoon_base.fingerprint import checksum
+from platoon_base.worker import warn_once
+
+__all__ = ["RunningStats", "warn_of_sync_batch_norm"]
+
+Array = np.ndarray[Any, Any]
+
+
+class RunningStats:
+    """Corrects averages of running statistics: N workers make N times fewer steps than one process.
+
+    ::
+
+        r := s + (mean_i r_i - s) (1 - prod_i k_i) / (1 - mean_i k_i)
+        k_i := (1 - momentum)^n_i
+
+    Worker i has the statistics r_i after n_i batches since the latest average s. torch counts them in
+    ``num_batches_tracked``. If all n_i are the same, s decays as in one process that has had all
+    batches of all workers. Statistics with ``momentum=None`` are means over all batches; they need no
+    correction.
+
+    The latest averages are kept in the modules, so copies of a model have them too.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    weight : float
+        Of this worker in the means.
+    """
+
+    def __init__(self, model: Any, weight: float) -> None:
+        self._modules = [module for module in model.modules() if _is_moving_average(module)]
+        self._weight = weight
+
+    def steps(self) -> Array:
+        """Return the values to sum over the workers, shape (modules, 6).
+
+        Of each module: log k_i, w_i k_i, a checksum c_i of its statistics, c_i^2, 1 and w_i. All are 0
+        for a weight of 0.
+        """
+        found = np.zeros((len(self._modules), 6))
+        for row, module in zip(found, self._modules):
+            count = int(module.num_batches_tracked) - vars(module)[_LATEST][0] if _LATEST in vars(module) else 0
+            rate = min(max(1.0 - module.momentum, 1e-30), 1.0)
+            check = checksum(module.running_mean.detach().float().cpu().numpy()) % 2**16
+            if self._weight and count >= 0:
+                row[:] = count * np.log(rate), self._weight * rate**count, check, check**2, 1, self._weight
+        return found
+
+    def correct(self, summed: Array) -> None:
+        """Correct the statistics, which are means over the workers now, and keep them as the latest.
+
+        Those that were equal on all workers stay as they are: they were copied from a model whose
+        statistics had been averaged, or all workers have had the same batches.
+
+        Parameters
+        ----------
+        summed : ndarray, shape (modules, 6)
+            The sum of the results of `steps`.
+        """
+        if not summed[:, -1].any():  # no worker counts, so nothing was averaged
+            return
+        for (log_product, kept, checks, squares, workers, total), module in zip(summed, self._modules):
+            if not total:
+                continue
+            moved, equal = 1 - kept / total, workers * squares == checks**2  # exact: all are whole numbers
+            if _LATEST in vars(module) and moved > 0 and not equal:
+                factor = float(-np.expm1(log_product) / moved)
+                for buffer, before in zip((module.running_mean, module.running_var), vars(module)[_LATEST][1:]):
+                    buffer.copy_(before + (buffer - before) * factor)
+        self.keep()
+
+    def keep(self) -> None:
+        """Keep the statistics, which are equal on all workers, as the latest average."""
+        for module in self._modules:
+            values = module.running_mean.detach().clone(), module.running_var.detach().clone()
+            vars(module)[_LATEST] = int(module.num_batches_tracked), *values
+
+
+# The attribute of a module with the number of its batches and the statistics at the latest average.
+_LATEST = "_platoon_latest_average"
+
+
+def _is_moving_average(module: Any) -> bool:
+    """Return whether a module has running statistics of which torch counts the batches."""
+    if not isinstance(module, _NormBase) or module.momentum is None or module.num_batches_tracked is None:
+        return False
+    return isinstance(module.running_mean, torch.Tensor) and not torch.nn.parameter.is_lazy(module.running_mean)
+
+
+def warn_of_sync_batch_norm(model: Any) -> None:
+    """Warn if a model has SyncBatchNorm, but torch no process group by which it synchronizes."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.SyncBatchNorm)]
+    if names:
+        warn_once(
+            f"got SyncBatchNorm ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}) without a process group of "
+            "torch: it normalizes by the rows of this worker's batch alone, as BatchNorm does; use larger batches or "
+            "GroupNorm if these are too few, or make a process group, torch.distributed.init_process_group, which "
+            "SyncBatchNorm uses on GPUs"
+        )

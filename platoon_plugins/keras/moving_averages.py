@@ -1,0 +1,140 @@
+"""Moving statistics of BatchNormalization, whose decay on N workers becomes that of one process.
+
+An epoch on N workers has N times fewer steps. With the user's momentum, the statistics would need N
+times as many epochs as in one process. During a fit, BatchNormalization therefore uses
+
+::
+
+    m := momentum ** N
+
+The attribute ``momentum`` does not change, so saved models and ``get_config`` have the user's value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from platoon_base.worker import warn_once
+
+__all__ = ["decay_for", "watch_batch_normalization"]
+
+log = logging.getLogger(__name__)
+
+_KERAS_3 = hasattr(keras, "ops")
+_NAMES = "momentum", "renorm_momentum"
+
+
+def watch_batch_normalization() -> None:
+    """Patch Keras once, so that `decay_for` takes effect. Nothing changes without a call of it."""
+    if _KERAS_3:
+        if "__call__" not in vars(keras.layers.BatchNormalization):
+            keras.layers.BatchNormalization.__call__ = _call
+    elif not hasattr(keras.backend.moving_average_update, "reads_number_of_workers"):
+        keras.backend.moving_average_update = _scaled(keras.backend.moving_average_update)
+
+
+def decay_for(model: Any, workers: int, retrace: bool = True) -> None:
+    """Let the statistics of a model's layers decay in each step as in ``workers`` steps of one process.
+
+    Parameters
+    ----------
+    model : keras.Model
+    workers : int
+        1 for what the user wrote.
+    retrace : bool
+        Whether to compile a step again that was compiled for another number. At the end of a fit the
+        step is kept, as the next fit usually has as many workers.
+    """
+    layers = [layer for layer in _all_layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
+    if layers and workers > 1:
+        _report(layers, workers)
+    if not _KERAS_3:
+        if _shared or workers > 1:
+            keras.backend.set_value(_number(), workers)
+        return
+    for layer in layers:
+        _workers[layer] = workers
+    if layers and retrace and _compiled_for.get(model, 1) != workers:
+        _compiled_for[model] = workers
+        if model.train_function is not None:
+            model.make_train_function(force=True)
+
+
+def _all_layers(model: Any) -> list[Any]:
+    """Return the layers of a model and those inside them."""
+    if _KERAS_3:
+        return list(model._flatten_layers())
+    return [inner for layer in getattr(model, "_layers", ()) for inner in (layer, *_all_layers(layer))]
+
+
+def _report(layers: list[Any], workers: int) -> None:
+    momenta = sorted({float(layer.momentum) for layer in layers})
+    _log_once(
+        f"BatchNormalization: moving statistics use momentum ** {workers}, "
+        f"{', '.join(f'{momentum**workers:.4g}' for momentum in momenta)} in place of "
+        f"{', '.join(f'{momentum:.4g}' for momentum in momenta)}, as each of the {workers} workers makes that many "
+        "times fewer steps in an epoch"
+    )
+    if any(getattr(layer, "synchronized", False) for layer in layers):
+        warn_once(
+            "got BatchNormalization(synchronized=True): each worker normalizes by the rows of its own batch, as Keras "
+            "synchronizes the replicas of one process only. If the batch of a worker is too small for that, pass a "
+            "larger batch_size to fit, or use GroupNormalization"
+        )
+
+
+@functools.lru_cache(None)
+def _log_once(text: str) -> None:
+    log.info("%s", text)
+
+
+# The number of workers for each layer, and the number for which the step of each model was compiled.
+_workers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_compiled_for: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def _call(layer: Any, *args: Any, **options: Any) -> Any:
+    with _raised(layer, _workers.get(layer, 1)):
+        return super(keras.layers.BatchNormalization, layer).__call__(*args, **options)
+
+
+@contextlib.contextmanager
+def _raised(layer: Any, workers: int) -> Iterator[None]:
+    """Raise the momenta of a layer to a power while it is called or traced."""
+    own = {name: vars(layer)[name] for name in _NAMES if workers > 1 and name in vars(layer)}
+    for name, value in own.items():
+        setattr(layer, name, value**workers)
+    try:
+        yield
+    finally:
+        for name, value in own.items():
+            setattr(layer, name, value)
+
+
+# Keras 2 puts the update into the graph when the layer is called on its inputs, before a fit.
+_shared: list[Any] = []
+
+
+def _number() -> Any:
+    """Return the variable with the number of workers, which graphs of Keras 2 read in each step."""
+    if not _shared:
+        _shared.append(keras.backend.variable(1.0, name="workers by whose steps statistics decay"))
+    return _shared[0]
+
+
+def _scaled(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def moving_average_update(variable: Any, value: Any, momentum: Any) -> Any:
+        from platoon_base import world_size
+
+        return plain(variable, value, momentum if world_size() == 1 else momentum ** _number())
+
+    moving_average_update.reads_number_of_workers = True  # type: ignore[attr-defined]
+    return moving_average_update
