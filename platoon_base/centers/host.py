@@ -338,6 +338,8 @@ class HostCenter:
     ) -> bool:
         """Add ``by`` to the center, and to its workers at their next visits; False if a stripe stayed locked.
 
+        In that case ``by`` holds afterwards what was not added.
+
         The average follows a center with which workers synchronize; ``with_average`` moves it too. ``by`` has an array
         for each parameter, and none for moments. Stripes that a worker has overwritten meanwhile, so that
         ``overwrites.written`` differs, stay.
@@ -352,7 +354,14 @@ class HostCenter:
                     for average, moved in zip(cut(self.states[self._average], pieces), cut(by, pieces)):
                         average += moved
 
-        return not self._visit(move, True, timeout_s)
+        left = self._visit(move, True, timeout_s)
+        if left:
+            kept = [[piece.copy() for piece in cut(by, stripe.without_moments)] for stripe in left]
+            for array in by:
+                array[...] = 0
+            for stripe, pieces in zip(left, kept):
+                copy_all(cut(by, stripe.without_moments), pieces)
+        return not left
 
     def change(self, old: Sequence[Array], new: Sequence[Array]) -> None:
         """Add ``new - old`` to the center, while no other worker changes it.

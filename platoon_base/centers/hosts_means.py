@@ -43,6 +43,11 @@ class HostsMeans:
         ``put(values, states)`` overwrites the center and the rule's states; it returns False likewise.
     average : int or None
         Which of the rule's states is the average of the center.
+
+    Attributes
+    ----------
+    is_quiet : callable
+        Returns whether no exchange of the courier is in flight, which would move only one of two centers afterwards.
     """
 
     workers_wait = False
@@ -61,6 +66,7 @@ class HostsMeans:
         self._copy, self._move_to, self._put = copy, move_to, put
         specs = layout.trained.specs
         self._trained = len(specs)
+        self.is_quiet: Callable[[], bool] = lambda: True
         self.fragments = Fragments(Layout(specs if average is None else specs * 2), ())
 
     @property
@@ -81,7 +87,9 @@ class HostsMeans:
         return self.made >= number
 
     def read(self, totals: RoundTotals, number: int) -> bool:
-        """Copy the center; the base is the same on all hosts."""
+        """Copy the center, once all exchanges have ended; the base is the same on all hosts."""
+        if not self.is_quiet():
+            return False
         self._copy(totals.arrays[: self._trained], totals.arrays[self._trained :])
         totals.base, totals.number = 0, number
         return True

@@ -1,23 +1,33 @@
-"""Exchanges in the background: the couriers send copies of the centers to all hosts, and the rule moves each center."""
+"""Exchanges in the background: the couriers send copies of the centers to all hosts, and the rule moves each center.
+
+Each pair of hosts numbers its exchanges (`platoon_base.courier.pairs`). Both hosts of a pair move by the same two
+copies, in opposite directions, or neither of them moves. So the mean of all centers, weighted by workers, changes
+by what the workers learn and by nothing else, whichever links stall, break and open again.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from platoon_base.centers.hosts_means import is_finite, weighted_mean
+from platoon_base.centers.host_shift import wide
+from platoon_base.centers.hosts_means import is_finite
 from platoon_base.centers.overwrites import Overwrites
+from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.packing import Packing
 from platoon_base.courier import messages as between
-from platoon_base.courier.conversation import COPY, Conversation, flat_copy
+from platoon_base.courier.conversation import COPY, Answer, Conversation, flat_copy
+from platoon_base.courier.pairs import OwnCopy, Pair
 from platoon_base.courier.reference import Reference
 from platoon_base.hosts.world import World
 from platoon_base.layout import Layout
+from platoon_base.links.stream import BrokenStreamError
 from platoon_base.rules.hosts import HostsRule
 
 __all__ = ["BackgroundExchanges", "MovingCenter"]
@@ -26,10 +36,10 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-PATIENCE_S = 2.5  # how long an exchange waits for a host whose link stalls
+PATIENCE_S = 2.5  # an exchange ends without a host whose link has stalled for so long
+_STALL_WARNING_S = 6.0  # after which a warning names that host
 _BUSY, _BUSY_ON_A_FULL_MACHINE, _IDLE_CORES = 0.3, 0.02, 0.5
 _REPORT_S = 1.0
-_MISSED_TO_REPORT = 3  # consecutive exchanges without a host, after which a warning names it
 
 
 @runtime_checkable
@@ -43,15 +53,20 @@ class MovingCenter(Protocol):
         ...
 
     def move(self, by: Sequence[Array], written: int, with_average: bool = False) -> bool:
-        """Move the center and its workers; False if a stripe was locked for too long and did not move."""
+        """Move the center and its workers; False if a stripe stayed locked: then ``by`` holds what was not moved."""
         ...
 
 
 class BackgroundExchanges:
     """The exchanges of one host, one after the other, while its workers train.
 
-    An exchange copies the center, stripe by stripe, sends the copy to every linked host, waits for their copies, and
-    moves center and workers. A host whose link stalls is left out of that exchange.
+    An exchange copies the center ``s_h``, stripe by stripe, and sends the copy to every host whose earlier exchange
+    with this one has ended. The copies ``s_k`` that arrive give the mean::
+
+        m := s_h + sum over k of w_k / w (s_k - s_h)
+
+    ``w_k`` are the workers of a host, ``w`` those of all hosts in the exchange; two hosts use the larger ``w`` of both.
+    A host whose link stalls delays nobody: its term is added to a later move, from the two copies that belong together.
 
     Parameters
     ----------
@@ -88,123 +103,225 @@ class BackgroundExchanges:
         self.workers = dict(enumerate(world.workers))
         self._states = [layout.empty() for _ in rule.states]
         self._members: frozenset[int] = frozenset()
-        self._buffer, self._copy = flat_copy(layout)
+        self._pairs: dict[int, Pair] = {}
+        self._links: dict[int, Conversation] = {}  # those that the pairs know
+        self._own: OwnCopy | None = None  # the latest one
+        self._in_exchange: list[int] = []  # the hosts of the exchange under way
+        self._scratch = layout.empty() if packing is not None else []
         self._reference = None if packing is None else Reference(layout, packing)
-        self._peers: dict[int, Conversation] | None = None  # whose copies are awaited; None between exchanges
-        self._stamp = self._written = 0  # of the copy
+        self._terms = wide(layout).empty()  # the sum of those that have not moved the center yet
+        self._hosts: set[int] = set()  # whose terms are in the sum
+        self._unmoved: list[Array] | None = None  # what a locked stripe has kept from moving
+        self._of = (0, 0)  # the stamp and the count of overwrites of the center that both belong to
         self._began = self._next = self._next_report = 0.0
-        self._busy_s = 0.0  # of this exchange
-        self._missed: dict[int, int] = {}  # by host, exchanges that it was left out of since the last one with it
+        self._busy_s = self._pause_s = 0.0  # of this exchange, after the latest one
+        self._sent_at: dict[int, float] = {}  # by host, when the copy that waits for an answer was sent first
         self._diverged: set[int] = set()
         self.count = 0
 
-    def has_new_link(self) -> None:
-        """Reset the members: a courier may have restarted, so the rule's states may differ between hosts."""
-        self._members = frozenset()
-
-    def drop(self) -> None:
-        """Abandon the exchange in flight: an overwrite is about to make all centers equal."""
-        if any(each.sending for each in (self._peers or {}).values()):
-            self._buffer, self._copy = flat_copy(self._layout)  # the other memory is still to be sent
-        self._peers, self._members = None, frozenset()
-        if self._reference is not None:
-            self._reference.forget()
+    def forget(self, host: int) -> None:
+        """Drop the exchange with a host that is lost."""
+        self._pairs.pop(host, None)
+        self._links.pop(host, None)
 
     def was_busy(self, seconds: float) -> None:
         """Add the processor time that sending and receiving took."""
         self._busy_s += seconds
 
-    def step(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> set[int]:
-        """Advance the exchange without blocking; return the hosts whose links have stalled and must be opened again."""
-        if self._peers is None:
+    def is_quiet(self) -> bool:
+        """Return whether no exchange is in flight, and the center holds the terms of all earlier ones."""
+        return not (self._in_flight or self._hosts or self._unmoved)
+
+    @property
+    def _in_flight(self) -> list[int]:
+        return [host for host, pair in self._pairs.items() if pair.waits]
+
+    def step(self, center: MovingCenter, conversations: Mapping[int, Conversation], is_paused: bool) -> set[int]:
+        """Advance the exchange without blocking; return the hosts whose links must be opened again.
+
+        While ``is_paused`` no exchange begins, and those in flight end.
+        """
+        is_held = is_paused or center.overwrites.written != center.overwrites.spread
+        broken = {host for host, link in conversations.items() if not self._talk(center, host, link, is_held)}
+        if self._in_exchange:
+            return broken | self._end(center, conversations)
+        if is_paused:
+            self._move(center)
+        elif not is_held:
             self._begin(center, conversations)
-            return set()
-        return self._end(center, conversations)
+        return broken
+
+    def _talk(self, center: MovingCenter, host: int, link: Conversation, is_held: bool) -> bool:
+        """Handle what a host has sent, and answer it; False if it does not fit: then the pair begins anew."""
+        pair = self._pairs.get(host)
+        if pair is None:
+            pair = self._pairs[host] = Pair(secrets.randbits(63))
+            self._links.pop(host, None)
+        if self._links.get(host) is not link:
+            self._links[host] = link
+            pair.connect()
+            link.send_life(pair.life)
+        if link.life is None:
+            return True
+        if not pair.has_met:
+            if pair.meet(link.life):
+                self._members = frozenset()  # the states of its rule are new
+            link.acknowledge(pair.received)
+        if link.has is None:
+            return True
+        try:
+            self._exchange(center, host, link, pair, is_held)
+        except BrokenStreamError as exc:
+            log.warning("the exchanges with host %d begin anew: %s", host, exc)
+            self.forget(host)
+            return False
+        return True
+
+    def _exchange(self, center: MovingCenter, host: int, link: Conversation, pair: Pair, is_held: bool) -> None:
+        pair.take_acknowledgement(link.has or 0)
+        answer = link.answer
+        if answer is not None:
+            pair.require(answer.number)
+            if not pair.has_answered and (is_held or answer.declined or link.stamp != center.overwrites.stamp):
+                pair.answer(None)
+        if pair.must_send:
+            pair.is_sent = True
+            if pair.own is None:
+                link.decline(pair.number)
+            else:
+                link.offer(pair.number, pair.own.workers, pair.own.total)
+                link.post(COPY, pair.own.data)
+        if answer is not None and pair.has_answered and (answer.declined or link.fresh):
+            if pair.own is not None and not answer.declined:
+                self._add_term(center, host, link, pair.own, answer)
+            link.drop_answer()
+            pair.take_answer()
+            link.acknowledge(pair.received)
 
     def _begin(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> None:
         """Copy the center and send the copy, when the period is over or another host has begun an exchange."""
         stamp, written = center.overwrites.stamp, center.overwrites.written
-        if written != center.overwrites.spread:
-            return  # an overwrite is being distributed: the other hosts get the whole center first
-        peers = {host: each for host, each in conversations.items() if each.stamp == stamp and not each.sending}
+        peers = {
+            host: link
+            for host, link in conversations.items()
+            if link.stamp == stamp and host in self._pairs and self._pairs[host].is_idle
+        }
         now = time.monotonic()
-        waits = any(each.comes for each in peers.values())
+        waits = any(link.answer is not None for link in peers.values())
         if not peers or now < self._next - (self._every_s if waits else 0):
             return
         began = time.process_time()
-        center.copy_parameters(self._copy)
+        data, values = self._memory()
+        copy = self._scratch if self._reference is not None else values
+        center.copy_parameters(copy)
+        move = None
         if self._reference is not None:
-            self._reference.send(self._copy, peers, stamp)
-        else:
-            for conversation in peers.values():
-                conversation.post(COPY, self._buffer)
-        self._peers, self._began, self._stamp, self._written = peers, now, stamp, written
+            move = self._reference.follow(copy, set(peers.values()), stamp)
+            copy_all(values, self._reference.values)
+        workers, is_finite = self.workers[self._world.host], self._is_finite(self._world.host, values)
+        total = workers + sum(self.workers[host] for host in peers)
+        self._own = OwnCopy(data, values, stamp, written, workers, total, is_finite)
+        for host, link in peers.items():
+            pair = self._pairs[host]
+            pair.answer(self._own)
+            pair.is_sent = True
+            link.offer(pair.number, self._own.workers, self._own.total)
+            if self._reference is not None:
+                self._reference.send(link, move, data)
+            else:
+                link.post(COPY, data)
+            self._sent_at[host] = now
+        self._in_exchange, self._began = list(peers), now
+        self._busy_s += time.process_time() - began
+
+    def _memory(self) -> tuple[memoryview, list[Array]]:
+        """Return memory for a copy: that of the latest one, unless another host has yet to acknowledge it."""
+        own = self._own
+        if own is None or any(pair.own is own for pair in self._pairs.values()):
+            return flat_copy(self._layout)
+        return own.data, own.values
+
+    def _add_term(self, center: MovingCenter, host: int, link: Conversation, own: OwnCopy, answer: Answer) -> None:
+        """Add the term of a host to the sum, which the other host adds to its own with the opposite sign."""
+        began = time.process_time()
+        overwrites = center.overwrites
+        same = own.stamp == link.copy_stamp == overwrites.stamp and own.written == overwrites.written
+        total = max(own.total, answer.total, own.workers + answer.workers)
+        if self._is_finite(host, link.theirs) and own.is_finite and same and total:
+            if self._of != (own.stamp, own.written):
+                self._of, self._hosts, self._unmoved = (own.stamp, own.written), set(), None
+            if not self._hosts:
+                for term in self._terms:
+                    term[...] = 0
+            self._hosts.add(host)
+            for term, ours, theirs in zip(self._terms, own.values, link.theirs):
+                part = term.dtype.type(answer.workers / total)
+                # The difference of two products, as the difference of two large numbers may overflow.
+                term += theirs.astype(term.dtype, copy=False) * part - ours.astype(term.dtype, copy=False) * part
         self._busy_s += time.process_time() - began
 
     def _end(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> set[int]:
         """Move the center once all copies have arrived, except those of hosts whose links stall."""
-        peers = {host: each for host, each in (self._peers or {}).items() if conversations.get(host) is each}
         now = time.monotonic()
-        unfinished = {host: each for host, each in peers.items() if each.sending or not each.fresh}
-        late = {host for host, each in unfinished.items() if now > max(self._began, each.moved_at) + PATIENCE_S}
-        if len(late) < len(unfinished):
+        missing = [host for host in self._in_exchange if host in self._in_flight]
+        late = {host for host in missing if self._stalled_s(host, conversations, now) > PATIENCE_S}
+        if len(late) < len(missing):
             return set()
-        self._peers = None
-        fresh = [host for host, each in peers.items() if each.fresh]
-        if fresh:
-            self._move(center, {host: peers[host] for host in fresh})
-        elif not peers:  # all links are closed: nothing is left of this exchange
-            return set()
-        self._note_missing(late - set(fresh), fresh)
+        self._in_exchange = []
+        hosts = sorted(self._hosts)
+        self._move(center)
         # At most once per period, and with pauses that leave the processor to the workers.
-        self._next = max(self._began + self._every_s, now + self._busy_s * (1 / _share() - 1))
+        self._pause_s = self._busy_s * (1 / _share() - 1)
+        self._next = max(self._began + self._every_s, now + self._pause_s)
         self._busy_s = 0.0
-        if fresh and now >= self._next_report:
+        if hosts and now >= self._next_report:
             self._next_report = now + _REPORT_S
-            self._report(between.Exchanged(self.count, [self._world.host, *sorted(fresh)], now - self._began))
-        return {host for host in late if peers[host].sending}  # their send buffer is about to be overwritten
+            self._report(between.Exchanged(self.count, [self._world.host, *hosts], now - self._began))
+        return {host for host in late if host in conversations and conversations[host].sending}
 
-    def _note_missing(self, missing: set[int], fresh: Sequence[int]) -> None:
-        for host in fresh:
-            if self._missed.pop(host, 0) >= _MISSED_TO_REPORT:
-                self._report(between.LeftOut(host, 0))
-        for host in missing:
-            self._missed[host] = self._missed.get(host, 0) + 1
-            if self._missed[host] == _MISSED_TO_REPORT:
-                self._report(between.LeftOut(host, _MISSED_TO_REPORT))
-                log.warning(
-                    "host %d was left out of %d consecutive exchanges: its link stalled for %g s each time; until "
-                    "it recovers, that host and the others train without each other's updates",
-                    host, _MISSED_TO_REPORT, PATIENCE_S,
-                )  # fmt: skip
+    def _stalled_s(self, host: int, conversations: Mapping[int, Conversation], now: float) -> float:
+        """Return how long nothing has moved over the link to a host that owes an answer."""
+        link = conversations.get(host)
+        since = self._sent_at.get(host, now)
+        return now - (since if link is None else max(since, link.moved_at))
 
-    def _move(self, center: MovingCenter, fresh: Mapping[int, Conversation]) -> None:
-        began = time.process_time()
-        alike = {host: each for host, each in fresh.items() if each.copy_stamp == self._stamp}
-        finite = {host: each for host, each in alike.items() if self._is_finite(host, each.theirs)}
-        overwritten = center.overwrites.stamp != self._stamp
-        if not overwritten and self._is_finite(self._world.host, self._copy) and finite:
-            self._move_by(center, finite)
-        for conversation in fresh.values():  # the next copies may overwrite these
-            conversation.fresh = False
+    def stalled(self, conversations: Mapping[int, Conversation]) -> dict[int, float]:
+        """Return the hosts that have owed an answer for long, and for how many seconds their links have stalled."""
+        now = time.monotonic()
+        least = max(_STALL_WARNING_S, 2 * self._pause_s)
+        found = {host: self._stalled_s(host, conversations, now) for host in self._in_flight}
+        return {host: seconds for host, seconds in found.items() if seconds > least}
+
+    def _move(self, center: MovingCenter) -> None:
+        """Move the center by the rule, to the mean by the terms in the sum."""
+        own, overwrites, began = self._own, center.overwrites, time.process_time()
+        hosts, unmoved = frozenset(self._hosts), self._unmoved
+        self._hosts, self._unmoved = set(), None
+        if own is None or not (hosts or unmoved) or self._of != (overwrites.stamp, overwrites.written):
+            return  # there is nothing to move, or it belongs to values that were overwritten
+        moves = self._corrections(own, hosts) if hosts else []
+        if unmoved is not None:
+            moves = [a + b for a, b in zip(moves, unmoved)] or unmoved
+        if not center.move(moves, overwrites.written, with_average=not self.workers[self._world.host]):
+            self._unmoved = moves
+            if unmoved is None:
+                log.warning("a worker holds a part of the center for long: that part moves with a later exchange")
+        self.count += bool(hosts)
         self._busy_s += time.process_time() - began
 
-    def _move_by(self, center: MovingCenter, fresh: Mapping[int, Conversation]) -> None:
-        weights = [float(self.workers[host]) for host in [self._world.host, *fresh]]
-        if not any(weights):
-            return
-        copy = self._copy if self._reference is None else self._reference.values
-        means = weighted_mean([copy, *(each.theirs for each in fresh.values())], weights)
-        if self._members != frozenset(fresh):
-            self._members = frozenset(fresh)
+    def _corrections(self, own: OwnCopy, hosts: frozenset[int]) -> list[Array]:
+        if not self._rule.states:  # such a rule knows differences alone: exactly opposite ones on two hosts
+            return [self._rule.correction(np.zeros_like(term), term, ()) for term in self._terms]
+        copies = [each.astype(term.dtype, copy=False) for each, term in zip(own.values, self._terms)]
+        means = [copy + term for copy, term in zip(copies, self._terms)]
+        if self._members != hosts:
+            self._members = hosts
             self._restart_rule(means)
         moves = []
-        for i, (own, mean) in enumerate(zip(copy, means)):
+        for i, (copy, mean) in enumerate(zip(copies, means)):
             state = tuple(array[i].reshape(-1) for array in self._states)
-            moves.append(self._rule.correction(own.reshape(-1), mean.reshape(-1), state).reshape(own.shape))
-        if not center.move(moves, self._written, with_average=not self.workers[self._world.host]):
-            log.warning("a worker held a part of the center for long: this exchange did not move that part")
-        self.count += 1
+            moves.append(self._rule.correction(copy.reshape(-1), mean.reshape(-1), state).reshape(copy.shape))
+        return moves
 
     def _is_finite(self, host: int, values: Sequence[Array]) -> bool:
         """Return whether all numbers of a host's copy are finite; warn once if they are not."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from platoon_base.compression.packing import Packing
 from platoon_base.layout import Layout
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
 
-__all__ = ["COPY", "MOVE", "NOT_FILLED", "TOTALS", "Conversation", "TotalsBuffer", "flat_copy"]
+__all__ = ["COPY", "MOVE", "NOT_FILLED", "TOTALS", "Answer", "Conversation", "TotalsBuffer", "flat_copy"]
 
 Array = np.ndarray[Any, Any]
 
@@ -23,11 +23,14 @@ Array = np.ndarray[Any, Any]
 # the sender's center and 1; the stamp of the receiver's center that the sender has heard of, and 1; of a packed move of
 # the latest copy, see `platoon_base.courier.reference`; of a message of workers that gossip, see
 # `platoon_base.courier.gossip`; the number of one that was merged; of one that is returned; the round before which all
-# messages of the sender were acknowledged.
+# messages of the sender were acknowledged; a random number of the sender's `Pair`; an exchange that the sender answers
+# with the copy that follows: its number and weights in one word; an exchange that it declines; the latest exchange for
+# which it has the receiver's answer.
 COPY, _ASK, _SIZE, _WHOLE, TOTALS, _STAMP, _HEARD, MOVE = 1, 2, 3, 4, 5, 6, 7, 8
-_MESSAGE, _MERGED, _RETURNED, _QUIET = 9, 10, 11, 12
+_MESSAGE, _MERGED, _RETURNED, _QUIET, _LIFE, _OFFER, _DECLINED, _HAS = 9, 10, 11, 12, 13, 14, 15, 16
 _GOSSIP_WORDS = {_MERGED: "merged", _RETURNED: "returned", _QUIET: "quiet"}
-_WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP, _HEARD, *_GOSSIP_WORDS)
+_WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP, _HEARD, *_GOSSIP_WORDS, _LIFE, _OFFER, _DECLINED, _HAS)
+_WORKERS_BITS = 16  # of each of the two weights beside the number of an exchange
 _MAX_STATES = 64
 _MOST_COUNT = 1 << 32
 NOT_FILLED = -1
@@ -63,6 +66,23 @@ class TotalsBuffer(Protocol):
         ...
 
 
+class Answer(NamedTuple):
+    """The other host's answer to an exchange.
+
+    Attributes
+    ----------
+    number : int
+    workers, total : int
+        See `platoon_base.courier.pairs.OwnCopy`.
+    declined : bool
+    """
+
+    number: int
+    workers: int = 0
+    total: int = 0
+    declined: bool = False
+
+
 @dataclass
 class GossipWords:
     """The latest that the other host has said about messages: those that it has merged and returned, and a round."""
@@ -96,6 +116,12 @@ class Conversation:
         this knowledge.
     copy_stamp : int or None
         That of the latest copy.
+    life : int or None
+        A random number of the other courier's process; None before it has said so.
+    has : int or None
+        The latest exchange for which the other host has this host's answer; None before it has said so.
+    answer : Answer or None
+        The other host's answer to an exchange, which was not used yet; a copy is whole once `fresh`.
     asked : int or None
         The other host has asked for this one's center, once that is at this round or a later one.
     totals_buffer : TotalsBuffer or None
@@ -124,6 +150,9 @@ class Conversation:
         self.stamp: int | None = None
         self.knows = NOT_FILLED
         self.copy_stamp: int | None = None
+        self.life: int | None = None
+        self.has: int | None = None
+        self.answer: Answer | None = None
         self.asked: int | None = None
         self.totals_buffer: TotalsBuffer | None = None
         self._round = 0  # whose totals have all come
@@ -144,15 +173,30 @@ class Conversation:
         """Whether records wait to be sent."""
         return self.stream.sent != self.stream.posted
 
-    @property
-    def comes(self) -> bool:
-        """Whether a copy of the other host's center has arrived, at least in part."""
-        return self.fresh or self._received[COPY] > 0 or self._received[MOVE] > 0
+    def drop_answer(self) -> None:
+        """Make room for the other host's next answer."""
+        self.answer, self.fresh = None, False
 
     def post(self, kind: int, data: memoryview) -> None:
         """Send a copy; its memory must not change until `sending` is over."""
         for at in range(0, len(data), MAX_PAYLOAD_BYTES):
             self.stream.post(kind, at, data[at : at + MAX_PAYLOAD_BYTES])
+
+    def send_life(self, life: int) -> None:
+        """Send a random number of this process."""
+        self.stream.post(_LIFE, life, b"")
+
+    def offer(self, number: int, workers: int, total: int) -> None:
+        """Answer an exchange with the copy that is posted next."""
+        self.stream.post(_OFFER, (number << _WORKERS_BITS | workers) << _WORKERS_BITS | total, b"")
+
+    def decline(self, number: int) -> None:
+        """Answer an exchange without a copy."""
+        self.stream.post(_DECLINED, number, b"")
+
+    def acknowledge(self, number: int) -> None:
+        """Report the latest exchange for which this host has the other one's answer."""
+        self.stream.post(_HAS, number, b"")
 
     def send_stamp(self, stamp: int) -> None:
         """Send the stamp of this host's center to the other host: copies sent from now on have that stamp."""
@@ -245,6 +289,16 @@ class Conversation:
             self.stream.post(_HEARD, offset, b"")
         elif tag == _HEARD:
             self.knows = offset - 1
+        elif tag == _LIFE:
+            self.life = offset
+        elif tag == _HAS:
+            self.has = offset
+        elif tag == _DECLINED:
+            self.answer = Answer(offset, declined=True)
+        elif tag == _OFFER:
+            rest, total = divmod(offset, 1 << _WORKERS_BITS)
+            number, workers = divmod(rest, 1 << _WORKERS_BITS)
+            self.answer = Answer(number, workers, total)
         elif tag in _GOSSIP_WORDS:
             setattr(self.gossip, _GOSSIP_WORDS[tag], offset)
         elif tag == _SIZE:

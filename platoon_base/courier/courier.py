@@ -15,6 +15,7 @@ import numpy as np
 
 from platoon_base.centers.across_hosts import AcrossHosts
 from platoon_base.centers.gossip_means import GossipMeans
+from platoon_base.centers.hosts_means import HostsMeans
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.codecs import Codec, codec_of
@@ -42,6 +43,7 @@ Array = np.ndarray[Any, Any]
 
 _NICE = 5
 POLL_INTERVAL_S = 0.05
+_CHECK_S, _UNLINKED_WARNING_S = 1.0, 5.0
 _GOSSIP_POLL_INTERVAL_S = 0.01  # for the messages of workers
 _TAIL = struct.Struct("<QQ")  # behind a whole center: the number of its latest round, and its stamp
 
@@ -126,11 +128,16 @@ class Courier:
         caller = Caller(world.host, bytes.fromhex(world.data_key), frozenset(range(world.host + 1, world.hosts)))
         self._opening = Opening(self._listener, caller, {})
         self._tokens: dict[int, str] = {}  # of the couriers that this one connects to
+        self._ports: dict[int, int] = {}  # and the ports at which they listen
         self._conversations: dict[int, Conversation] = {}
         self._asked: Conversation | None = None  # the link that was asked for the initial values
         self._known: set[int] = set()
         self._lost: set[int] = set()
         self._has_orders = False  # that were not handled yet
+        self._linked: set[int] = set()  # the hosts that have ever had a link to this one
+        self._unlinked_since: dict[int, float] = {}  # by host
+        self._missing: set[int] = set()  # the hosts that a warning has named
+        self._check_at = 0.0
         address = self._listener.address
         report(between.Listening(address.host, address.port, address.token.hex()))
 
@@ -148,7 +155,7 @@ class Courier:
             self._source = order.source
             for host, (address, port, token) in order.peers.items():
                 if host < self._world.host and self._tokens.get(host) != token:
-                    self._tokens[host] = token
+                    self._tokens[host], self._ports[host] = token, port
                     self._opening.call(host, Address(address, port, bytes.fromhex(token)))
                     self._disconnect(host, "its courier is another one now")
         elif isinstance(order, between.Made):
@@ -158,6 +165,8 @@ class Courier:
             if isinstance(self._center.across_hosts, GossipMeans):
                 workers = self._background.workers
                 self._gossip = GossipCourier(self._world.host, self._center.across_hosts, workers)
+            if isinstance(self._center.across_hosts, HostsMeans):
+                self._center.across_hosts.is_quiet = self._background.is_quiet
             if self._center.across_hosts is not None:
                 self._rounds = self._new_rounds(self._center, self._center.across_hosts)
             for conversation in self._conversations.values():
@@ -174,6 +183,7 @@ class Courier:
             self._lost.add(order.host)
             self._known.discard(order.host)
             self._opening.forget(order.host)
+            self._background.forget(order.host)
             self._tokens.pop(order.host, None)
             self._disconnect(order.host, "its host is lost")
 
@@ -211,25 +221,48 @@ class Courier:
             self._take_centers(self._center)
             if self._filled:
                 self._exchange(self._center)
+        if time.monotonic() >= self._check_at:
+            self._check_at = time.monotonic() + _CHECK_S
+            self._report_missing()
         return ready
+
+    def _report_missing(self) -> None:
+        """Report the hosts that this one cannot exchange with, and those that it can exchange with again."""
+        now, found = time.monotonic(), {}
+        for host in self._known - self._lost:
+            if host in self._conversations:
+                self._unlinked_since.pop(host, None)
+            elif now > self._unlinked_since.setdefault(host, now) + _UNLINKED_WARNING_S:
+                found[host] = self._why_unlinked(host, now - self._unlinked_since[host])
+        for host, seconds in self._background.stalled(self._conversations).items():
+            found.setdefault(host, f"their link has carried nothing for {seconds:.0f} s")
+        for host, why in found.items():
+            if host not in self._missing:
+                self._report(between.LeftOut(host, why, host not in self._linked))
+        for host in self._missing - found.keys():
+            self._report(between.LeftOut(host, ""))
+        self._missing = set(found)
+
+    def _why_unlinked(self, host: int, seconds: float) -> str:
+        if host < self._world.host and host in self._tokens:
+            why = self._opening.why([host]).removeprefix("; ") or "no answer"
+            what = f"host {self._world.host} gets no connection to its port {self._ports[host]} ({why})"
+        else:
+            address = self._listener.address
+            what = f"no connection of host {host} has arrived at {address.host} port {address.port}"
+        return f"{what} for {seconds:.0f} s. Do the hosts reach each other at all ports (firewalls, security groups)?"
 
     def _exchange(self, center: OpenCenter) -> None:
         if self._overwriting is not None:
             self._overwriting.step(self._conversations, self._known)
+        is_round = self._rounds is not None and self._rounds.under_way
+        if self._moving is not None and isinstance(center.across_hosts, HostsMeans):
+            for host in self._background.step(self._moving, self._conversations, is_round):
+                self._disconnect(host, "nothing goes by it")
         if self._rounds is not None:
             self._rounds.step(self._conversations, self._lost)
         if self._gossip is not None and self._overwriting is not None:
-            under_way = self._rounds is not None and self._rounds.under_way
-            self._gossip.step(self._conversations, self._lost, under_way, self._overwriting.stamped)
-        if self._moving is None or center.across_hosts is None or center.across_hosts.workers_wait:
-            return
-        if self._rounds is not None and self._rounds.under_way:
-            self._background.drop()
-            for conversation in self._conversations.values():
-                conversation.fresh = False  # an earlier copy, which must not block the link
-            return
-        for host in self._background.step(self._moving, self._conversations):
-            self._disconnect(host, "nothing goes by it")
+            self._gossip.step(self._conversations, self._lost, is_round, self._overwriting.stamped)
 
     def _open_links(self) -> None:
         try:
@@ -258,7 +291,7 @@ class Courier:
         if old is not None:
             old.stream.close()
         self._conversations[host] = conversation
-        self._background.has_new_link()
+        self._linked.add(host)
         self._send_stamp(conversation)
 
     def _send_stamp(self, conversation: Conversation) -> None:

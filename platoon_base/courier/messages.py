@@ -180,10 +180,14 @@ class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
 
 
 class LeftOut(msgspec.Struct, frozen=True, tag="left-out"):
-    """A host was left out of so many consecutive exchanges; 0 once it takes part again."""
+    """A host takes no part in exchanges with the sender's, for this reason; an empty one once it does again.
+
+    ``never`` says that the two have had no link since both listen.
+    """
 
     host: int
-    exchanges: int
+    why: str
+    never: bool = False
 
 
 class Kept(msgspec.Struct, frozen=True, tag="kept"):

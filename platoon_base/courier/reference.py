@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from platoon_base.centers.hosts_means import is_finite
 from platoon_base.centers.stripes import copy_all
 from platoon_base.compression.packing import Packing
-from platoon_base.courier.conversation import COPY, MOVE, Conversation, flat_copy
+from platoon_base.courier.conversation import COPY, MOVE, Conversation
 from platoon_base.layout import Layout
 
 __all__ = ["Reference"]
@@ -43,7 +43,7 @@ class Reference:
 
     def __init__(self, layout: Layout, packing: Packing) -> None:
         self._packing = packing
-        self._buffer, self.values = flat_copy(layout)
+        self.values = layout.empty()
         self._known: set[Conversation] = set()  # the links whose hosts have it
         self._stamp = 0
 
@@ -51,21 +51,22 @@ class Reference:
         """Send whole copies to all hosts the next time."""
         self._known = set()
 
-    def send(self, copy: Sequence[Array], peers: Mapping[int, Conversation], stamp: int) -> None:
-        """Send the difference to a copy of the center, which has a stamp, to hosts by their links."""
-        links = set(peers.values())
+    def follow(self, copy: Sequence[Array], links: Set[Conversation], stamp: int) -> memoryview | None:
+        """Move to a copy of the center, which has a stamp; return the difference for links that have `values`, if any has."""
         if stamp != self._stamp or not all(map(is_finite, self.values)) or not all(map(is_finite, copy)):
             self._stamp, self._known = stamp, set()
-        known = self._known & links
-        self._known = links
-        if known:
-            data = np.zeros(self._packing.nbytes, np.uint8)  # not reused: an earlier one may still be sent
-            self._packing.advance(self.values, copy, data)
-            for conversation in known:
-                conversation.post(MOVE, memoryview(data))  # type: ignore[arg-type]
-        else:
+        self._known &= links
+        if not self._known:
             copy_all(self.values, copy)
-        if known != links:
-            whole = memoryview(bytes(self._buffer))
-            for conversation in links - known:
-                conversation.post(COPY, whole)
+            return None
+        data = np.zeros(self._packing.nbytes, np.uint8)  # not reused: an earlier one may still be sent
+        self._packing.advance(self.values, copy, data)
+        return memoryview(data)  # type: ignore[arg-type]
+
+    def send(self, conversation: Conversation, move: memoryview | None, whole: memoryview) -> None:
+        """Send a host the difference, if it has what came before, or else a whole copy of ``values``."""
+        if move is not None and conversation in self._known:
+            conversation.post(MOVE, move)
+        else:
+            conversation.post(COPY, whole)
+            self._known.add(conversation)

@@ -57,6 +57,7 @@ class CourierTable:
         self._here = CourierKeeper(files, lambda news: self.handle_news(0, news))
         self._round = RoundTable()
         self._at: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
+        self._apart: set[tuple[int, int]] = set()  # hosts that do not exchange
         self._changed = False  # since the hosts were sent where they listen
         self._workers: dict[int, int] = {}  # that live, by host, as the couriers know them
         self._changes = -1  # of the roster, when they were counted
@@ -86,9 +87,25 @@ class CourierTable:
         elif isinstance(news, Gathered):
             self._order_round(self._round.gathered(host, news))
         elif isinstance(news, LeftOut):
-            left_out, again = f"left out of {news.exchanges} exchanges", "exchanges again"
-            before, after = ("", left_out) if news.exchanges else ("left out", again)
-            self._roster.story.add("courier", [news.host], before, after, f"as that of host {host} says")
+            self._left_out(host, news)
+
+    def _left_out(self, host: int, news: LeftOut) -> None:
+        """Warn of two hosts that do not exchange, or do so again; each of them may report it."""
+        hosts = min(host, news.host), max(host, news.host)
+        if bool(news.why) == (hosts in self._apart):
+            return
+        one, two = hosts
+        if news.why:
+            self._apart.add(hosts)
+            self._roster.story.add("courier", [one, two], "", "do not exchange", news.why)
+            log.warning(
+                "hosts %d and %d do not exchange what their workers learn, which train on without it: %s",
+                one, two, news.why,
+            )  # fmt: skip
+        else:
+            self._apart.discard(hosts)
+            self._roster.story.add("courier", [one, two], "do not exchange", "exchange again")
+            log.warning("hosts %d and %d exchange again what their workers learn", one, two)
 
     def center_made(self, made: CenterMade) -> None:
         """Begin the exchanges between the center of a host and those of the others."""

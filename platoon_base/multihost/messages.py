@@ -47,7 +47,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 6
+PROTOCOL = 7
 
 # The annotations below are read at run time, on Python 3.9 too, hence Optional and Union.
 

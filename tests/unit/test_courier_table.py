@@ -85,13 +85,14 @@ def test_the_story_has_couriers_that_are_left_out_or_started_again(table):
     for host in (0, 2):
         table.table.handle_news(host, Gathered(1, {0: 3, 1: 2, 2: 3}))
     table.table.handle_news(1, Gathered(1, {0: 3, 1: 2, 2: 3}))
-    table.table.handle_news(0, LeftOut(2, 3))
-    table.table.handle_news(0, LeftOut(2, 0))
+    table.table.handle_news(0, LeftOut(2, "no link"))
+    table.table.handle_news(2, LeftOut(0, "no link"))
+    table.table.handle_news(0, LeftOut(2, ""))
     table.table.handle_news(2, Listening("127.0.0.1", 2, "00"))
     why = "round 1: not all hosts have what its workers contributed, or its center is behind"
     assert changes(table)[-4:] == [
         f"courier of host 1: left out ({why})",
-        "courier of host 2: left out of 3 exchanges (as that of host 0 says)",
-        "courier of host 2: left out -> exchanges again (as that of host 0 says)",
+        "courier of hosts 0, 2: do not exchange (no link)",
+        "courier of hosts 0, 2: do not exchange -> exchange again",
         "courier of host 2: started again",
     ]
