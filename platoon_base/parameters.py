@@ -16,6 +16,7 @@ from platoon_base.device_arrays import is_device_array, is_gpu_array
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import such_as_parameters
 from platoon_base.layout import Layout
+from platoon_base.views import require_plain
 
 __all__ = ["Array", "Group", "Parameter", "Parameters", "assign", "is_device_array", "is_tensor"]
 
@@ -216,6 +217,7 @@ class Parameters:
         self._group: Group | None = next(iter(groups.values())) if len(groups) == 1 else None
         arrays = self.borrow()
         for parameter, array in zip(self._parameters, arrays):
+            require_plain(parameter.memory(), parameter.name)
             if array.dtype.kind != "f" or not array.dtype.isnative:
                 raise ConfigurationError(
                     f"{parameter.name} is of dtype {array.dtype}: only floating-point parameters of this machine's "
@@ -271,14 +273,40 @@ class Parameters:
 
     def _require_apart(self) -> None:
         """Raise if two parameters lie on the same memory: it would be synchronized twice."""
-        placed = [(p.name, m) for p in self._parameters if (m := p.memory()) is not None and m.size]
-        placed.sort(key=lambda pair: pair[1].ctypes.data)
-        for (name, array), (other, following) in zip(placed, placed[1:]):
-            if np.shares_memory(array, following):
+        placed = [(*_extent(m), p.name, m) for p in self._parameters if (m := p.memory()) is not None and m.size]
+        before: list[Any] = []
+        for start, stop, name, array in sorted(placed, key=lambda place: place[0]):
+            if _overlaps_itself(array):
                 raise ConfigurationError(
-                    f"{name} and {other} are the same memory, or parts of it: it would be synchronized twice; "
-                    "give each parameter once"
+                    f"got {name}, of which several elements are the same memory, as broadcast_to and as_strided make "
+                    "it: a synchronization would change it several times; pass a copy"
                 )
+            before = [place for place in before if place[1] > start]
+            for _, _, other, earlier in before:
+                if np.shares_memory(array, earlier):
+                    raise ConfigurationError(
+                        f"{other} and {name} are the same memory, or parts of it: it would be synchronized twice; "
+                        "give each parameter once"
+                    )
+            before.append((start, stop, name, array))
 
     def __len__(self) -> int:
         return len(self._parameters)
+
+
+def _extent(array: Array) -> tuple[int, int]:
+    """Return the address of the lowest byte of an array, and that behind the highest."""
+    reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides)]
+    low, high = (sum(f(each, 0) for each in reach) for f in (min, max))
+    return array.ctypes.data + low, array.ctypes.data + high + array.itemsize
+
+
+def _overlaps_itself(array: Array) -> bool:
+    """Return whether two elements of an array have the same address."""
+    reach = array.itemsize
+    for stride, n in sorted((abs(stride), n) for stride, n in zip(array.strides, array.shape) if n > 1):
+        if stride < reach:
+            offsets = sum(np.ix_(*(np.arange(n) * stride for n, stride in zip(array.shape, array.strides))))
+            return np.unique(offsets).size < array.size
+        reach += stride * (n - 1)
+    return False

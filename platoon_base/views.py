@@ -1,4 +1,4 @@
-"""Arrays on memory that is unmapped later, such as shared memory."""
+"""Arrays on memory that is unmapped later, such as shared memory, and arrays that are more than their memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,21 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["array_on"]
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["array_on", "require_plain"]
+
+
+def require_plain(array: Any, name: str) -> None:
+    """Raise `ConfigurationError` for a subclass of ndarray whose assignment is more than a copy: a masked array.
+
+    Matrices, memory maps and others that assign as an ndarray does are taken.
+    """
+    if isinstance(array, np.ndarray) and type(array).__setitem__ is not np.ndarray.__setitem__:
+        raise ConfigurationError(
+            f"got a {type(array).__name__} as {name}: workers exchange values alone, so its mask, unit or the like "
+            "would be lost; pass numpy.asarray(...) of it (a masked array's .filled(0)), and the rest separately"
+        )
 
 
 def array_on(buffer: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 
 from platoon_base.compression.feedback import ErrorFeedback
 from platoon_base.errors import ConfigurationError
+from platoon_base.views import require_plain
 
 __all__ = [
     "DTYPES", "OPS", "Collective", "canonical_op", "canonical_root", "require_dtype", "require_fit",
@@ -143,8 +144,7 @@ def require_dtype(array: Any) -> None:
     """Raise `ConfigurationError` unless all back ends support the dtype of an array."""
     if isinstance(array, np.generic) or not (hasattr(array, "dtype") and hasattr(array, "shape")):
         raise ConfigurationError(f"got {type(array).__name__}: collectives take arrays; use numpy.asarray(...)")
-    if type(array) is not np.ndarray:
-        _refuse_masked(array)
+    require_plain(array, "an array")
     if array.dtype not in _KNOWN_DTYPES:
         raise ConfigurationError(
             f"got an array of dtype {array.dtype}: collectives take {', '.join(DTYPES)} of this machine's byte order"
@@ -183,8 +183,7 @@ def require_out(out: Any, array: np.ndarray[Any, Any], shape: tuple[int, ...], i
             f"got an ndarray and out of type {type(out).__name__}: the result of an ndarray lies on the host; pass an "
             "ndarray as out (dest), or none"
         )
-    if type(out) is not np.ndarray:
-        _refuse_masked(out)
+    require_plain(out, "out (dest)")
     require_fit(out, shape, array.dtype)
     require_writable(out, "out")
     if (in_place and out is array) or not np.may_share_memory(array, out):
@@ -193,10 +192,3 @@ def require_out(out: Any, array: np.ndarray[Any, Any], shape: tuple[int, ...], i
     same = array.__array_interface__["data"] == out.__array_interface__["data"] and array.strides == out.strides
     if not (in_place and same and array.shape == out.shape):
         raise ConfigurationError("got an out that overlaps the array in memory: pass the array itself or other memory")
-
-
-def _refuse_masked(array: Any) -> None:
-    if isinstance(array, np.ma.MaskedArray):
-        raise ConfigurationError(
-            "got a masked array: collectives would lose its mask; pass array.filled(...) and the mask separately"
-        )

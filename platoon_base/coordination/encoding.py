@@ -10,10 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from platoon_base import errors
 from platoon_base.coordination.messages import MAX_BYTES, PROTOCOL, Message, Reply, Request
 from platoon_base.system.text import legible
+from platoon_base.views import require_plain
 
 __all__ = ["decode_reply", "decode_request", "decode_value", "encode", "encode_value"]
 
@@ -31,7 +33,18 @@ def _of_extension(code: int, data: memoryview) -> Any:
     raise ValueError(f"got extension {code}, which stands for nothing")
 
 
-_encoder = msgspec.msgpack.Encoder()
+def _plain(value: Any) -> Any:
+    """Return a NumPy scalar, or an array without dimensions, as the number, text or bytes that it holds."""
+    require_plain(value, "a value")
+    item = value.item() if getattr(value, "shape", None) == () else None
+    if isinstance(item, (bool, int, float, str, bytes)):
+        return item
+    if isinstance(item, np.floating):
+        return float(item)  # A long double's item is a long double.
+    raise TypeError(f"got {type(value).__name__}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _values: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_of_extension)
 _pairs: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(list[tuple[Any, Any]], ext_hook=_of_extension)
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request, ext_hook=_of_extension)

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from platoon_base.errors import ConfigurationError, ProtocolError
+from platoon_base.views import require_plain
 
 __all__ = [
     "MAX_AHEAD",
@@ -213,6 +214,8 @@ def flatten(batch: Any) -> tuple[str, list[str], list[Any]]:
             f"got a batch of {len(items)} arrays, the limit is {MAX_ARRAYS}: stack the rows into one array, "
             "numpy.stack(rows)"
         )
+    for number, item in enumerate(items):
+        require_plain(item, f"array {number} of a batch")
     arrays = [np.asarray(item) for item in items]
     return form, names, arrays
 

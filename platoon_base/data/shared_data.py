@@ -16,6 +16,7 @@ from platoon_base.data.shared_data_memory import Fill, Form, JobMemory, LocalMem
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.job.joining import connect, files_of
+from platoon_base.views import require_plain
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
@@ -246,6 +247,7 @@ def _as_array(data: Any) -> Any:
 def _memory_of(worker: Worker, name: str, data: Any, timeout_s: float) -> Memory:
     def load() -> tuple[Form, Fill]:
         source = _as_array(data()) if callable(data) else data
+        require_plain(source, "shared data")
         return Form.of(source, fingerprint(source)), lambda rows: _copy(source, rows)
 
     files = files_of(worker)

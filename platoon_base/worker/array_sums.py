@@ -12,6 +12,7 @@ from platoon_base.channels.client import ControlClient
 from platoon_base.coordination.messages import MAX_VECTOR_BYTES, Sum, Sums
 from platoon_base.errors import ConfigurationError
 from platoon_base.metrics import VECTOR_ITEM_BYTES, Pairs
+from platoon_base.views import require_plain
 
 __all__ = ["Summed", "sum_arrays"]
 
@@ -81,6 +82,8 @@ def sum_arrays(
 def _flatten(arrays: Sequence[Any]) -> tuple[list[Shape], Array]:
     if hasattr(arrays, "dtype"):
         raise ConfigurationError("got one array: pass a list, even of one")
+    for index, array in enumerate(arrays):
+        require_plain(array, f"array {index}")
     taken = [np.asarray(array) for array in arrays]
     for index, array in enumerate(taken):
         if array.dtype.kind not in "biuf":

@@ -293,7 +293,7 @@ class Worker:
         Parameters
         ----------
         value : plain data: None, bool, int, float, str, bytes, list, dict
-            Of up to 2048 bytes once encoded. A tuple arrives as a list.
+            Of up to 2048 bytes once encoded. A tuple arrives as a list, a NumPy scalar or 0-d array as the number.
         name : str
             The same on every worker. Calls with different names are separate.
         timeout_s : float

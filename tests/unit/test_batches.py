@@ -104,6 +104,8 @@ def test_a_batch_arrives_as_it_was_sent(server, reader, name):
     "batch", [np.array([object()]), ["a", [1, "b", None]], np.zeros(2, "i4,f8")], ids=["objects", "lists", "records"]
 )
 def test_what_is_not_its_bytes_is_refused(server, reader, batch):
+    with pytest.raises(ConfigurationError, match="got a MaskedArray as array 1 of a batch"):
+        server.send((np.zeros(2), np.ma.zeros(2)))
     with pytest.raises(ConfigurationError, match="of dtype"):
         server.send(batch)
     server.send(np.array([7]))

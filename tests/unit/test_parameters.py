@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.parameters import Parameters
@@ -140,8 +141,38 @@ def read_only():
         (np.zeros(3, object), "parameter 1 is of dtype object"),
         (np.zeros(3, np.dtype("float32").newbyteorder()), "parameter 1 is of dtype .f4: .* byte order"),
         (read_only(), "parameter 1 is a read-only array"),
+        (np.broadcast_to(np.float32(1), 3), "parameter 1 is a read-only array"),
+        (np.zeros(3, [("x", "f4")]), "parameter 1 is of dtype"),
+        (np.rec.array([(1.0,)], [("x", "f4")]), "parameter 1 is of dtype"),
+        (np.ma.masked_array(np.zeros(3), [0, 1, 0]), "got a MaskedArray as parameter 1: .* its mask"),
+        (np.ma.zeros((3, 4)).T, "got a MaskedArray as parameter 1"),
+        (("w", np.ma.zeros(3)), "got a MaskedArray as w"),
+        (SharedVariable(np.ma.zeros(3)), "got a MaskedArray as parameter 1"),
+        (as_strided(np.zeros(3), (3,), (0,)), "got parameter 1, of which several elements are the same memory"),
+        (as_strided(np.zeros(9), (4, 3), (16, 8)), "got parameter 1, of which several elements are the same memory"),
     ],
-    ids=["float", "list", "None", "str", "scalar", "int", "bool", "complex", "object", "byte order", "read-only"],
+    ids=[
+        "float",
+        "list",
+        "None",
+        "str",
+        "scalar",
+        "int",
+        "bool",
+        "complex",
+        "object",
+        "byte order",
+        "read-only",
+        "broadcast",
+        "structured",
+        "records",
+        "masked",
+        "masked view",
+        "masked with a name",
+        "masked variable",
+        "no strides",
+        "windows",
+    ],  # fmt: skip
 )
 def test_what_cannot_be_averaged_is_refused_by_its_number(wrong, text):
     with pytest.raises(ConfigurationError, match=text):
@@ -166,9 +197,25 @@ def test_a_parameter_given_twice_is_refused():
 
 
 def test_two_views_of_one_memory_are_refused():
-    w = np.zeros((3, 3))
+    w = np.zeros((10, 10))
     with pytest.raises(ConfigurationError):
         Parameters([w, w.T])
+    for first, second in [(w[:, :5], w[3, :3]), (w[:, :5][::-1], w[3, :3])]:  # another one begins between the two
+        with pytest.raises(ConfigurationError, match="same memory"):
+            Parameters([first, w[0, 5:], second])
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass")
+def test_views_that_only_interleave_are_taken(tmp_path):
+    w = np.arange(24.0).reshape(4, 6)
+    interleaved = as_strided(w, (2, 3), (8, 16))  # elements 0, 2, 4 and 1, 3, 5
+    matrix, mapped = np.asmatrix(np.ones((2, 2))), np.memmap(tmp_path / "w", "f8", "w+", shape=(3,))
+    parameters = Parameters([interleaved, w[1, ::2], w[1, 1::2], matrix, mapped])
+    parameters.give_back([array + 100 for array in parameters.borrow()])
+    np.testing.assert_array_equal(w[0], np.arange(100.0, 106))
+    np.testing.assert_array_equal(w[1], np.arange(106.0, 112))
+    np.testing.assert_array_equal(matrix, np.full((2, 2), 101))
+    np.testing.assert_array_equal(mapped, np.full(3, 100))
 
 
 @pytest.mark.parametrize("wrong", [None, 3])

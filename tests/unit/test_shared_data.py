@@ -64,8 +64,9 @@ def test_resizing_keeps_the_rows_and_writing_changes_them(solo_worker):
         (np.array([None]), "dtype object"),
         (np.zeros(2, [("a", "f4")]), "each field of a structured one by itself"),
         ("text", r"got data of shape \(\)"),
+        (np.ma.zeros((3, 2)), "got a MaskedArray as shared data"),
     ],
-    ids=range(4),
+    ids=range(5),
 )
 def test_what_has_no_rows_of_numbers_is_refused(solo_worker, data, why):
     with pytest.raises(ConfigurationError, match=why):
