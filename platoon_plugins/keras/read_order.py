@@ -32,7 +32,7 @@ REMEDY = (
     "in fit, or give its own generator a seed, such as numpy.random.default_rng(0). If the script itself divides the "
     "data among the workers, pass callbacks=distribute([...]) to fit, which then takes them as they are"
 )
-_SAMPLED = 512  # values of an array
+_SAMPLED = 256  # values of an array
 _REPORTED = 6  # data sets, the latest ones
 _MASK = 0xFFFFFFFF
 
