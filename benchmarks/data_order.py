@@ -1,7 +1,7 @@
-"""What the comparison of the workers' batches costs, as a part of the step of a small Keras model.
+"""The cost of comparing the workers' batches, as a part of the step of a small Keras model.
 
-A generator is read with and without it, interleaved, and a tf.data.Dataset where TensorFlow is the back end; the step is
-one of ``train_on_batch``. Run it with a Python that has Keras 3, such as ``.nox/keras3/bin/python``.
+A generator is read with and without it, interleaved, and a tf.data.Dataset where TensorFlow is the back end. The step
+is one of ``train_on_batch``. Run it with a Python that has Keras 3, such as ``.nox/keras3/bin/python``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def seconds(call: Callable[[], Any], times: int) -> float:
 
 
 def main() -> None:
-    """Print the time of a step, and what one more for the data costs."""
+    """Print the time of a step, and the cost of the comparison for one step."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     rounds = parser.parse_args().rounds

@@ -1,4 +1,4 @@
-"""Comparison of what the workers read from data of which each takes every N-th batch.
+"""Comparison of the batches that workers read from data of which each takes every N-th batch.
 
 Every worker reads all batches, so all must read the same ones in the same order. Each keeps a running checksum of the
 batches, of those it skips too. The workers compare the checksums at the end of each epoch and evaluation.
@@ -56,14 +56,14 @@ class Mark(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a worker has read since it began to read the data for the ``number``-th time."""
+    """The batches that a worker has read since it began to read the data for the ``number``-th time."""
 
     number: int
     marks: list[Mark]
 
 
 class Order(Protocol):
-    """What `register` takes: the order in which a worker reads one data set.
+    """The order in which a worker reads one data set, for `register`.
 
     Attributes
     ----------
