@@ -70,7 +70,7 @@ class DataSeen:
 
 def kind_of(*data: Any) -> str:
     """Describe a row of the data by dtype and shape, without the number of rows."""
-    return f"rows like {', '.join(map(_kind, data))}"
+    return f"rows like {', '.join(_kind(part) for part in data if part is not None)}"
 
 
 def _kind(data: Any) -> str:

@@ -13,7 +13,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.read_order import KINDS, ROUNDS, Mark, Reading, labels_of, register
 
-__all__ = ["comparable", "is_in_order", "sources"]
+__all__ = ["comparable", "is_in_order", "sources", "watched"]
 
 _REMEDY = (
     "Each worker takes every N-th batch of the data, so all must read the same batches in the same order. Seed the "
@@ -64,6 +64,11 @@ def comparable(dataset: Any, worker: Worker, what: str) -> Any:
     order = _DatasetOrder(f"the tf.data.Dataset {what}", worker.global_size)
     register(order, worker)
     return order.watch(dataset)
+
+
+def watched(dataset: Any, size: int) -> Any:
+    """Return a data set that keeps the checksums that `comparable` needs, for ``size`` workers."""
+    return _DatasetOrder("", size).watch(dataset)
 
 
 def is_in_order(source: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Comparison of what the workers read from data of which each takes every N-th batch.
+"""Comparison of the batches that workers read from data of which each takes every N-th batch.
 
 Every worker reads all batches, so all must read the same ones in the same order. Each keeps a running checksum of the
 batches, of those it skips too. The workers compare the checksums at the end of each epoch and evaluation.
@@ -32,7 +32,7 @@ REMEDY = (
     "in fit, or give its own generator a seed, such as numpy.random.default_rng(0). If the script itself divides the "
     "data among the workers, pass callbacks=distribute([...]) to fit, which then takes them as they are"
 )
-_SAMPLED = 512  # values of an array
+_SAMPLED = 256  # values of an array
 _REPORTED = 6  # data sets, the latest ones
 _MASK = 0xFFFFFFFF
 
@@ -56,14 +56,14 @@ class Mark(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a worker has read since it began to read the data for the ``number``-th time."""
+    """The batches that a worker has read since it began to read the data for the ``number``-th time."""
 
     number: int
     marks: list[Mark]
 
 
 class Order(Protocol):
-    """What `register` takes: the order in which a worker reads one data set.
+    """The order in which a worker reads one data set, for `register`.
 
     Attributes
     ----------

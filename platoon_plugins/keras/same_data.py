@@ -72,7 +72,7 @@ class SameBatches:
     def check(self, when: str, read: Callable[[], list[Any]]) -> None:
         """Compare batches with their labels, and the labels alone, which identify rows even if inputs are random.
 
-        What is random when it is read again, such as masks that are rotated with their images, is not compared.
+        Values that are random when they are read again, such as rotated masks, are not compared.
 
         Parameters
         ----------

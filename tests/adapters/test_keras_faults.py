@@ -82,8 +82,8 @@ def test_a_sequence_that_each_worker_shuffles_otherwise_is_refused(run_keras):
     for number, at_once in enumerate((False, True)):
         told = outcome.reported[f"error {at_once}"]
         when = "as it was made" if at_once else "after its on_epoch_end (call 1 of its hooks)"
-        assert f"the first batch of the Batches ({5 + number} of this script) in shard, {when}, differs" in told
-        assert "the workers have its rows in different orders" in told
+        assert f"the Batches ({5 + number} of this script), {when} (its labels), differs" in told
+        assert "the same rows in different orders" in told
 
 
 @pytest.mark.slow

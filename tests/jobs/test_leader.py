@@ -71,6 +71,12 @@ def test_an_exception_before_the_first_step_is_fatal(made):
     assert fatal(ended(follows=True), progress, "always") == ""  # that another has failed is the reason
 
 
+def test_other_data_than_those_of_another_worker_are_fatal_at_any_step():
+    differs = Exit(1, 1, failure=Failure(1, "DataMismatchError", "a text", 0.0))
+    assert "other data" in fatal(differs, NEW._replace(steps=9), "early")
+    assert fatal(differs, NEW._replace(steps=9), "never") == ""
+
+
 def test_a_worker_that_is_killed_before_its_first_step_is_not_fatal_unless_asked():
     assert fatal(Exit(1, 137), NEW, "early") == ""
     assert "--fail-fast" in fatal(Exit(1, 137), NEW, "always")
