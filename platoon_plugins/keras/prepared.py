@@ -166,7 +166,7 @@ class _Settings(NamedTuple):
             )
         if mode == "async" and not (value in (None, "none") or number):
             raise ConfigurationError(
-                f'got scaling={value!r} with mode="async": pass a number, as for AveragedEASGD(scale=...), or "none"'
+                f'got scaling={value!r} with mode="async": pass a number, such as 2, or "none"'
             )
         if mode == "async" and value is not None and self.strategy is not None:
             raise ConfigurationError(
@@ -188,10 +188,11 @@ class _Settings(NamedTuple):
         mode = self.require_scaling(self.mode_of(model))
         if mode == "sync":
             changed = [self._average(each) for each in _outer_optimizers(model)]
-            if keras.backend.backend() == "tensorflow" and getattr(model, "jit_compile", False):
+            compiler = {"tensorflow": "XLA", "torch": "torch.compile"}.get(keras.backend.backend())
+            if compiler and getattr(model, "jit_compile", False):  # that of a model that JAX has saved is True
                 warn_once(
-                    "this model trains without XLA (jit_compile=False), which cannot leave its program to average "
-                    'gradients; prepare(model, mode="async") keeps it'
+                    f"this model trains without {compiler} (jit_compile=False), which cannot leave its program to "
+                    'average gradients; prepare(model, mode="async") keeps it'
                 )
                 model.jit_compile = False
                 changed.append(True)

@@ -1,11 +1,11 @@
-"""Files that several workers write: prepared models replace them at once, others warn."""
+"""Files that several workers write: each of them replaces the file by a whole one."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import inspect
 import os
-import socket
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -20,52 +20,68 @@ from platoon_plugins.keras import trained
 __all__ = ["watch_saving"]
 
 _REMEDY = (
-    "save on one worker, `if connect().is_leader: model.save(path)`, or give each a path of its own; a "
+    "save on one worker, `if is_main(): model.save(path)`, or give each a path of its own; a "
     "KerasTuner needs a directory for each worker"
 )
-_FILES = (".keras", ".h5", ".hdf5")
 
 
 def watch_saving() -> None:
-    """Make ``save`` and ``save_weights`` warn if two workers write one file, which may become a mixture of both.
+    """Make ``save``, ``save_weights`` and ``export`` safe if several workers call them with one path.
 
-    A model that `prepare` has prepared is written beside the file, and then takes its place: all workers have the same
-    model, and each of them finds a whole file after its own call.
+    Files are written to a folder beside the path, and then take their places: each worker finds whole files after its
+    own call. Workers are warned if the model is neither prepared nor a part of a prepared one, as theirs may differ.
     """
-    for name in ("save", "save_weights"):
-        plain = getattr(keras.Model, name)
-        if not hasattr(plain, "watches_files"):
-            setattr(keras.Model, name, _watched(plain))
+    places = [(keras.Model, name) for name in ("save", "save_weights", "export")]
+    places += [(getattr(keras, module, None), name) for module in ("models", "saving") for name in _FUNCTIONS]
+    for place, name in places:
+        plain = getattr(place, name, None)
+        if plain is not None and not hasattr(plain, "watches_files"):
+            setattr(place, name, _watched(plain))
+
+
+_FUNCTIONS = ("save_model", "save_weights")
 
 
 def _watched(save: Callable[..., Any]) -> Callable[..., Any]:
+    signature = inspect.signature(save)
+
     @functools.wraps(save)
     def watched(model: Any, filepath: Any, *args: Any, **options: Any) -> Any:
         worker = connected()
         if worker is None or worker.global_size == 1 or not isinstance(filepath, (str, os.PathLike)):
             return save(model, filepath, *args, **options)
         path = os.path.abspath(filepath)
-        if model in trained.prepared and path.endswith(_FILES) and options.get("overwrite", True) and not args:
-            return _replaced(path, lambda beside: save(model, beside, **options))
-        _warn_if_not_alone(path, worker)
-        try:
+        if not _is_prepared(model):
+            _warn_if_not_alone(path, worker)
+        folder = os.path.dirname(path)
+        if save.__name__ == "export":
+            os.makedirs(folder, exist_ok=True)
+        given = signature.bind(model, filepath, *args, **options).arguments
+        asks = os.path.exists(path) and not given.get("overwrite", True)
+        if asks or not os.path.isdir(folder) or "://" in os.fspath(filepath):
             return save(model, filepath, *args, **options)
-        except BlockingIOError as exc:
-            raise ConfigurationError(f"another worker is writing {path}: {_REMEDY}") from exc
+        return _replaced(path, lambda beside: save(model, beside, *args, **options))
 
     watched.watches_files = True  # type: ignore[attr-defined]
     return watched
 
 
+def _is_prepared(model: Any) -> bool:
+    """Return whether a model is prepared, or a part of a prepared one."""
+    wholes = list(trained.prepared)
+    parts = (part for whole in wholes for part in getattr(whole, "_flatten_layers", list)())
+    return model in trained.prepared or any(part is model for part in parts)
+
+
 def _replaced(path: str, save: Callable[[str], Any]) -> Any:
     folder, name = os.path.split(path)
-    beside = os.path.join(folder, f".{socket.gethostname()}-{os.getpid()}-{name}")
-    try:
-        result = save(beside)
-        os.replace(beside, path)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder) as beside:
+        result = save(os.path.join(beside, name))
+        for place, _, files in os.walk(beside):
+            into = os.path.normpath(os.path.join(folder, os.path.relpath(place, beside)))
+            os.makedirs(into, exist_ok=True)
+            for file in files:
+                os.replace(os.path.join(place, file), os.path.join(into, file))
     return result
 
 

@@ -19,10 +19,10 @@ def warn_of_own_runs(worker: Worker) -> None:
     if run is not None and not getattr(run, "disabled", False) and not getattr(run, "group", ""):
         warn_once(
             "this worker has a W&B run of its own, besides the leader's; for one run per job write "
-            "wandb.init(..., mode=None if connect().is_leader else 'disabled'), or name a group"
+            "wandb.init(..., mode=None if is_main() else 'disabled'), or name a group"
         )
     if getattr(mlflow, "active_run", lambda: None)() is not None:
         warn_once(
             "this worker has an MLflow run of its own, besides the leader's; for one run per job write "
-            "if connect().is_leader: before mlflow.autolog() or mlflow.start_run()"
+            "if is_main(): before mlflow.autolog() or mlflow.start_run()"
         )

@@ -107,7 +107,7 @@ class Training:
         self._shares_next = False
         self._resumption: Resumption | None = None
         self._epochs = 0
-        self._weights: list[Any] = []
+        self._known: list[Any] = []
         self.participants: list[int] = []
         self.begun = False
 
@@ -200,11 +200,21 @@ class Training:
         self._mode.start(model, participants)
         self._statistics.start()
         decay_for(model, len(participants))
-        self._weights = backend.weights(model)
+        self._known = self._trained()
+
+    def _trained(self) -> list[Any]:
+        """Return the weights that are trainable now, and the optimizers."""
+        return [*self._backend.weights(self._model), *optimizers_of(self._model)]
 
     def epoch_begun(self) -> None:
         """Share weights that the user's callbacks have made trainable or added since the epoch before."""
-        if _others(self._backend.weights(self._model), self._weights):
+        others = _others(self._trained(), self._known)
+        if self._mode.rule is None and _others(others, self._backend.weights(self._model)):
+            raise ConfigurationError(
+                "got a model that a callback has compiled again during a fit: the gradients of its new optimizer would "
+                'not be averaged; end this fit, compile, and call fit again, or train with mode="async" of prepare'
+            )
+        if others:
             self._mode.pause()
             self._start(self._epochs, self._meet_again)
             self._backend.watch_losses(self._model, average_of_model(self._model))
@@ -213,16 +223,16 @@ class Training:
     def _meet_again(self, participants: list[int]) -> None:
         self._shares_next = self._mode.rule is not None
 
-    def _require_known_weights(self) -> None:
-        """Raise if weights have become trainable since the epoch began that workers would train alone."""
-        known = self._weights if self._mode.rule is not None else [*self._weights, *self._statistics.variables]
-        others = _others(self._backend.weights(self._model), known)
+    def _require_known(self) -> None:
+        """Raise if weights have become trainable since the epoch began that workers have trained alone."""
+        others = _others(self._trained(), self._known)
+        if self._mode.rule is None:  # gradients are averaged for all weights, but new ones begin with other values
+            others = _others(others, self._statistics.variables)
         if others:
             raise ConfigurationError(
-                f"got {len(others)} weights, the first of them {others[0].name}, that were added or made trainable in "
-                "the middle of an epoch: the workers share the weights that are trainable when an epoch begins, so "
-                "each has trained these alone; let a callback do so in on_epoch_begin or on_epoch_end, or do it "
-                "between two fits"
+                f"got {getattr(others[0], 'name', others[0])}, which was added, compiled or made trainable in the "
+                "middle of an epoch: the workers keep together what there is when an epoch begins, so each has trained "
+                "it alone since; let a callback do so in on_epoch_begin or on_epoch_end, or do it between two fits"
             )
 
     def _resume(self) -> None:
@@ -342,7 +352,7 @@ class Training:
             return
         self._batches.closed = True
         self._count_to(self._batches.last)
-        self._require_known_weights()
+        self._require_known()
         self._mode.epoch_ends()
         changed = self._evaluation.add_up_training(evaluates, self._statistics.changed(), self._mode)
         self.participants = self._evaluation.ranks

@@ -109,5 +109,13 @@ for fits in (1, 2):
     if not KERAS_2:
         assert float(layer.rows) == ROWS * EPOCHS * fits, float(layer.rows)
         assert int(layer.tokens) == 2 * ROWS * EPOCHS * fits
+    folder = sys.argv[1]
+    for part in [model, *([] if KERAS_2 else [model.layers[1]])]:  # all workers write a part's file, too
+        part.save_weights(f"{folder}/{part.name}.weights.h5")
+        part.load_weights(f"{folder}/{part.name}.weights.h5")
+    if not KERAS_2:
+        model.layers[1].export(f"{folder}/exported") if BACKEND == "tensorflow" else None
+        model.save_weights(f"{folder}/sharded.weights.json", max_shard_size=4e-7)
+        keras.saving.save_model(model, f"{folder}/model.keras")
     own = [keras.ops.convert_to_numpy(model.predict(x, verbose=0)) if not KERAS_2 else model.predict(x)]
     assert (everyones(own[0]) == own[0]).all()  # compiled functions have no other tensors

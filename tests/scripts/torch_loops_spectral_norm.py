@@ -37,6 +37,15 @@ for weights, owner in (([3, 1], 0), ([0, 1], 1)):
     assert torch.equal(torch.cat(vectors), theirs[owner])
     assert model[1].running_mean.eq(weights[1] / sum(weights)).all()
     model[1].running_mean.fill_(rank)
+others = nn.Module()  # of other dtypes, whose means are none
+others.register_buffer("mask", torch.tensor([rank == 1, True]))
+others.register_buffer("steps", torch.tensor(2**60 + rank))
+others.register_buffer("phase", torch.tensor([1 + 1j * rank]))
+average_buffers(worker, others, [0, 1][rank])
+assert others.mask.tolist() == [True, True] and others.steps == 2**60 + 1 and others.phase == 1 + 1j
+others.phase += 2j * rank
+average_buffers(worker, others)
+assert others.phase == 1 + 2j
 average_buffers(worker, model, 0)  # none counts: all keep their own
 start = 0
 for vector in vectors:

@@ -52,8 +52,9 @@ class _Torch(Keras3):
         if averaged and model.jit_compile:
             raise ConfigurationError(
                 "got a model compiled with jit_compile=True and a DistributedOptimizer: torch.compile cannot trace how "
-                "gradients are averaged; call model.compile(..., jit_compile=False), or compile with a plain optimizer "
-                "and train with a rule: distribute(..., rule=EASGD())"
+                "gradients are averaged; call model.compile(..., jit_compile=False), or for a loaded model set "
+                "model.jit_compile = False, or compile with a plain optimizer and train with a rule: "
+                "distribute(..., rule=EASGD())"
             )
         if averaged:
             require_dense_layers(model)
