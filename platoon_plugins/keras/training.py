@@ -87,6 +87,7 @@ class Training:
         self._data = data_of_fit(model)
         self._reshuffling = Reshuffling(worker, model)
         self._mode = self._choose_mode(average)
+        decay_for(model, worker.global_size)  # before the compiled step is watched, which it may replace
         self._evaluation = Evaluation(worker, backend, model, average)
         self._statistics = Statistics(worker, backend, model)
         self._lost_rows = LostRows(worker, model)
@@ -176,7 +177,6 @@ class Training:
         self._mode.start(model, participants)
         self._resume()
         self._statistics.start()
-        decay_for(model, len(participants))
         self._random_state = seeds.state(), backend.random_state()
         backend.seed(seeds.vary(worker.global_rank))
         vary_noise_once(model, worker, backend)
