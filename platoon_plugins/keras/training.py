@@ -99,6 +99,7 @@ class Training:
             require_stateless(model)
         self._reshuffling = Reshuffling(worker, model)
         self._mode = self._choose_mode(average)
+        decay_for(model, worker.global_size)  # before the compiled step is watched, which it may replace
         self._evaluation = Evaluation(worker, backend, model, average)
         self._statistics = Statistics(worker, backend, model)
         self._lost_rows = LostRows(worker, model)
@@ -199,7 +200,6 @@ class Training:
         self.participants = participants
         self._mode.start(model, participants)
         self._statistics.start()
-        decay_for(model, len(participants))
         self._known = self._trained()
 
     def _trained(self) -> list[Any]:
