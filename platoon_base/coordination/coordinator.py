@@ -55,6 +55,7 @@ class Coordinator:
         self.story = self.roster.story
         self.story.add("job", [], "", "starts", f"{size} workers" if size else "workers that are started by hand")
         self.cooperated: set[int] = set()
+        self.separate: set[int] = set()
         self.bound = False
         self._rounds, self._in_round = 0, list[int]()
         self._election = CenterElection(self.roster)
@@ -228,6 +229,8 @@ class Coordinator:
 
     @_answer.register
     def _(self, request: msg.Leave, participant: Participant, requester: Requester, now: float) -> list[Action]:
+        if request.separate:
+            self.separate.add(participant.rank)
         return [SendReply(requester, msg.Done()), *self._depart(participant, lost=False)]
 
     @_answer.register

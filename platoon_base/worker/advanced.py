@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from platoon_base.coordination import messages as msg
@@ -14,6 +14,7 @@ from platoon_base.worker.rounds import require_part
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, DataSeen, kind_of
 from platoon_base.worker.sharing import Sharing
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+from platoon_base.worker_process.apart import Intent, intend
 
 if TYPE_CHECKING:
     from platoon_base.worker.device_all_reduce import DeviceAllReduce
@@ -272,6 +273,15 @@ class Advanced:
         return None if group is None else DeviceAllReduce(group, ordinal, timeout_s)
 
     # Progress.
+
+    def intend(self, what: str, unused: str, needed: Callable[[], bool] | None = None) -> Intent:
+        """Record what the script has made to train one model, for a warning if it is never used; see `Intent`."""
+        return intend(what, unused, needed) if self._connection.identity.size > 1 else Intent(what, unused)
+
+    @property
+    def activity(self) -> tuple[int, int]:
+        """Numbers that grow when this worker counts a step or makes a collective call on arrays."""
+        return self._connection.progress.steps, self._connection.combined
 
     @property
     def several_hosts(self) -> bool:
