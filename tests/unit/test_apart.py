@@ -71,7 +71,7 @@ def test_the_frames_of_theanos_training():
     seen = []
 
     class Watched(theano.Op):
-        itypes = otypes = [theano.tensor.dscalar]
+        itypes = otypes = (theano.tensor.dscalar,)
 
         def perform(self, node, inputs, outputs):
             seen.append(training())
