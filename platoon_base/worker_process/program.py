@@ -25,7 +25,8 @@ class Program(NamedTuple):
     Attributes
     ----------
     name : str
-        The path of a script, of a folder or zip archive with a ``__main__.py``, or the dotted name of a module or of a package with a ``__main__``.
+        The path of a script, of a folder or a zip archive with a ``__main__.py``; or the dotted name of a module or of
+        a package with a ``__main__``.
     is_module : bool
     is_typed : bool
         Whether the script came on the launcher's standard input, ``-``; the file holds a copy.
@@ -77,7 +78,7 @@ class Program(NamedTuple):
             return None
         importer: Any = pkgutil.get_importer(os.path.abspath(self.name))
         spec: ModuleSpec | None = None if importer is None else importer.find_spec("__main__")
-        return spec
+        return None if spec is None or spec.loader is None else spec
 
     def files(self) -> list[Path]:
         """Return the source files that are run: those of a module's packages, then the program's.
@@ -159,11 +160,11 @@ class Program(NamedTuple):
         return self._load(spec)
 
     def _load(self, spec: ModuleSpec) -> tuple[ModuleType, Any]:
-        module = ModuleType("__main__")
+        module, loader = ModuleType("__main__"), spec.loader
         module.__dict__.update(
-            __file__=spec.origin, __loader__=spec.loader, __package__=spec.parent, __spec__=spec, __cached__=spec.cached
+            __file__=spec.origin, __loader__=loader, __package__=spec.parent, __spec__=spec, __cached__=spec.cached
         )
-        return module, spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+        return module, loader.get_code(spec.name)  # type: ignore[union-attr]
 
 
 class Start(NamedTuple):

@@ -248,13 +248,15 @@ def test_run_takes_a_module_as_python_does(platoon, package):
 def test_a_folder_and_an_archive_run_by_their_main_module_as_under_python(platoon, tmp_path, name):
     folder = tmp_path if name == "." else tmp_path / "app"
     folder.mkdir(exist_ok=True)
-    text = (
-        "import sys, helper\nprint(helper.X, __name__, __package__, __spec__.name, __file__, sys.argv, sys.path[0])\n"
-    )
-    (folder / "__main__.py").write_text(text)
+    names = "helper.X, __name__, __package__, __spec__.name, __file__, sys.argv, sys.path[0]"
+    (folder / "__main__.py").write_text(f"import sys, helper\nprint({names})\n")
     (folder / "helper.py").write_text("X = 42")
     if name.endswith("z"):
         zipapp.create_archive(folder, tmp_path / name)
+
+    def relative(text):
+        return text.replace(f"{tmp_path}/", "").replace(str(tmp_path), ".")
+
     command = [sys.executable, name, "-n", "7"]
     plain = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout
     assert plain.startswith("42 __main__")
@@ -262,7 +264,7 @@ def test_a_folder_and_an_archive_run_by_their_main_module_as_under_python(platoo
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(2):
         log = (tmp_path / "logs" / f"rank{rank}.log").read_text()
-        assert log.replace(f"{tmp_path}/", "").replace(str(tmp_path), ".") == plain.replace(f"{tmp_path}/", "")
+        assert relative(log) == relative(plain)
     assert "it goes to the script" in done.stdout  # the -n, which the script does not mention
 
 
@@ -270,9 +272,7 @@ def test_an_option_behind_the_script_is_pointed_out_if_the_script_does_not_know_
     script = write_script("import sys\nprint(sys.argv[1:])\nseed = '--seed'")
     words = ["--report=run.html", "--seed", "3", "--epochs", "2", "--log-dir", "x"]
     done = platoon("launch", "-n", 1, "--log-dir", "logs", script, *words)
-    hint = (
-        "--report and --log-dir stand behind script.py, so they go to the script. Options of platoon launch must stand"
-    )
+    hint = "--report and --log-dir stand behind script.py, so they go to the script. Options of platoon launch must"
     assert done.stdout.count(hint) == 1, done.stdout
     assert str(words) in (tmp_path / "logs" / "rank0.log").read_text()
 

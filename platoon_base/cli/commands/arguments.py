@@ -84,10 +84,11 @@ def hint_of_misplaced(context: click.Context, program: Program, args: Sequence[s
     if not names:
         return ""
     listed, several = " and ".join(names), len(names) > 1
-    return (
-        f"{listed} stand{'' if several else 's'} behind {program.shown}, so {'they go' if several else 'it goes'} to the "
-        f"script. {'Options' if several else 'An option'} of {context.command_path} must stand before it"
-    )
+    if several:
+        what = f"{listed} stand behind {program.shown}, so they go to the script. Options"
+    else:
+        what = f"{listed} stands behind {program.shown}, so it goes to the script. An option"
+    return f"{what} of {context.command_path} must stand before it"
 
 
 def _mentions(text: str, option: str) -> bool:
