@@ -103,6 +103,8 @@ class Coordinator:
     def worker_ended(self, rank: int, lost: bool, why: str = "") -> list[Action]:
         """Record that the process of ``rank`` ended; ``lost`` if it failed or had not left before."""
         participant = self.roster.get(rank)
+        if participant is not None:
+            participant.ended = True
         if participant is None or participant.phase.gone:
             if participant is not None and lost and participant.phase.left:
                 self.roster.depart(participant, lost, why)  # it said goodbye on its way down
@@ -112,6 +114,7 @@ class Coordinator:
     def readmit(self, rank: int, resume_at: Position, why: str = "") -> None:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
         self.lost_hosts.discard(self.roster[rank].host_index)
+        self.roster[rank].ended = False
         self.roster.readmit(rank, resume_at, self._election.dropped, why)
 
     def center_filled(self, host: int) -> list[Action]:

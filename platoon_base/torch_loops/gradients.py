@@ -102,6 +102,7 @@ class GradientAverage:
                 settings=f"averaged gradients of {len(self._parameters)} parameters",
                 timeout_s=timeout_s,
             )
+            worker.advanced.announce(bound=2)
         versions = self._versions()
         self._intent = worker.advanced.intend(
             "the GradientAverage",

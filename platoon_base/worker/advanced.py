@@ -302,7 +302,7 @@ class Advanced:
         last_epoch: int | None = None,
         last_step: int | None = None,
         limit: str | None = None,
-        bound: bool | None = None,
+        bound: int | None = None,
     ) -> None:
         """Record how long training will take; `platoon launch` shows the remaining time.
 
@@ -318,8 +318,8 @@ class Advanced:
             The number of the last epoch as `Worker.progress` will report it, and that of the last mini-batch.
         limit : str, optional
             Another limit and how close training is to it, such as ``"patience 3/15"``.
-        bound : bool, optional
-            Whether this worker has met the others to train with them and now compiles its model.
+        bound : int, optional
+            1 if this worker has met the others to train with them and now compiles its model, 2 if it compiles nothing.
         """
         if not self._connection.open_here:
             return
