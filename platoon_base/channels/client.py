@@ -63,7 +63,7 @@ class ControlClient:
         self._row, self._clock, self._meet, self._finish = row, clock, meet, finish
         self._call_lock = CallLock()  # a worker waits in one collective call at a time
         self._known_lost: set[int] = set()
-        self._left = False
+        self._left = self.combined = False  # combined: whether this worker has exchanged values that are no metrics
         self._reports = Reports(self._send_values, 0.0 if os.environ.get(REPORTS_AT_ONCE) else EVERY_S)
 
     def report(self, values: Mapping[str, float | str], timeout_s: float) -> None:
@@ -117,6 +117,7 @@ class ControlClient:
                 call = msgspec.structs.replace(call, timeout_s=left_s)
             with self._seen_waiting(call.title), self._withdrawn_if_interrupted():
                 reply = self._ask_until_all_came(call, expected)
+        self.combined = self.combined or isinstance(call, msg.Gather) or bool(getattr(call, "vector", None))
         if set(reply.lost) - self._known_lost:
             log.warning("rank %d: %s was done without the lost ranks %s", self._rank, call.title, reply.lost)
             self._known_lost.update(reply.lost)
@@ -179,13 +180,13 @@ class ControlClient:
         with contextlib.suppress(WorkerLostError):
             self.ask(msg.FreeLock(), msg.Done, GRACE_S)
 
-    def close(self, say_goodbye: bool = True) -> None:
-        """Say goodbye, if there is anybody to hear it, and close the channel."""
+    def close(self, say_goodbye: bool = True, separate: bool = False) -> None:
+        """Leave the job, and close the channel; ``separate`` is that of `Leave`."""
         self._left = True
         try:
             self._reports.flush(GRACE_S)
             if say_goodbye:
-                self.ask(msg.Leave(), msg.Done, GRACE_S)
+                self.ask(msg.Leave(separate=separate), msg.Done, GRACE_S)
         except (WorkerLostError, CollectiveTimeoutError, ProtocolError) as exc:
             log.debug("rank %d left without a word: %s", self._rank, exc)
         finally:

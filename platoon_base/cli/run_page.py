@@ -192,7 +192,9 @@ def charts(recorder: RunRecorder) -> list[Drawing]:
     lanes = _first(recorder.lanes)
     losses = [Series(f"worker {lane.rank}", [(point.at, point.loss) for point in lane.points]) for lane in lanes]
     found = [chart("Training loss", losses)]
-    for title, series in _values_by_chart(recorder.values):
+    # A training loss that is reported too would be drawn twice.
+    values = {name: points for name, points in recorder.values.items() if name != "loss" or found[0] is None}
+    for title, series in _values_by_chart(values):
         found.append(chart(title, series))
     speeds = [Series(f"worker {lane.rank}", rates(lane)) for lane in lanes]
     found.append(chart("Steps per second", speeds, from_zero=True))

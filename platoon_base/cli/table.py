@@ -221,7 +221,9 @@ def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> s
     """
     phase, progress = participant.phase, snapshot.progress[participant.rank]
     if phase.left:
-        return "lost" if participant.rank in snapshot.failing else "finished"
+        if participant.rank in snapshot.failing:
+            return "lost"
+        return "interrupted" if snapshot.interrupted and not participant.ended else "finished"
     if phase is Phase.LOST:
         failed = any(ended.rank == participant.rank for ended in snapshot.failed)
         return "interrupted" if snapshot.interrupted and not failed else "lost"
@@ -234,10 +236,12 @@ def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> s
         return f"{_STALLED} {duration(stalled_s)}"
     if progress.started or progress.exchanges:  # a user's own loop may report no steps
         return "training"
-    return "compiling" if progress.bound or phase.shares else "joined"
+    return "compiling" if progress.bound == 1 or (phase.shares and not progress.bound) else "joined"
 
 
 def _epoch(progress: Progress) -> str:
+    if not progress.epoch and progress.steps:  # nobody reports epochs, which begin at 1
+        return "-"
     return f"{progress.epoch}/{progress.last_epoch}" if progress.last_epoch else str(progress.epoch)
 
 
@@ -385,7 +389,7 @@ def plain_line(recent: Recent) -> tuple[tuple[str, ...], str]:
     stop = [f"stopping: {snapshot.stop_reason}"] if snapshot.stop_reason else []
     items = [*stop, workers]
     if any(each.started for each in here):
-        items.append(f"epoch {epoch}")
+        items += [f"epoch {epoch}"] if epoch != "-" else [f"{min(each.steps for each in here)} batches"]
         rate = recent.total_rate()
         items += [] if math.isnan(rate) else [f"{rate:.1f} batches/s"]
         items += [f"loss {sum(losses) / len(losses):.4g}"] if losses and "loss" not in snapshot.reported else []

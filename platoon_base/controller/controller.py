@@ -109,7 +109,6 @@ class Controller:
                 ready, now = self._take_what_came(signals, self._children.fds, self._sleep_s())
                 self._adopt_late_joiners()
                 self._children.escalate()
-                self._children.warn_of_lost_output(now)
                 if ready - {signals.fd} or self._children.stopping or self._children.some_without_fd:
                     for ended in self._children.reap():
                         self.departures.worker_ended(ended)

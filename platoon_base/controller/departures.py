@@ -94,7 +94,7 @@ def shared_nothing(exits: Sequence[Exit], adopted: Collection[int], coordinator:
     if coordinator.roster.size < 2:
         return ()
     ended_well = {ended.rank for ended in exits if ended.status == 0}
-    return tuple(sorted(ended_well - set(adopted) - coordinator.cooperated))
+    return tuple(sorted(ended_well - set(adopted) - (coordinator.cooperated - coordinator.separate)))
 
 
 class Departures:

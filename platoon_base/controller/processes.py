@@ -87,6 +87,29 @@ class _Remote(NamedTuple):
     start_again: Callable[[], None]
 
 
+class _OutputWatch:
+    """Warns once if workers of this host cannot write their output."""
+
+    def __init__(self) -> None:
+        self._next_at = 0.0
+
+    def check(self, starts: Mapping[int, Start], ended: bool = False) -> None:
+        """Look for the note of a worker, once a second and when one has ended."""
+        now = time.monotonic()
+        if self._next_at == math.inf or not starts or (now < self._next_at and not ended):
+            return
+        self._next_at = now + _OUTPUT_CHECK_INTERVAL_S
+        start = next(iter(starts.values()))
+        why = take_lost_output(start.environment)
+        if why and start.log_file is not None:
+            self._next_at = math.inf
+            log.warning(
+                "logs in %s cannot be written (%s): what the workers print is lost until they can. Training continues",
+                start.log_file.parent,
+                why,
+            )
+
+
 class WorkerProcesses:
     """The worker processes of one job, by rank.
 
@@ -108,7 +131,7 @@ class WorkerProcesses:
         self._fork_server: ForkServer | None = None
         self._stages: list[tuple[float, signal.Signals | None]] = []  # when to send which signal; None: stop waiting
         self._stopping = False
-        self._next_output_check, self._output_is_lost = 0.0, False
+        self._output_watch = _OutputWatch()
         self._killed_by: dict[int, str] = {}  # signals sent to all after SIGINT, and why
         self._collected: list[Exit] = []  # ended processes that `reap` has not returned yet
 
@@ -287,7 +310,7 @@ class WorkerProcesses:
 
     def _remove(self, rank: int, ended: Ended) -> None:
         self._children.pop(rank).close()
-        self.warn_of_lost_output()
+        self._output_watch.check(self._starts, ended=True)
         start = self._starts.get(rank)
         log_file = None if start is None else start.log_file
         failure = None
@@ -326,23 +349,9 @@ class WorkerProcesses:
                 self.offer(first)
         self.escalate()
 
-    def warn_of_lost_output(self, now: float = math.inf) -> None:
-        """Warn once if a worker of this host cannot write its output; call it repeatedly."""
-        if self._output_is_lost or now < self._next_output_check or not self._starts:
-            return
-        self._next_output_check = now + _OUTPUT_CHECK_INTERVAL_S
-        start = next(iter(self._starts.values()))
-        why = take_lost_output(start.environment)
-        if why and start.log_file is not None:
-            self._output_is_lost = True
-            log.warning(
-                "logs in %s cannot be written (%s): what the workers print is lost until they can. Training continues",
-                start.log_file.parent,
-                why,
-            )
-
     def escalate(self) -> None:
-        """After `stop`: send the signals that are due."""
+        """Send the signals that are due after `stop`; also warn once if workers cannot write their output."""
+        self._output_watch.check(self._starts)
         while self._stages and time.monotonic() >= self._stages[0][0]:
             _, number = self._stages.pop(0)
             if number is None:

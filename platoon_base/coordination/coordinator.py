@@ -55,6 +55,7 @@ class Coordinator:
         self.story = self.roster.story
         self.story.add("job", [], "", "starts", f"{size} workers" if size else "workers that are started by hand")
         self.cooperated: set[int] = set()
+        self.separate: set[int] = set()
         self.bound = False
         self._rounds, self._in_round = 0, list[int]()
         self._election = CenterElection(self.roster)
@@ -102,6 +103,8 @@ class Coordinator:
     def worker_ended(self, rank: int, lost: bool, why: str = "") -> list[Action]:
         """Record that the process of ``rank`` ended; ``lost`` if it failed or had not left before."""
         participant = self.roster.get(rank)
+        if participant is not None:
+            participant.ended = True
         if participant is None or participant.phase.gone:
             if participant is not None and lost and participant.phase.left:
                 self.roster.depart(participant, lost, why)  # it said goodbye on its way down
@@ -111,6 +114,7 @@ class Coordinator:
     def readmit(self, rank: int, resume_at: Position, why: str = "") -> None:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
         self.lost_hosts.discard(self.roster[rank].host_index)
+        self.roster[rank].ended = False
         self.roster.readmit(rank, resume_at, self._election.dropped, why)
 
     def center_filled(self, host: int) -> list[Action]:
@@ -228,6 +232,8 @@ class Coordinator:
 
     @_answer.register
     def _(self, request: msg.Leave, participant: Participant, requester: Requester, now: float) -> list[Action]:
+        if request.separate:
+            self.separate.add(participant.rank)
         return [SendReply(requester, msg.Done()), *self._depart(participant, lost=False)]
 
     @_answer.register

@@ -295,7 +295,9 @@ class Withdraw(Message, frozen=True, kw_only=True, tag="withdraw"):
 
 
 class Leave(Message, frozen=True, kw_only=True, tag="leave"):
-    """A worker takes part no more."""
+    """A worker takes part no more; ``separate`` if it has trained a model of its own against its script's intent."""
+
+    separate: bool = False
 
 
 class UserRequest(Message, frozen=True, kw_only=True, tag="user"):

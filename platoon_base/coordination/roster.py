@@ -47,6 +47,8 @@ class Participant:
         With the name of its host before it in a job on several.
     for_center : int or None
         The number of centers dropped when it was started again: it comes for the center that was there then.
+    ended : bool
+        Whether its process has ended; it leaves the job shortly before.
     """
 
     rank: int
@@ -62,6 +64,7 @@ class Participant:
     resume_at: Position = START
     kept: dict[str, bytes] = field(default_factory=dict)
     for_center: int | None = None
+    ended: bool = False
 
 
 class Roster(Mapping[int, Participant]):

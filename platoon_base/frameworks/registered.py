@@ -7,7 +7,7 @@ import importlib
 import logging
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import FrameType, MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Any, Callable, NamedTuple
 
 from platoon_base.system.entry_points import entry_points
@@ -62,6 +62,12 @@ class Framework(NamedTuple):
         What of the adapter calls `Worker.report` by itself, for messages.
     center_on_gpu : str
         What has its center in the memory of GPUs by kernels that NVRTC compiles, for messages.
+    trains : callable
+        ``trains(frame)`` returns whether a frame of the stack changes a model: a step of training.
+    one_model_by : str
+        How a script makes the workers train one model, a sentence for messages.
+    has_group : callable
+        Returns whether the script has made a process group of the framework's own, by which it may average.
     """
 
     preload: tuple[str, ...] = ()
@@ -75,6 +81,9 @@ class Framework(NamedTuple):
     rule_goes_to: str = ""
     reports_by: str = ""
     center_on_gpu: str = ""
+    trains: Callable[[FrameType], bool] = lambda frame: False
+    one_model_by: str = ""
+    has_group: Callable[[], bool] = lambda: False
 
 
 class Registrations(NamedTuple):

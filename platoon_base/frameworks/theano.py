@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from platoon_base.frameworks.registered import Framework
@@ -37,10 +38,19 @@ def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
     yield importable("Theano", "theano", remedy, _COMPILE, fails)
 
 
+def _trains(frame: FrameType) -> bool:
+    """Return whether this is the call of a compiled function that updates shared variables."""
+    if frame.f_globals.get("__name__") != "theano.compile.function_module" or frame.f_code.co_name != "__call__":
+        return False
+    maker = getattr(frame.f_locals.get("self"), "maker", None)
+    return any(getattr(each, "update", None) is not None for each in getattr(maker, "inputs", ()))
+
+
 FRAMEWORK = Framework(
     preload=("scipy", "theano"),
     worth_preloading=("theano",),
     checks=_checks,
     distributions=("Theano", "pygpu"),
     variables=("THEANO",),
+    trains=_trains,
 )

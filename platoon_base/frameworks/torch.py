@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from platoon_base.frameworks.registered import Framework
@@ -36,6 +38,17 @@ def _determine(torch: Any) -> None:
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
 
 
+def _trains(frame: FrameType) -> bool:
+    """Return whether this is the frame around a step of an optimizer, of any class."""
+    within = frame.f_globals.get("__name__") == "torch.optim.optimizer"
+    return within and frame.f_code.co_name in ("wrapper", "_use_grad")
+
+
+def _has_group() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
 FRAMEWORK = Framework(
     after_import={"torch": _determine},
     keep_to_gpu={"torch": _keep},
@@ -43,4 +56,8 @@ FRAMEWORK = Framework(
     distributions=("torch",),
     variables=("TORCH", "TORCHELASTIC"),
     parameters="list(model.parameters()) of torch",
+    trains=_trains,
+    one_model_by="In a loop of PyTorch average = GradientAverage(worker, model), and average(len(x)) between "
+    "backward() and optimizer.step(), make them train one model",
+    has_group=_has_group,
 )

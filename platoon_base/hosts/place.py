@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["START_ONE", "Place", "find_place"]
+__all__ = ["START_ONE", "Copies", "Place", "find_copies", "find_place"]
 
 
 class Place(NamedTuple):
@@ -67,6 +67,49 @@ _ENGINES = (
 START_ONE = (
     "start one (srun -N1 -n1, mpirun -np 1), or say --nnodes 1 (PET_NNODES=1 in the environment) for jobs of their own"
 )
+
+
+class Copies(NamedTuple):
+    """Processes of one script that an engine has started, though `platoon launch` is meant.
+
+    Attributes
+    ----------
+    processes, rank : int
+        How many there are, and which of them this is, from 0.
+    origin : str
+        The engine and its variables.
+    """
+
+    processes: int
+    rank: int
+    origin: str
+
+
+# Those that start scripts and no launchers. The inner one first: torchrun runs in a step of Slurm, for instance.
+_STARTERS = (
+    _Engine("torchrun or the like", "WORLD_SIZE", "RANK", ""),
+    _Engine("horovodrun", "HOROVOD_SIZE", "HOROVOD_RANK", ""),
+    *(engine._replace(here="") for engine in _ENGINES[:1]),
+    _Engine("mpirun", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", ""),
+    _Engine("flux run", "FLUX_JOB_SIZE", "FLUX_TASK_RANK", ""),
+    *_ENGINES[1:],
+)
+
+
+def find_copies(environment: Mapping[str, str]) -> Copies | None:
+    """Return the processes that an engine has started as this one, if there are several; None otherwise.
+
+    The tasks of an allocation of Slurm do not count, only those of a step: a batch script is one process.
+    """
+    for engine in _STARTERS:
+        try:
+            processes, rank = _number(environment, engine.processes), _number(environment, engine.rank)
+        except ConfigurationError:  # it is not the engine's
+            continue
+        if processes is not None and rank is not None and (not engine.here or engine.here in environment):
+            origin = f"{engine.name} ({engine.processes}={processes})"
+            return Copies(processes, rank, origin) if processes > 1 else None
+    return None
 
 
 def find_place(

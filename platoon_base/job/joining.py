@@ -9,10 +9,12 @@ import weakref
 from typing import TYPE_CHECKING
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.hosts.place import find_copies
 from platoon_base.job import backends
 from platoon_base.job.hello import HELLO_TIMEOUT_S, send_hello
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.environment import DEVICE, JOB, RANK
+from platoon_base.system.warn import warn_once
 from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.handle import Worker
@@ -51,10 +53,22 @@ def connect() -> Worker:
     rank = os.environ.get(RANK)
     device = os.environ.get(DEVICE, "cpu")
     if folder is None:
+        _warn_of_copies()
         worker = single_worker(device=device)
     else:
         worker = join(folder, rank=None if rank is None else int(rank), device=device)
     return _keep(worker)
+
+
+def _warn_of_copies() -> None:
+    """Warn in the first of several processes that an engine has started, and that are no workers of one job."""
+    copies = find_copies(os.environ)
+    if copies is not None and copies.rank == 0:
+        warn_once(
+            f"{copies.processes} processes were started by {copies.origin}, and each of them trains alone, with all of "
+            "the data: they would write the same files. To train one model start the script with `platoon launch -n "
+            f"{copies.processes}`, once on each host (docs/hosts.md). This is no mistake if they are runs of their own"
+        )
 
 
 def connect_at_port(port: int, timeout_s: float, device: str = "cpu") -> Worker:

@@ -21,6 +21,7 @@ from platoon_base.system.environment import (
     LAUNCHER,
     RANK,
     RULE,
+    WORKERS,
 )
 from platoon_base.worker_process.failure import error_file
 from platoon_base.worker_process.program import Program, Start, python_main
@@ -110,7 +111,7 @@ def framework_address(host: str = "127.0.0.1") -> str:
 
 def placed(files: JobFiles, start: Start) -> Start:
     """Add the variables by which a worker finds its job to its environment."""
-    variables = {JOB: files.folder, RANK: str(start.rank), LAUNCHER: str(os.getpid())}
+    variables = {JOB: files.folder, RANK: str(start.rank), WORKERS: str(files.size), LAUNCHER: str(os.getpid())}
     if start.log_file is not None:
         variables[ERROR_FILE] = str(error_file(start.log_file).absolute())
     return start._replace(environment={**start.environment, **variables})

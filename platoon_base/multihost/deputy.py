@@ -135,7 +135,6 @@ class Deputy:
             self._handle(between.decode_down(self._link.inbox.popleft()))
         self._courier.step()
         self.children.escalate()
-        self.children.warn_of_lost_output(time.monotonic())
         if ready.intersection(fds) or self.children.stopping or self.children.some_without_fd:
             for ended in self.children.reap():
                 self._report(ended)

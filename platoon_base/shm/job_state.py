@@ -120,7 +120,7 @@ class Progress(NamedTuple):
     epoch_steps, last_epoch, last_step : int
         Steps of an epoch, and the numbers of the epoch and of the step that training ends with; 0 if not known.
     bound : int
-        Whether the worker has met the others to train with them.
+        Whether the worker has met the others to train with them: 1, or 2 if it compiles nothing then.
     waits : int
         Begins and ends of collective calls: odd within one.
     waited_at : float

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
@@ -27,8 +28,9 @@ _UNLOCKED = (
 class FolderLock:
     """The exclusive lock on a folder.
 
-    It is two locks: one on the folder itself, which systemd-tmpfiles minds, and one on a file in it, which NFS passes
-    on to its server, so that other hosts see it too. Where the file system has no locks, a warning says so.
+    It is a lock on a file that only this user can open: other users could lock a file that they may read. NFS passes it
+    on to its server, so that other hosts see it too. A folder that only this user can open is locked itself as well,
+    which systemd-tmpfiles respects. Where the file system has no locks, a warning says so.
 
     Parameters
     ----------
@@ -50,10 +52,13 @@ class FolderLock:
         self._file = -1
         own(self.fd)
         try:
-            fcntl.flock(self.fd, how)
+            if _is_private(self.fd):
+                fcntl.flock(self.fd, how)
             # NFS gives an exclusive lock to writers only, and none of its own on folders.
             self._file = os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT | SAFE_FLAGS, 0o600, dir_fd=self.fd)
             own(self._file)
+            with contextlib.suppress(OSError):  # a copy of the folder may have given others a right to read it
+                os.fchmod(self._file, 0o600)
             fcntl.flock(self._file, how)
         except BaseException as exc:
             if isinstance(exc, OSError) and exc.errno in _NO_LOCKS:
@@ -71,6 +76,11 @@ class FolderLock:
         self._file = self.fd = -1
 
 
+def _is_private(fd: int) -> bool:
+    """Return whether other users cannot open an opened folder or file for reading."""
+    return not os.fstat(fd).st_mode & (stat.S_IRGRP | stat.S_IROTH)
+
+
 def is_locked(folder: Path) -> bool:
     """Return whether a process holds the lock of a folder; False if it is no folder of this user."""
     for path, kind in ((folder, stat.S_IFDIR), (folder / LOCK_FILE, stat.S_IFREG)):
@@ -79,7 +89,8 @@ def is_locked(folder: Path) -> bool:
         except OSError:
             return False
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may ask at the same time
+            if _is_private(fd):  # otherwise the lock may be another user's
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may ask at the same time
         except BlockingIOError:
             return True
         except OSError:  # nothing can be locked there

@@ -22,6 +22,7 @@ __all__ = ["BUCKET_BYTES", "GradientAverage"]
 
 Tensor = Any
 
+_LEAST_CHANGES = 3  # more than loading a checkpoint makes
 BUCKET_BYTES = 25 << 20  # that of DistributedDataParallel
 
 
@@ -105,6 +106,17 @@ class GradientAverage:
             if isinstance(model, torch.nn.Module):
                 warn_of_sync_batch_norm(model)
                 RunningStats(model, 1.0).keep()
+            worker.advanced.announce(bound=2)
+        versions = self._versions()
+        self._intent = worker.advanced.intend(
+            "the GradientAverage",
+            "was never called: call it as average(len(x)) between backward() and optimizer.step()",
+            lambda: self._versions() >= versions + _LEAST_CHANGES * len(self._parameters),
+        )
+
+    def _versions(self) -> int:
+        """Return a number that grows by one when a parameter is changed in place."""
+        return sum(parameter._version for parameter in self._parameters)
 
     def __call__(self, weight: float = 1.0) -> None:
         """Replace the gradients by their averages; a collective call, after ``backward()``.
@@ -206,6 +218,7 @@ class GradientAverage:
 
     def _begin(self, weight: float) -> None:
         """Check the step of this worker; in the first one agree with the others on the unit of weights."""
+        self._intent.used = True
         self._weight = require_weight(weight)
         if self._early is not None:
             self._early.wait()  # for averages in flight of a step that raised

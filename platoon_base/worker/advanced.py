@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from platoon_base.coordination import messages as msg
@@ -14,6 +14,7 @@ from platoon_base.worker.rounds import require_part
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, DataSeen, kind_of
 from platoon_base.worker.sharing import Sharing
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+from platoon_base.worker_process.apart import Intent, intend
 
 if TYPE_CHECKING:
     from platoon_base.worker.device_all_reduce import DeviceAllReduce
@@ -278,6 +279,15 @@ class Advanced:
 
     # Progress.
 
+    def intend(self, what: str, unused: str, needed: Callable[[], bool] | None = None) -> Intent:
+        """Record what the script has made to train one model, for a warning if it is never used; see `Intent`."""
+        return intend(what, unused, needed) if self._connection.identity.size > 1 else Intent(what, unused)
+
+    @property
+    def activity(self) -> tuple[int, int]:
+        """Numbers that grow when this worker counts a step or makes a collective call on arrays."""
+        return self._connection.progress.steps, self._connection.combined
+
     @property
     def several_hosts(self) -> bool:
         """Whether the job runs on several hosts."""
@@ -297,7 +307,7 @@ class Advanced:
         last_epoch: int | None = None,
         last_step: int | None = None,
         limit: str | None = None,
-        bound: bool | None = None,
+        bound: int | None = None,
     ) -> None:
         """Record how long training will take; `platoon launch` shows the remaining time.
 
@@ -313,8 +323,8 @@ class Advanced:
             The number of the last epoch as `Worker.progress` will report it, and that of the last mini-batch.
         limit : str, optional
             Another limit and how close training is to it, such as ``"patience 3/15"``.
-        bound : bool, optional
-            Whether this worker has met the others to train with them and now compiles its model.
+        bound : int, optional
+            1 if this worker has met the others to train with them and now compiles its model, 2 if it compiles nothing.
         """
         if not self._connection.open_here:
             return

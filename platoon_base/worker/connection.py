@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -27,8 +28,11 @@ from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.progress_row import ProgressRow
 from platoon_base.worker.stop_signal import StopSignal
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+from platoon_base.worker_process import apart
 
 __all__ = ["BackEnds", "Connection", "Identity"]
+
+log = logging.getLogger(__name__)
 
 
 class Identity(NamedTuple):
@@ -100,6 +104,8 @@ class Connection:
     trainings : int
         Trainings that this worker has begun, with averaged gradients or a rule.
     closed : bool
+    combined : int
+        Number of collective calls on arrays, and of times that parameters were shared.
     """
 
     def __init__(
@@ -122,7 +128,7 @@ class Connection:
         self.stop_signal = StopSignal(job_state, identity.rank, controller_alive)
         self.turns: Turns | NoTurns = NoTurns() if turns is None else turns
         self.finish_queued: Callable[[], None] = lambda: None
-        self.closed = False
+        self.closed, self.combined = False, 0
         self.trainings = 0
         self._client = ControlClient(
             channel,
@@ -136,6 +142,12 @@ class Connection:
         self._controller_alive = controller_alive
         self._on_close = on_close
         self._pid = os.getpid()
+        if self.centers is not None:
+            apart.watch(self._cooperation)
+
+    def _cooperation(self) -> apart.Cooperation:
+        synced = bool(self.progress.row["syncs"] or self.progress.row["copies"])
+        return apart.Cooperation(self.combined > 0 or self._client.combined or synced, synced, self.progress.steps)
 
     @property
     def client(self) -> ControlClient:
@@ -150,6 +162,7 @@ class Connection:
         if isinstance(array, np.ndarray):  # other arrays are combined in the order of their device
             self.finish_queued()
         self.turns.meet()
+        self.combined += 1
         return self._arrays.of(array, timeout_s)
 
     @property
@@ -162,6 +175,7 @@ class Connection:
         self.require_open()
         self.require_controller()
         self.turns.meet()
+        self.combined += 1
         return self._arrays.nccl(ordinal, timeout_s)
 
     def require_same_mode(self, mode: str) -> None:
@@ -228,7 +242,10 @@ class Connection:
                 self.turns.close()
                 self.progress.mark_left()
             self._arrays.close()
-            self._client.close(say_goodbye=not failed)
+            separate = apart.unused(self._cooperation())
+            for intent in separate:
+                log.warning("%s", intent.text)
+            self._client.close(say_goodbye=not failed, separate=bool(separate))
         finally:
             release()
             self.progress.close()

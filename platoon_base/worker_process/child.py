@@ -20,6 +20,7 @@ from platoon_base.system.output import lenient_output, watch_output
 from platoon_base.system.signals import accept_interrupts, keep_interrupts
 from platoon_base.system.text import legible
 from platoon_base.system.warn import log_warnings
+from platoon_base.worker_process import apart
 from platoon_base.worker_process.breakpoints import hook_breakpoints
 from platoon_base.worker_process.failure import note_lost_output, recorded
 from platoon_base.worker_process.program import Program
@@ -89,6 +90,7 @@ def run(program: Program, args: Sequence[str]) -> None:
         end_with(int(launcher))
     keep_interrupts()
     hook_breakpoints()
+    apart.begin()
     seed_generators()
     with recorded(program.folder):
         program.run(args)

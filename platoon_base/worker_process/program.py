@@ -1,10 +1,11 @@
-"""The program that the workers run, a script or a module as for ``python``; and how one worker is started."""
+"""The program that the workers run, a script, a folder or a module as for ``python``; and how a worker is started."""
 
 from __future__ import annotations
 
 import builtins
 import importlib.util
 import os
+import pkgutil
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,8 @@ class Program(NamedTuple):
     Attributes
     ----------
     name : str
-        The path of a script, or the dotted name of a module or of a package with a ``__main__``.
+        The path of a script, of a folder or a zip archive with a ``__main__.py``; or the dotted name of a module or of
+        a package with a ``__main__``.
     is_module : bool
     is_typed : bool
         Whether the script came on the launcher's standard input, ``-``; the file holds a copy.
@@ -53,19 +55,30 @@ class Program(NamedTuple):
     @property
     def title(self) -> str:
         """A short name for folders and the like."""
-        return self.shown if self.is_module or self.is_typed else Path(self.name).stem
+        return self.shown if self.is_module or self.is_typed else Path(self.shown).stem
 
     @property
     def shown(self) -> str:
         """The name by which `ps` shows its processes: that of the file, or of the module."""
         if self.is_typed:
             return "stdin"
-        return self.name if self.is_module else Path(self.name).name
+        return self.name if self.is_module else Path(self.name).name or Path(self.name).resolve().name
 
     @property
     def folder(self) -> str:
-        """The folder that Python puts first on the module search path."""
-        return os.getcwd() if self.is_module or self.is_typed else str(Path(self.name).resolve().parent)
+        """The folder, or the archive, that Python puts first on the module search path."""
+        if self.is_module or self.is_typed:
+            return os.getcwd()
+        path = Path(self.name).resolve()
+        return str(path if self._spec_within() is not None else path.parent)
+
+    def _spec_within(self) -> ModuleSpec | None:
+        """Return the ``__main__`` of a folder or an archive; None of a script."""
+        if self.is_module or self.is_typed:
+            return None
+        importer: Any = pkgutil.get_importer(os.path.abspath(self.name))
+        spec: ModuleSpec | None = None if importer is None else importer.find_spec("__main__")
+        return None if spec is None or spec.loader is None else spec
 
     def files(self) -> list[Path]:
         """Return the source files that are run: those of a module's packages, then the program's.
@@ -74,7 +87,10 @@ class Program(NamedTuple):
         """
         if self.is_module:
             return _files_of_module(self.name, self.folder)
-        return [Path(self.name)] if Path(self.name).is_file() else []
+        path = Path(self.name)
+        if path.is_dir():
+            path /= "__main__.py"
+        return [path] if path.is_file() else []
 
     def require(self) -> None:
         """Raise `ConfigurationError` unless there is such a program."""
@@ -85,13 +101,20 @@ class Program(NamedTuple):
                 f"there is no module {self.name!r} to run: give its dotted name as for python -m, from the folder that "
                 f"holds its package (this is {self.folder}); a package needs a __main__.py"
             )
-        raise ConfigurationError(f"there is no script {self.name!r}: give the path of the Python file to run")
+        hint = "give the path of the Python file to run"
+        if Path(self.name).is_dir():
+            hint = "this is a folder without a __main__.py"
+        elif _files_of_module(self.name, os.getcwd()):
+            hint = f"for the module of this name say -m {self.name}"
+        elif Path(self.name).name.startswith("python"):
+            hint = f"leave {self.name} out: workers run on {sys.executable}"
+        raise ConfigurationError(f"there is no script {self.name!r}: {hint}")
 
     @property
     def hidden(self) -> str:
         """The installed package that a script hides, as its folder comes first on the path; mostly empty."""
         stem = Path(self.name).stem
-        if self.is_module or self.is_typed or not stem.isidentifier():
+        if self.is_module or self.is_typed or not stem.isidentifier() or self._spec_within() is not None:
             return ""
         own = {Path(self.folder), *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))}
         found = PathFinder.find_spec(stem, [path for path in sys.path if Path(path).resolve() not in own])
@@ -110,7 +133,11 @@ class Program(NamedTuple):
         """
         self.put_first_on_path()
         sys.argv = [*self.argv[:1], *args]
-        module, code = self._load_module() if self.is_module else self._load_script()
+        spec = self._spec_within()
+        if spec is not None:
+            module, code = self._load(spec)
+        else:
+            module, code = self._load_module() if self.is_module else self._load_script()
         module.__dict__.update(__builtins__=builtins, __annotations__={})
         name = "-" if self.is_typed else self.name
         sys.argv = [module.__dict__["__file__"] if self.is_module else name, *args]
@@ -130,11 +157,14 @@ class Program(NamedTuple):
             spec = importlib.util.find_spec(f"{self.name}.__main__")
         if spec is None or spec.loader is None:
             raise ImportError(f"there is no module {self.name!r} to run", name=self.name)
-        module = ModuleType("__main__")
+        return self._load(spec)
+
+    def _load(self, spec: ModuleSpec) -> tuple[ModuleType, Any]:
+        module, loader = ModuleType("__main__"), spec.loader
         module.__dict__.update(
-            __file__=spec.origin, __loader__=spec.loader, __package__=spec.parent, __spec__=spec, __cached__=spec.cached
+            __file__=spec.origin, __loader__=loader, __package__=spec.parent, __spec__=spec, __cached__=spec.cached
         )
-        return module, spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+        return module, loader.get_code(spec.name)  # type: ignore[union-attr]
 
 
 class Start(NamedTuple):

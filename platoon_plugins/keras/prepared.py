@@ -124,7 +124,12 @@ def prepare(
     chosen = "async" if mode is None and not (strategy is None and sync_every is None) else mode
     settings = _Settings(chosen, strategy, sync_every, scaling, others)
     settings.rule(settings.require_scaling(settings.mode_of(model)))
-    trained.prepared[model] = settings
+    trained.prepared[model] = settings._replace(
+        intent=worker.advanced.intend(
+            "prepare",
+            'was followed by no fit of this model: train it by model.fit, or by train_on_batch with mode="sync"',
+        )
+    )
     _watch()
     return model
 
@@ -137,13 +142,14 @@ def _require_period(sync_every: int) -> None:
 
 
 class _Settings(NamedTuple):
-    """The arguments of `prepare`; ``others`` are those that `distribute` has too."""
+    """The arguments of `prepare`; ``others`` are those that `distribute` has too. ``intent`` is used by a ``fit``."""
 
     mode: str | None
     strategy: Rule | None
     sync_every: int | None
     scaling: str | float | None
     others: dict[str, Any]
+    intent: Any = None
 
     @property
     def worker(self) -> Worker:
@@ -185,6 +191,7 @@ class _Settings(NamedTuple):
 
     def make_ready(self, model: Any) -> str:
         """Give the model the optimizers of its mode, which ``compile`` may have replaced; return the mode."""
+        self.intent.used = True
         mode = self.require_scaling(self.mode_of(model))
         if mode == "sync":
             changed = [self._average(each) for each in _outer_optimizers(model)]

@@ -108,6 +108,7 @@ def all_reduce_grads(
     training.add(statistics)
     decay_defaults(statistics, worker.global_size)
     training.compare_later(params)
+    training.intend(worker, "all_reduce_grads")
     vary_noise_once(used, worker.global_rank)
     if wire_dtype is None:
         return all_reduce(*grads, op="mean" if average else "sum", worker=worker, compress=True)

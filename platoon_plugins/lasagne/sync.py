@@ -128,6 +128,7 @@ def sync_updates(
         training.period, training.every_n_batches, training.waits = period, wanted, waits(rule)
         sync = Sync(Synchronizer(worker, period, timeout_s, overlap_of(rule)))
         wrapped.update(zip(shared, sync(*(updates[variable] for variable in shared), return_list=True)))
+        training.intend(worker, "sync_updates")
     return wrapped
 
 

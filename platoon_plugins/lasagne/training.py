@@ -42,6 +42,8 @@ class Training:
         Whether the rule waits: each synchronization waits for all workers.
     averaged : weak set of Theano shared variable
         Parameters whose gradients `all_reduce_grads` averages.
+    intents : list of Intent
+        Of the calls of `sync_updates` and `all_reduce_grads`.
     """
 
     def __init__(self, late: bool) -> None:
@@ -50,6 +52,7 @@ class Training:
         self.period: EveryN | None = None
         self.every_n_batches = 0
         self.averaged: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.intents: list[Any] = []
         # At the latest evaluation: the period, the number of its synchronizations, and the batches since the last one.
         self._before: tuple[Any, int, int] = None, 0, 0
         self._warned = False
@@ -68,6 +71,12 @@ class Training:
     def forget(worker: Worker) -> None:
         """Remove the worker's training, so that `of` creates the next one."""
         _trainings.pop(worker, None)
+
+    def intend(self, worker: Worker, call: str) -> None:
+        """Record a call whose result belongs into a compiled function."""
+        before = worker.advanced.activity
+        remedy = "was never run by a function that trains: pass the updates that it leads to to theano.function"
+        self.intents.append(worker.advanced.intend(call, remedy, lambda: worker.advanced.activity == before))
 
     def add(self, statistics: Iterable[Any]) -> None:
         """Add statistics, without duplicates."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from platoon_base.frameworks import Framework, deterministic_seed
@@ -119,6 +119,22 @@ def _seed_tensorflow(tensorflow: Any) -> None:
     _seed(tensorflow)
 
 
+_TRAINING = ("fit", "fit_generator", "train_on_batch", "apply", "apply_gradients")
+
+
+def _trains(frame: FrameType) -> bool:
+    """Return whether this is the frame of a fit, or of a step of an optimizer."""
+    if frame.f_code.co_name not in _TRAINING:
+        return False
+    package, _, module = frame.f_globals.get("__name__", "").partition(".")
+    return package == "keras" and ("train" in module or "optimizer" in module)
+
+
+def _has_group() -> bool:
+    jax = sys.modules.get("jax._src.distributed")
+    return jax is not None and getattr(jax.global_state, "client", None) is not None
+
+
 FRAMEWORK = Framework(
     # The module of Keras 2 that saves and loads through h5py; Keras 3 has none of that name.
     after_import={"keras.engine.saving": _restore_decode, "torch": _seed, "tensorflow": _seed_tensorflow},
@@ -129,4 +145,7 @@ FRAMEWORK = Framework(
     rule_goes_to="distribute (Keras)",
     reports_by="a fit of Keras",
     center_on_gpu="Keras 3 on torch and JAX",
+    trains=_trains,
+    one_model_by="In a script of Keras prepare(model) before fit makes them train one model",
+    has_group=_has_group,
 )

@@ -26,5 +26,7 @@ FRAMEWORK = Framework(
     distributions=("Lasagne",),
     parameters="lasagne.layers.get_all_params(network, trainable=True)",
     rule_goes_to="sync_updates (Lasagne)",
+    one_model_by="With Lasagne prepare(update, loss, params, ...) for the updates of the function that trains makes "
+    "them train one model",
     reports_by="StopOnPatience of Lasagne",
 )

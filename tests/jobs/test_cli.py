@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import zipapp
 
 import pytest
 from scripts_here import script_path
@@ -236,6 +237,46 @@ def test_a_package_runs_by_its_main_module(platoon, package):
     assert log.read_text().endswith("package.inner package.inner.__main__\n")
 
 
+def test_run_takes_a_module_as_python_does(platoon, package):
+    command = [sys.executable, "-m", "package.inner.train", "-n", "7"]
+    plain = subprocess.run(command, cwd=package, capture_output=True, text=True, check=True, timeout=120).stdout
+    done = platoon("run", "-m", "package.inner.train", "-n", "7")
+    assert (done.returncode, done.stdout) == (0, plain), done.stderr
+
+
+@pytest.mark.parametrize("name", ["app", "app.pyz", "."])
+def test_a_folder_and_an_archive_run_by_their_main_module_as_under_python(platoon, tmp_path, name):
+    folder = tmp_path if name == "." else tmp_path / "app"
+    folder.mkdir(exist_ok=True)
+    names = "helper.X, __name__, __package__, __spec__.name, __file__, sys.argv, sys.path[0]"
+    (folder / "__main__.py").write_text(f"import sys, helper\nprint({names})\n")
+    (folder / "helper.py").write_text("X = 42")
+    if name.endswith("z"):
+        zipapp.create_archive(folder, tmp_path / name)
+
+    def relative(text):
+        return text.replace(f"{tmp_path}/", "").replace(str(tmp_path), ".")
+
+    command = [sys.executable, name, "-n", "7"]
+    plain = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert plain.startswith("42 __main__")
+    done = platoon("launch", "-n", 2, "--log-dir", "logs", name, "-n", "7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    for rank in range(2):
+        log = (tmp_path / "logs" / f"rank{rank}.log").read_text()
+        assert relative(log) == relative(plain)
+    assert "it goes to the script" in done.stdout  # the -n, which the script does not mention
+
+
+def test_an_option_behind_the_script_is_pointed_out_if_the_script_does_not_know_it(platoon, write_script, tmp_path):
+    script = write_script("import sys\nprint(sys.argv[1:])\nseed = '--seed'")
+    words = ["--report=run.html", "--seed", "3", "--epochs", "2", "--log-dir", "x"]
+    done = platoon("launch", "-n", 1, "--log-dir", "logs", script, *words)
+    hint = "--report and --log-dir stand behind script.py, so they go to the script. Options of platoon launch must"
+    assert done.stdout.count(hint) == 1, done.stdout
+    assert str(words) in (tmp_path / "logs" / "rank0.log").read_text()
+
+
 def test_packages_may_be_plain_folders_and_do_not_hide_real_ones(platoon, tmp_path):
     """Folders without __init__.py are packages, but those of other places with one come first, as for Python."""
     folder = tmp_path / "plain" / "inner"
@@ -268,6 +309,9 @@ def test_a_module_joins_a_running_job(platoon, package):
     ("words", "complaint"),
     [
         (["launch", "-n", "2", "missing.py"], "there is no script 'missing.py'"),
+        (["launch", "-n", "2", "."], r"there is no script '\.': this is a folder without a __main__.py"),
+        (["launch", "python", "script.py"], "there is no script 'python': leave python out: workers run on"),
+        (["launch", "json.tool"], "there is no script 'json.tool': for the module of this name say -m json.tool"),
         (["launch", "-n", "0", "script.py"], "at least 1 worker"),
         (["launch", "-n", "-3", "script.py"], "at least 1 worker"),
         (["launch", "-n", "2000", "script.py"], "1 to 1024"),

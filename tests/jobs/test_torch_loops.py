@@ -50,6 +50,16 @@ def test_parameters_that_come_to_differ_between_workers_are_refused(run_job, cas
     run_job(script_path("torch_loops_drift"), args=[case]).require_success()
 
 
+def test_an_average_that_is_never_called_is_named_with_its_line(run_job):
+    """Though a loop averages other things."""
+    outcome = run_job(script_path("torch_loops_never_called"))
+    assert outcome.result.shared_nothing == (0, 1)
+    for log in outcome.logs:
+        assert (
+            "the GradientAverage (torch_loops_never_called.py:10) was never called: call it as average(len(x))" in log
+        )
+
+
 def test_a_single_worker_trains_as_without(solo_worker):
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
     average = GradientAverage(solo_worker, model)

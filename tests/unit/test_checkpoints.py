@@ -35,7 +35,7 @@ from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules import EASGD
 from platoon_base.sharding import Position
-from platoon_base.system.folder_lock import LOCK_FILE, is_locked, locks_stay_on_this_host
+from platoon_base.system.folder_lock import LOCK_FILE, FolderLock, is_locked, locks_stay_on_this_host
 
 pytestmark = pytest.mark.base
 
@@ -279,6 +279,32 @@ def test_a_writer_on_another_host_is_noticed_too(tmp_path):
             CheckpointFolder(tmp_path)
         holder.communicate("\n")
     CheckpointFolder(tmp_path).close()
+
+
+@pytest.mark.parametrize("kind", [CheckpointFolder, FolderLock])
+def test_who_may_only_read_a_folder_keeps_no_job_out(tmp_path, kind):
+    """Any user who may read it can lock it. The lock of a job is on a file that others cannot open."""
+    tmp_path.chmod(0o755)
+    (tmp_path / LOCK_FILE).touch(0o644)  # as that of a folder that was copied
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        assert not is_locked(tmp_path)
+        held = kind(tmp_path)
+        assert is_locked(tmp_path)
+        held.close()
+        assert (tmp_path / LOCK_FILE).stat().st_mode & 0o777 == 0o600
+    finally:
+        os.close(fd)
+    tmp_path.chmod(0o700)  # systemd-tmpfiles leaves a locked folder alone
+    held = kind(tmp_path)
+    fd = os.open(tmp_path, os.O_RDONLY)
+    try:
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(fd)
+        held.close()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])

@@ -125,6 +125,23 @@ def test_a_holder_that_never_lets_go_is_named_in_the_error(tmp_path):
     waiter.release()
 
 
+@pytest.mark.parametrize(("folder_mode", "mode"), [(0o755, 0o600), (0o777, 0o666)])
+def test_other_users_can_open_the_lock_file_only_where_they_share_the_cache(tmp_path, folder_mode, mode):
+    from platoon_base.compat.theano.compile_lock import FileLock
+
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    folder.chmod(folder_mode)
+    before = os.umask(0)
+    try:
+        lock = FileLock(folder / "compiledir.flock")
+        lock.acquire()
+        lock.release()
+    finally:
+        os.umask(before)
+    assert lock.path.stat().st_mode & 0o777 == mode
+
+
 def test_a_lock_file_that_was_cleared_away_is_made_anew(tmp_path):
     from platoon_base.compat.theano.compile_lock import CompileLockTimeoutError, FileLock
 

@@ -224,6 +224,7 @@ def test_a_worker_is_seen_to_wait_at_the_first_look():
         (Phase.EXPECTED, NOT_YET, "importing"),
         (Phase.JOINED, NOT_YET, "joined"),
         (Phase.JOINED, COMPILING, "compiling"),
+        (Phase.JOINED, NOT_YET._replace(bound=2), "joined"),  # as a loop of PyTorch
         (Phase.TRAINING, NOT_YET, "compiling"),
         (Phase.TRAINING, COMPILING._replace(syncs=3), "training"),  # a plain loop that tells no steps
         (Phase.JOINED, steps(1, 101.0), "training"),
@@ -234,6 +235,21 @@ def test_a_worker_is_seen_to_wait_at_the_first_look():
 )
 def test_states(phase, progress, state):
     assert workers_of(recent_of(snapshot([progress], phases=[phase])))[0].split()[2] == state
+
+
+def test_epochs_that_nobody_reports_are_not_shown_as_the_first():
+    progress = steps(12, 101.0)._replace(epoch=0)
+    recent = recent_of(snapshot([progress]))
+    assert workers_of(recent)[0].split()[3] == "-"
+    assert "12 batches" in plain_line(recent)[1]
+    assert "epoch" not in plain_line(recent)[1]
+
+
+@pytest.mark.parametrize(("ended", "state"), [(False, "interrupted"), (True, "finished")])
+def test_a_worker_that_leaves_as_the_job_is_interrupted_has_not_finished_yet(ended, state):
+    shown = snapshot([steps(1, 101.0)], phases=[Phase.LEFT])._replace(interrupted=True)
+    shown.participants[0].ended = ended
+    assert workers_of(recent_of(shown))[0].split()[2] == state
 
 
 @pytest.mark.parametrize("workers", [1, 4, 16, 40, 64, 256])

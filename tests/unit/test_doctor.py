@@ -100,6 +100,11 @@ def test_what_is_not_here_and_what_nothing_here_uses_is_one_line(monkeypatch):
     assert lines[5].startswith("1 of 2 checks are ok")
     there = absent._replace(works=True, finding="1.0.5", remedy="", absent=False)
     assert any("get g++" in line for line in seen(monkeypatch, [compiler, there]))
+    assert lines[5].endswith("install what your scripts import")
+    kernels = Check("compression between hosts", True, "C extension", group="this package")
+    lines = seen(monkeypatch, [kernels, absent, broken])
+    assert "ok  compression between hosts C extension" in lines
+    assert lines[-1].endswith("no framework works here, so only loops on NumPy arrays can be trained")
     every = seen(monkeypatch, [compiler, absent], "--all")
     assert any("get Theano" in line for line in every)
     assert not any("not here" in line for line in every)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.place import LOCAL, Place, find_place
+from platoon_base.hosts.place import LOCAL, Place, find_copies, find_place
 
 pytestmark = pytest.mark.base
 
@@ -175,3 +175,51 @@ def test_the_originals_launcher_refuses(write_script, tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 2
     assert "this is host 1 of 2, says srun" in done.stderr
+
+
+# The processes that an engine has started as this one, and the rank of this one; None where there is one.
+COPIES = {
+    "none": ({}, None),
+    "torchrun": ({"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1"}, (2, 1)),
+    "torchrun with one process": ({"WORLD_SIZE": "1", "RANK": "0"}, None),
+    "torchrun with one process within srun": ({**srun(2, 0, "1(x2)"), "WORLD_SIZE": "1", "RANK": "0"}, None),
+    "WORLD_SIZE alone": ({"WORLD_SIZE": "8"}, None),
+    "WORLD_SIZE of somebody else": ({"WORLD_SIZE": "big", "RANK": "a"}, None),
+    "horovodrun": ({"HOROVOD_SIZE": "4", "HOROVOD_RANK": "0"}, (4, 0)),
+    "mpirun, two on this host": (mpirun(2, 0, 2), (2, 0)),
+    "mpirun -np 1 within srun": ({**srun(2, 0, "1(x2)"), **mpirun(1, 0, 1)}, None),
+    "mpiexec of MPICH": ({"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "2"}, (2, 1)),
+    "MVAPICH": ({"MV2_COMM_WORLD_SIZE": "3", "MV2_COMM_WORLD_RANK": "2"}, (3, 2)),
+    "srun": (srun(4, 3, "2(x2)", 1), (4, 3)),
+    "srun -n1": (srun(1, 0, "1"), None),
+    "the batch script of an allocation": ({"SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_PROCID": "0"}, None),
+    "a step of one task in it": ({"SLURM_NTASKS": "4", **srun(1, 0, "1")}, None),
+}
+
+
+@pytest.mark.parametrize("case", COPIES)
+def test_processes_that_an_engine_has_started_without_a_launcher(case):
+    environment, expected = COPIES[case]
+    found = find_copies(environment)
+    assert found == expected if expected is None else found[:2] == expected
+
+
+@pytest.mark.parametrize(("rank", "job", "warns"), [("0", False, True), ("1", False, False), ("0", True, False)])
+def test_the_first_of_such_processes_is_warned_that_it_trains_alone(tmp_path, rank, job, warns):
+    """By `connect`, through which all adapters go; not in a worker of a job, and once."""
+    script = tmp_path / "train.py"
+    script.write_text("from platoon_base import connect\nfor _ in range(2):\n    connect().close()\n")
+    environment = {**os.environ, "WORLD_SIZE": "2", "RANK": rank}
+    words = ["-m", "platoon_base", "launch", "-n", "1", "--tee", "all"] if job else []
+    done = subprocess.run(
+        [sys.executable, *words, str(script)],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    text = "2 processes were started by torchrun or the like (WORLD_SIZE=2), and each of them trains alone"
+    assert (done.stdout + done.stderr).count(text) == warns
+    assert ("`platoon launch -n 2`" in done.stderr) == warns

@@ -162,7 +162,7 @@ def test_charts_of_training_and_validation_are_in_files_of_their_own(recorder, t
     figures = re.findall("<figure>.*?</figure>", (tmp_path / "run.html").read_text(), re.DOTALL)
     heights = {re.search("<title>(.*?)</title>", each)[1]: float(re.search(r"viewBox=\"0 0 420 ([\d.]+)\"", each)[1])
                for each in figures}  # fmt: skip
-    assert list(heights) == ["Training loss", "loss", "valid_error_rate", "rate", "Steps per second"]
+    assert list(heights) == ["Training loss", "val_loss", "valid_error_rate", "rate", "Steps per second"]
     assert {path.name for path in tmp_path.glob("*.png")} == {"run_training.png", "run_validation.png"}
     sizes = {}
     for name in ("training", "validation"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,7 +16,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import running
 from platoon_base.worker_process.program import Program
 
-__all__ = ["SCRIPT", "job_argument", "program_and_args", "result_file"]
+__all__ = ["SCRIPT", "hint_of_misplaced", "job_argument", "program_and_args", "result_file"]
 
 SCRIPT = {"allow_interspersed_args": False}  # what follows the script is the script's
 
@@ -60,6 +61,41 @@ def program_and_args(words: Sequence[str]) -> tuple[Program, list[str]]:
     program, args = Program.of(words)
     program.require()
     return program, args
+
+
+def hint_of_misplaced(context: click.Context, program: Program, args: Sequence[str]) -> str:
+    """Return a hint if options of this command stand behind the script, which does not mention them; or an empty text.
+
+    Parameters
+    ----------
+    context : click.Context
+    program : Program
+    args : sequence of str
+        Those of the script.
+    """
+    known = {name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    found = [word.partition("=")[0] for word in args if word.startswith("-")]
+    texts = []
+    for path in program.files():
+        with contextlib.suppress(OSError):
+            texts.append(path.read_text(errors="replace"))
+    text = "\n".join(texts)
+    names = [name for name in dict.fromkeys(found) if name in known and not _mentions(text, name)]
+    if not names:
+        return ""
+    listed, several = " and ".join(names), len(names) > 1
+    if several:
+        what = f"{listed} stand behind {program.shown}, so they go to the script. Options"
+    else:
+        what = f"{listed} stands behind {program.shown}, so it goes to the script. An option"
+    return f"{what} of {context.command_path} must stand before it"
+
+
+def _mentions(text: str, option: str) -> bool:
+    """Return whether a script seems to have an option; one with a long name may be made of a variable's name."""
+    if not option.startswith("--"):
+        return re.search(rf"""['"]{option}['"]""", text) is not None
+    return re.search(rf"\b{option[2:].replace('-', '[-_]')}\b", text) is not None
 
 
 @contextlib.contextmanager

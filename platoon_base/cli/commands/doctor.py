@@ -53,6 +53,9 @@ def command(as_json: bool, every: bool) -> None:
         text += f"; without {', '.join(needed)} no job runs well: do what stands there first"
     elif missing:
         text += "; what is not is optional: install what your scripts import"
+    frameworks = [check for check in found if check.group == "frameworks" and check.name != "mpi4py"]
+    if frameworks and not any(check.works for check in frameworks):
+        text += "; no framework works here, so only loops on NumPy arrays can be trained"
     click.echo(text)
 
 
@@ -68,7 +71,7 @@ def _print(check: Check) -> None:
         click.style("ok  ", fg="green") if check.works else click.style("no  ", fg="red" if check.needed else "yellow")
     )
     first, *rest = _broken(check.finding)
-    click.echo(f"{mark}{check.name:{_NAME}}{first}")
+    click.echo(f"{mark}{check.name:{_NAME - 1}} {first}")
     for line in rest + (_broken(f"-> {check.remedy}") if check.remedy else []):
         click.echo(f"{'':{_INDENT}}{line}")
 

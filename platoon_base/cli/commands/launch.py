@@ -11,7 +11,7 @@ import click
 
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
-from platoon_base.cli.commands.arguments import SCRIPT, program_and_args, result_file
+from platoon_base.cli.commands.arguments import SCRIPT, hint_of_misplaced, program_and_args, result_file
 from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.deterministic import Determinism, deterministic_options
@@ -237,6 +237,8 @@ def command(
     if line := training_line(click.get_current_context()):
         report.print_line(console, line)
     program, _ = program_and_args(["-m", script] if module else [script])
+    if hint := hint_of_misplaced(click.get_current_context(), program, args):
+        report.print_line(console, hint)
     place = hosts.place
     if place.host:
         sys.exit(serve_other_host(console, hosts, program, args, workers, devices, center, log_dir, data_server))

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from platoon_base.cli import report
-from platoon_base.cli.commands.arguments import SCRIPT, program_and_args, result_file
+from platoon_base.cli.commands.arguments import SCRIPT, hint_of_misplaced, program_and_args, result_file
 from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
 from platoon_base.cli.help_page import GroupedCommand
 from platoon_base.cli.json_file import no_job_fails_by, write_bytes, write_json, write_text
@@ -156,6 +156,8 @@ def command(
     console = report.open_console()
     report.log_to(console)
     program, _ = program_and_args(["-m", script] if module else [script])
+    if hint := hint_of_misplaced(click.get_current_context(), program, args):
+        report.print_line(console, hint)
     require_this_host(())
     require_one_host()
     chosen = chosen_devices(workers, devices)

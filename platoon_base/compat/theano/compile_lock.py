@@ -74,7 +74,9 @@ class FileLock:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         deadline = time.monotonic() + self.timeout_s
         while self._descriptor is None:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # Another user who may read it could lock it; a cache that several users write to is theirs together.
+            mode = 0o666 if self.path.parent.stat().st_mode & 0o022 else 0o600
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
             try:
                 self._wait(descriptor, deadline)
                 if self._names(descriptor):

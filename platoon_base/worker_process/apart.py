@@ -1,0 +1,211 @@
+"""A warning in the first minute of a training in which the workers of a job do not cooperate.
+
+A thread looks at what the main thread runs, from time to time. Frameworks register which of their functions train.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import NamedTuple
+
+from platoon_base.frameworks.registered import Registrations, registered
+from platoon_base.system.environment import RANK, WORKERS
+
+__all__ = ["AFTER_S", "Cooperation", "Intent", "Watch", "intend", "unused", "watch"]
+
+log = logging.getLogger(__name__)
+
+AFTER_S = 30.0  # from the first step that is seen to the warning
+_LEAST_SAMPLES = 3
+_LEAST_STEPS = 20  # steps that the script has counted show a training as well
+_QUICK_INTERVAL_S, _SLOW_INTERVAL_S, _QUICK_FOR_S = 0.05, 0.5, 120.0
+_ANY_LOOP = "Worker.init_shared_params and sync_params in the loop make them train one model"
+
+_intents: weakref.WeakSet[Intent] = weakref.WeakSet()
+
+
+class Intent:
+    """An object by which a script means to train one model, such as a `GradientAverage`. Set ``used`` at its first use.
+
+    Parameters
+    ----------
+    what : str
+        As the script has made it.
+    unused : str
+        The predicate of the warning, and what to do, such as ``"was never called: call ..."``.
+    needed : callable, optional
+        Returns whether a training goes on that needs the object, such as a change of its parameters.
+    """
+
+    def __init__(self, what: str, unused: str, needed: Callable[[], bool] | None = None) -> None:
+        self.used = False
+        self._text = f"{_call_of_script(what)} {unused}"
+        self.needed = needed
+
+    @property
+    def text(self) -> str:
+        """The warning."""
+        return f"{self._text}. Until then each worker trains a model of its own"
+
+
+class Cooperation(NamedTuple):
+    """What a worker knows about its part in the job.
+
+    Attributes
+    ----------
+    combined : bool
+        Whether values of models went to other workers, or parameters are shared.
+    steps : int
+        Number of steps that the script or an adapter has counted.
+    synced : bool
+        Whether parameters were synchronized with a center.
+    joined : bool
+        Whether the script has joined the job.
+    """
+
+    combined: bool = False
+    synced: bool = False
+    steps: int = 0
+    joined: bool = True
+
+
+_cooperation: Callable[[], Cooperation] = lambda: Cooperation(joined=False)  # noqa: E731 - replaced by `watch`
+
+
+_watch: Watch | None = None
+
+
+def watch(cooperation: Callable[[], Cooperation]) -> None:
+    """Let the watch of this process know the part of this worker in its job."""
+    global _cooperation
+    _cooperation = cooperation
+
+
+def intend(what: str, unused: str, needed: Callable[[], bool] | None = None) -> Intent:
+    """Record what a script has made to train one model; see `Intent`. The owner must keep it."""
+    intent = Intent(what, unused, needed)
+    _intents.add(intent)
+    return intent
+
+
+def unused(known: Cooperation) -> list[Intent]:
+    """Return the intents that were needed and never used; none before a training was seen, or beside a center."""
+    if known.synced or (_watch is not None and not _watch.has_seen_training):
+        return []
+    return [each for each in list(_intents) if not each.used and each.needed is not None and each.needed()]
+
+
+class Watch:
+    """Decides when to warn. It has no clock and no threads.
+
+    Parameters
+    ----------
+    workers : int
+        Number of workers of the job.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._since: float | None = None
+        self._samples = 0
+        self._first_steps: int | None = None
+
+    @property
+    def has_seen_training(self) -> bool:
+        """Whether the worker has been seen to train several times."""
+        return self._samples >= _LEAST_SAMPLES
+
+    def sample(self, now: float, framework: str, known: Cooperation, remedy: str = "") -> str:
+        """Take what the worker does now; return the warning if it is due, or an empty text.
+
+        Parameters
+        ----------
+        now : float
+            In seconds.
+        framework : str
+            The framework by which the worker trains now; empty if it does not.
+        known : Cooperation
+        remedy : str
+            How scripts of that framework train one model.
+        """
+        counted = known.steps - (self._first_steps or 0) if known.steps else 0
+        self._first_steps = known.steps if self._first_steps is None and known.steps else self._first_steps
+        if framework or (counted and self._since is None):
+            self._since = now if self._since is None else self._since
+            self._samples += bool(framework)
+        if self._since is None or now < self._since + AFTER_S:
+            return ""
+        if not self.has_seen_training and counted < _LEAST_STEPS:
+            return ""
+        needed = unused(known)
+        if needed:
+            return needed[0].text
+        if known.combined:
+            return ""
+        made = next((each for each in list(_intents) if not each.used), None)
+        if made is not None:
+            return made.text
+        alone = "combined no parameters and no gradients with the others" if known.joined else "not joined its job"
+        return (
+            f"this worker has trained for {now - self._since:.0f} s and {alone}: the {self._workers} workers train "
+            f"{self._workers} separate models. {remedy or _ANY_LOOP}"
+        )
+
+
+def begin() -> None:
+    """Watch this process, if it is one of several workers."""
+    workers = os.environ.get(WORKERS, "1")
+    global _watch
+    if workers.isdigit() and int(workers) > 1 and RANK in os.environ:
+        _watch = Watch(int(workers))
+        threading.Thread(target=_run, args=(_watch,), name="platoon-apart", daemon=True).start()
+
+
+def _run(decision: Watch) -> None:
+    found, began = registered(), time.monotonic()
+    while True:
+        now = time.monotonic()
+        known = _cooperation()
+        idle = known.combined and all(each.used for each in list(_intents))
+        framework = "" if idle else _trains(found)
+        text = decision.sample(now, framework, known, _remedy(found, framework))
+        if text and not any(frame.has_group() for frame in found.frameworks.values()):
+            log.warning("%s", text)
+            return
+        time.sleep(_SLOW_INTERVAL_S if idle or now > began + _QUICK_FOR_S else _QUICK_INTERVAL_S)
+
+
+def _trains(found: Registrations) -> str:
+    """Return the framework whose function for training the main thread runs now; empty if it runs none."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        for name, framework in found.frameworks.items():
+            if framework.trains(frame):
+                return name
+        frame = frame.f_back
+    return ""
+
+
+def _remedy(found: Registrations, name: str) -> str:
+    """Return how to train one model with a framework, or with those that are imported."""
+    if name and found.frameworks[name].one_model_by:
+        return found.frameworks[name].one_model_by
+    return ", or: ".join(
+        each.one_model_by for other, each in found.frameworks.items() if each.one_model_by and other in sys.modules
+    )
+
+
+def _call_of_script(what: str) -> str:
+    """Return how and where the script has called this package, such as ``prepare (train.py:12)``."""
+    packages = (*registered().packages, "platoon_base")
+    frame, name = sys._getframe(1), what
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in packages:
+        name = what if frame.f_code.co_name == "__init__" else frame.f_code.co_name
+        frame = frame.f_back
+    return f"{name} ({os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno})"

@@ -1,0 +1,121 @@
+"""Workers that train and do not cooperate: when it is said, in which words, and which frames of a stack train."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from platoon_base import compat
+from platoon_base.frameworks import registered
+from platoon_base.worker_process.apart import AFTER_S, Cooperation, Watch, intend, watch
+
+pytestmark = pytest.mark.base
+
+
+@pytest.fixture(autouse=True)
+def of_no_job():
+    yield
+    watch(lambda: Cooperation(joined=False))
+
+
+def training():
+    """Return the frameworks by which this thread trains now, as the watch finds them."""
+    frame, found = sys._getframe(1), set()
+    while frame is not None:
+        found |= {name for name, framework in registered().frameworks.items() if framework.trains(frame)}
+        frame = frame.f_back
+    return found
+
+
+def warnings_of(known, framework="torch", seconds=AFTER_S + 1, every_s=0.5):
+    decision = Watch(2)
+    return [decision.sample(k * every_s, framework, known(k), "Do this") for k in range(round(seconds / every_s))][-1]
+
+
+def test_a_training_of_half_a_minute_without_a_word_to_the_others_is_said():
+    found = warnings_of(lambda k: Cooperation())
+    assert "and combined no parameters and no gradients with the others: the 2 workers train 2 separate" in found
+    assert found.endswith("models. Do this")
+    assert "not joined its job" in warnings_of(lambda k: Cooperation(joined=False))
+    assert warnings_of(lambda k: Cooperation(), seconds=AFTER_S) == ""
+
+
+def test_what_trains_nothing_or_cooperates_is_not():
+    assert warnings_of(lambda k: Cooperation(), framework="", seconds=3600) == ""  # it compiles, evaluates, or maps
+    assert warnings_of(lambda k: Cooperation(combined=True), seconds=3600) == ""
+    assert warnings_of(lambda k: Cooperation(steps=1), framework="", seconds=3600) == ""
+    assert warnings_of(lambda k: Cooperation(combined=True, steps=k), framework="", seconds=3600) == ""
+
+
+def test_steps_that_the_script_counts_show_a_training_too():
+    assert "2 separate models" in warnings_of(lambda k: Cooperation(steps=k), framework="")
+
+
+def test_an_object_that_is_never_used_is_named_with_its_line():
+    changed = False
+    line = sys._getframe().f_lineno + 1
+    average = intend("the average", "was never called: call it", lambda: changed)
+    combined = Cooperation(combined=True)
+    assert warnings_of(lambda k: combined) == ""  # its parameters have not changed
+    changed = True
+    expected = f"intend (test_apart.py:{line}) was never called: call it. Until then each worker trains a model"
+    assert warnings_of(lambda k: combined).startswith(expected)
+    assert warnings_of(lambda k: Cooperation(combined=True, synced=True)) == ""  # a rule shares the model
+    average.used = True
+    assert warnings_of(lambda k: combined) == ""
+
+
+def test_the_frames_of_theanos_training():
+    compat.apply()
+    theano = pytest.importorskip("theano", reason="needs Theano: see docs/install.md")
+    seen = []
+
+    class Watched(theano.Op):
+        itypes = otypes = (theano.tensor.dscalar,)
+
+        def perform(self, node, inputs, outputs):
+            seen.append(training())
+            outputs[0][0] = inputs[0]
+
+    w = theano.shared(1.0)
+    theano.function([], Watched()(w), updates=[(w, w + 1)])()
+    theano.function([], Watched()(w))()
+    assert seen == [{"theano"}, set()]
+
+
+def test_the_frames_of_torchs_training():
+    torch = pytest.importorskip("torch", reason="needs torch: `make test` runs this file in .nox/keras3")
+    seen = []
+
+    def closure():
+        seen.append(training())
+        return torch.zeros(())
+
+    torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1).step(closure)
+    assert seen == [{"torch"}]
+    weight = torch.zeros(2, requires_grad=True)
+    weight.register_hook(lambda gradient: seen.append(training()))
+    weight.sum().backward()  # also where inputs are changed for an evaluation
+    assert seen[1:] == [set()]
+
+
+@pytest.mark.keras
+def test_the_frames_of_kerass_training():
+    compat.apply()
+    keras = pytest.importorskip("keras", reason="needs Keras: see docs/keras.md")
+    seen = {}
+    x = np.zeros((4, 2), "float32")
+    inputs = keras.layers.Input((2,))
+    model = keras.models.Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", "mse")
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            seen["fit"] = training()
+
+        def on_test_batch_begin(self, batch, logs=None):
+            seen["evaluate"] = training()
+
+    model.fit(x, x[:, :1], verbose=0, callbacks=[Look()])
+    model.evaluate(x, x[:, :1], verbose=0, callbacks=[Look()])
+    assert seen == {"fit": {"keras"}, "evaluate": set()}
