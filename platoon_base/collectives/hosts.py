@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
@@ -27,6 +26,7 @@ from platoon_base.links.handshake import HANDSHAKE_S, Address, Listener, open_li
 from platoon_base.links.stream import Stream
 from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.shm.liveness import Liveness
+from platoon_base.system.awake import awake
 from platoon_base.system.text import to_bytes
 
 __all__ = ["HostsCollective"]
@@ -249,11 +249,11 @@ class _Forming:
         self._shared: GroupSegment | None = None
         self._streams: dict[int, Stream] = {}
         self._library: HostsLibrary | None = None
-        self._absent_since = time.monotonic()
+        self._absent_since = awake()
 
     def run(self) -> tuple[GroupSegment, list[tuple[int, Stream]], HostsLibrary | None]:
         """Return this host's shared memory, this rank's links, and the library, if the world's back end is one."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = awake() + self._timeout_s
         notes = self._step("form the collective of all hosts", self._listen)
         if self._index == 0:
             self._step("share memory on each host", self._create)
@@ -272,7 +272,7 @@ class _Forming:
 
         def load(on_first_host: bool, port: int = 0) -> _Note:
             if self._index == 0 and on_first_host == (self._world.host == 0):
-                left_s = max(deadline - time.monotonic(), 0.1)
+                left_s = max(deadline - awake(), 0.1)
                 self._library = LIBRARIES[backend](self._world, port, left_s)
             return _Note(store=self._library.port if self._library else 0)
 
@@ -359,7 +359,7 @@ class _Forming:
             why = self._liveness.why_absent(gone) or f"ranks {gone} are gone"
             raise WorkerLostError(f"a group of all {self._world.size} workers cannot be formed: {why}")
         # A rank that has failed is in the next rendezvous already; so is one whose link is just being opened.
-        now = time.monotonic()
+        now = awake()
         if not self._liveness.why_absent(ranks):
             self._absent_since = now
         elif now > self._absent_since + 2 * HANDSHAKE_S:

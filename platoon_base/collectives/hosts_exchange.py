@@ -30,6 +30,7 @@ from platoon_base.collectives.hosts_parts import (
     finished,
     is_wide,
 )
+from platoon_base.system.awake import awake
 
 __all__ = ["HostsExchange"]
 
@@ -135,7 +136,7 @@ class HostsExchange:
 
     def resume(self, patience_s: float) -> int:
         """Go on until the call has ended, or AGAIN when nothing happens for so long."""
-        self._until = time.monotonic() + patience_s
+        self._until = awake() + patience_s
         self.busy = True
         try:
             for status in self._running:
@@ -155,7 +156,7 @@ class HostsExchange:
             self._links.pump()  # finding out why a rank is absent may have taken long
         found = {member for link in self._links.quiet(self._owes) for member in link.missing}
         pending = self._pending
-        if not found and pending is not None and (pending.why_failed() or time.monotonic() > self.stall_allowed_until):
+        if not found and pending is not None and (pending.why_failed() or awake() > self.stall_allowed_until):
             found = {link.to.member for link in self._links.all}  # they have left without sending the result
         return sorted(found)
 
@@ -330,7 +331,7 @@ class HostsExchange:
 
     def _by_the_library(self, array: Array, out: Array, op: str) -> Steps:
         """Combine an array on each host, sum over the hosts by a library, and broadcast the result on each host."""
-        self.stall_allowed_until = time.monotonic() + _LIBRARY_S + array.nbytes / _LIBRARY_BYTES_PER_S
+        self.stall_allowed_until = awake() + _LIBRARY_S + array.nbytes / _LIBRARY_BYTES_PER_S
         if self._library is None:
             yield from self._inside("all_reduce", "sum", array, out)
         else:
@@ -478,10 +479,10 @@ class HostsExchange:
         self._within, self._owes = False, Link.owes_head
         links = self._links
         links.announce(as_bytes(out))
-        until = time.monotonic() + SPIN_S
+        until = awake() + SPIN_S
         while not links.agree():
             if not links.pump(1):
-                if time.monotonic() > until:
+                if awake() > until:
                     return AGAIN
                 os.sched_yield()
         if not links.sent():
@@ -534,13 +535,13 @@ class HostsExchange:
             self._links.pump()
             if self._memory.broken:
                 yield BROKEN
-            if time.monotonic() >= self._until:
+            if awake() >= self._until:
                 yield AGAIN
             status = self._local.resume(self._patience())
         self._first = None
 
     def _patience(self) -> float:
-        left_s = max(self._until - time.monotonic(), 0.0)
+        left_s = max(self._until - awake(), 0.0)
         return min(left_s, _LINK_POLL_INTERVAL_S) if self._links.work is not None or not self._links.sent() else left_s
 
     def _wait(self, done: Callable[[], bool], owes: Callable[[Link], bool]) -> Steps:
@@ -555,7 +556,7 @@ class HostsExchange:
                 yield MISMATCH
             if self._memory.broken and not done():
                 yield BROKEN
-            now = time.monotonic()
+            now = awake()
             if now >= self._until:
                 yield AGAIN  # even while data arrive: another thread may close the group
             elif moved:
@@ -580,9 +581,9 @@ class HostsExchange:
         self._pending = pending = library.begin_sum(array)
         # A rank that has left has the result, so the data for this rank are on their way.
         self._within, self._owes = False, lambda link: not link.left
-        since = looked = time.monotonic()
+        since = looked = awake()
         while not pending.done():
-            if (now := time.monotonic()) >= looked + _LINK_POLL_INTERVAL_S:
+            if (now := awake()) >= looked + _LINK_POLL_INTERVAL_S:
                 looked = now
                 self._links.pump()
                 if self._memory.broken:

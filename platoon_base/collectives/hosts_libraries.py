@@ -10,7 +10,6 @@ import ctypes
 import importlib
 import queue
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ import numpy as np
 
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.hosts.world import GLOO, MPI, World
+from platoon_base.system.awake import awake
 
 __all__ = ["LIBRARIES", "HostsLibrary", "Pending", "takes"]
 
@@ -81,12 +81,12 @@ class _GlooSum:
         try:
             self._work.wait()
         except RuntimeError as exc:
-            self._failure, self._failed_at = str(exc).splitlines()[0], time.monotonic()
+            self._failure, self._failed_at = str(exc).splitlines()[0], awake()
             return False
         return True
 
     def why_failed(self) -> str:
-        late = self._failure and time.monotonic() > self._failed_at + _CAUSE_TIMEOUT_S
+        late = self._failure and awake() > self._failed_at + _CAUSE_TIMEOUT_S
         return f"gloo could not add the arrays of the hosts: {self._failure}" if late else ""
 
 
@@ -115,7 +115,7 @@ class GlooHosts:
             world.addresses[0], port, world.hosts, port == 0, timedelta(seconds=timeout_s), wait_for_workers=False
         )
         self.port = int(self._store.port)
-        self._world, self._until = world, time.monotonic() + timeout_s
+        self._world, self._until = world, awake() + timeout_s
         # Create the device now: that fails if the address is not this host's, and the others must not wait then.
         self._device = distributed.ProcessGroupGloo.create_device(hostname=world.addresses[world.host])
         self._group: Any = None
@@ -125,7 +125,7 @@ class GlooHosts:
         group = self._torch.distributed.ProcessGroupGloo
         options = group._Options()
         options._devices = [self._device]
-        options._timeout = timedelta(seconds=max(self._until - time.monotonic(), 1.0))
+        options._timeout = timedelta(seconds=max(self._until - awake(), 1.0))
         self._group = group(self._store, self._world.host, self._world.hosts, options)
         self._group._set_default_timeout(timedelta(seconds=_LIBRARY_TIMEOUT_S))
 
