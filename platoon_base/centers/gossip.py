@@ -15,7 +15,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -39,6 +38,7 @@ from platoon_base.rules.center import Adopt, gossips
 from platoon_base.rules.easgd import EASGD
 from platoon_base.rules.gosgd import GoSGD
 from platoon_base.shm.segments import Name, Segment
+from platoon_base.system.awake import awake
 
 __all__ = ["GossipCenter", "GossipCenters"]
 
@@ -290,7 +290,7 @@ class GossipCenter:
         On several hosts it returns once all of them have the values.
         """
         self.slots.require_own()
-        deadline, count = time.monotonic() + timeout_s, 0
+        deadline, count = awake() + timeout_s, 0
         with self._one_thread:
             slots = self.slots.every()
             try:  # all are locked together, so that what was sent before comes before the first of them or behind all
@@ -308,7 +308,7 @@ class GossipCenter:
                 for slot in slots:
                     slot.locks.release_all()
         if self.hosts is not None:
-            self.overwrites.await_all_hosts(count, max(deadline - time.monotonic(), _MIN_S))
+            self.overwrites.await_all_hosts(count, max(deadline - awake(), _MIN_S))
 
     def _put_all(self, values: Sequence[Array]) -> bool:
         with self._one_thread:

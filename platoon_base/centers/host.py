@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +33,7 @@ from platoon_base.layout import ALIGNMENT, Layout
 from platoon_base.rules.center import Rule, average_of, end_momentum, local_sources, momenta, rule_of_moments
 from platoon_base.rules.outer import OuterRule, fragments_of, waits
 from platoon_base.shm.segments import Name, Segment
+from platoon_base.system.awake import awake
 
 __all__ = ["COURIER", "STRIPE_BYTES", "HostCenter", "HostCenters"]
 
@@ -199,9 +199,9 @@ class HostCenter:
 
         if self.across_hosts is not None:
             self._require_open()
-            began = time.monotonic()
+            began = awake()
             self.across_hosts.wait(number, timeout_s)
-            timeout_s = max(timeout_s - (time.monotonic() - began), _MIN_S)
+            timeout_s = max(timeout_s - (awake() - began), _MIN_S)
         return self._visit_round(take, timeout_s)
 
     def _visit_round(
@@ -272,7 +272,7 @@ class HostCenter:
     def _overwrite(self, work: Callable[[Stripe], None], timeout_s: float) -> None:
         """Do ``work`` with all stripes locked, and wait until the other hosts have the center."""
         self._require_open()
-        deadline = time.monotonic() + timeout_s
+        deadline = awake() + timeout_s
         with self._one_thread:
             try:
                 if not self._locks.lock_all(deadline):
@@ -283,7 +283,7 @@ class HostCenter:
                 count = self.overwrites.note()
             finally:
                 self._locks.release_all()
-        self.overwrites.await_all_hosts(count, max(deadline - time.monotonic(), _MIN_S))
+        self.overwrites.await_all_hosts(count, max(deadline - awake(), _MIN_S))
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Overwrite this center with another host's, at round ``number``; False if a stripe stayed locked."""

@@ -35,6 +35,7 @@ from platoon_base.centers.round_kernels import RoundKernels, blocks, undo_bytes
 from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, cut
 from platoon_base.layout import Layout
 from platoon_base.rules.outer import OuterRule
+from platoon_base.system.awake import awake
 from platoon_base.views import array_on
 
 __all__ = ["WORDS", "Rounds", "StripeArrays", "open_rounds", "rounds_bytes", "use_other"]
@@ -219,16 +220,16 @@ class Rounds:
         visit : callable
             ``visit(between)``, with whether it is such a moment.
         lock_all : callable
-            Locks all stripes, up to a deadline by `time.monotonic`; returns whether it did.
+            Locks all stripes, up to a deadline by `awake`; returns whether it did.
         free : callable
             Unlocks those that are locked.
         patience_s : float
         """
-        deadline, pause = time.monotonic() + patience_s, FIRST_PAUSE_S
+        deadline, pause = awake() + patience_s, FIRST_PAUSE_S
         while True:
             try:
                 between = lock_all(deadline) and self.between()
-                if between or time.monotonic() > deadline:
+                if between or awake() > deadline:
                     if not between:
                         log.warning("no moment between two rounds within %g s: this copy mixes two rounds", patience_s)
                     visit(between)

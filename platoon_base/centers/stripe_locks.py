@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from platoon_base.centers.host_memory import FIRST_HOLDER, FREE, HOLDER_NAMES, byte_of, lock_bytes
 from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, wait_until
 from platoon_base.shm.segments import Segment
+from platoon_base.system.awake import awake
 
 __all__ = ["StripeLocks"]
 
@@ -76,11 +77,11 @@ class StripeLocks:
         self, work: Callable[[Stripe], None], todo: list[Stripe], timeout_s: float, stuck: Mapping[int, int]
     ) -> list[Stripe]:
         given_up: list[Stripe] = []
-        pause, began = FIRST_PAUSE_S, time.monotonic()
+        pause, began = FIRST_PAUSE_S, awake()
         while todo:
             taken = [stripe for stripe in todo if not self._work_locked(work, stripe)]
             worked = len(todo) - len(taken)
-            now = time.monotonic()
+            now = awake()
             # Not in the first pass: a worker that has just locked a stripe has yet to count its visit.
             known = stuck if now - began > _POLL_INTERVAL_S else {}
             hopeless = [stripe for stripe in taken if known.get(stripe.index) == int(stripe.holder["visits"])]
@@ -119,7 +120,7 @@ class StripeLocks:
         return True
 
     def lock_all(self, deadline: float) -> bool:
-        """Lock all stripes together, up to a deadline by `time.monotonic`; False if some stay locked.
+        """Lock all stripes together, up to a deadline by `awake`; False if some stay locked.
 
         Workers hold one stripe each and wait for no second one, so there is no deadlock.
         """
@@ -129,7 +130,7 @@ class StripeLocks:
             todo[:] = [stripe for stripe in todo if not self.lock(stripe)]
             return not todo
 
-        return wait_until(are_locked, deadline - time.monotonic())
+        return wait_until(are_locked, deadline - awake())
 
     def release_all(self) -> None:
         """Unlock every stripe that this handle may hold."""

@@ -11,6 +11,7 @@ import numpy as np
 from platoon_base.centers.host_kernels import Plan
 from platoon_base.layout import Piece
 from platoon_base.rules.center import Rule
+from platoon_base.system.awake import awake
 
 __all__ = [
     "FIRST_PAUSE_S",
@@ -99,9 +100,9 @@ def cut(arrays: Sequence[Array], pieces: tuple[Piece, ...]) -> list[Array]:
 
 def wait_until(done: Callable[[], bool], timeout_s: float) -> bool:
     """Poll ``done``, at growing intervals, until it returns True; return False at the timeout."""
-    deadline, pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
+    deadline, pause = awake() + timeout_s, FIRST_PAUSE_S
     while not done():
-        if time.monotonic() > deadline:
+        if awake() > deadline:
             return False
         time.sleep(pause)
         pause = min(2 * pause, LONGEST_PAUSE_S)

@@ -12,7 +12,6 @@ import math
 import os
 import secrets
 import socket
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
@@ -24,6 +23,7 @@ from platoon_base.channels.host_peer import MAX_PART_BYTES, NO_PEER, Frame, Peer
 from platoon_base.channels.keys import Keys, ServerKeys, ZapHandler, admit_only, use_keys
 from platoon_base.channels.lifeline import Lifeline, Lifelines
 from platoon_base.errors import ConfigurationError
+from platoon_base.system.awake import awake
 
 __all__ = ["MAX_UNIDENTIFIED", "LinkClient", "LinkServer"]
 
@@ -163,7 +163,7 @@ class LinkServer:
         self._fds[fd] = session
         message = peer.take(frame)
         if is_new:
-            peer.send_again(time.monotonic())
+            peer.send_again(awake())
         return message
 
     def _write(self, session: bytes, data: bytes) -> None:
@@ -187,7 +187,7 @@ class LinkServer:
             self._unidentified.pop(fd, None)
             peer = self.peers.get(self._fds.pop(fd, b""))
             if peer is not None:
-                peer.broke(time.monotonic())
+                peer.broke(awake())
         while len(self._unidentified) > MAX_UNIDENTIFIED:
             fd = next(iter(self._unidentified))
             del self._unidentified[fd]
@@ -203,7 +203,7 @@ class LinkServer:
 
     def _note_unidentified(self) -> None:
         """Warn of a connection without the key; seldom, since there may be many."""
-        now = time.monotonic()
+        now = awake()
         if now >= self._next_warning:
             self._next_warning = now + _WARN_EVERY_S
             log.warning("refused a connection to %s: it does not have the key of this user's jobs", self.address)
@@ -299,7 +299,7 @@ class LinkClient:
             if frame is not None and frame.session == self.peer.session:
                 self._take(frame)
         if self._lifeline is not None:
-            self._lifeline.step(time.monotonic())
+            self._lifeline.step(awake())
 
     def hold(self, port: int) -> None:
         """Connect to the first host's port for lifelines: either end then notices when the other's process ends."""
@@ -326,7 +326,7 @@ class LinkClient:
 
     def _note_events(self) -> None:
         while self._monitor.poll(0):
-            event, now = recv_monitor_message(self._monitor)["event"], time.monotonic()
+            event, now = recv_monitor_message(self._monitor)["event"], awake()
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.connected = True
                 self.peer.send_again(now)
@@ -340,7 +340,7 @@ class LinkClient:
     def refused(self) -> bool:
         """See above. Some failures may be those of a launcher that is just ending, or is flooded with connections."""
         since = self._failing_since or math.inf
-        return not self.connected and self._failures >= _FAILURES and time.monotonic() - since > _FAILING_S
+        return not self.connected and self._failures >= _FAILURES and awake() - since > _FAILING_S
 
     def close(self) -> None:
         """Close the socket, after half a second for what was just sent."""

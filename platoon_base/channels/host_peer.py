@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 import struct
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
+
+from platoon_base.system.awake import awake
 
 __all__ = ["HEARTBEAT_S", "HEARTBEAT_TIMEOUT_S", "MAX_MESSAGE_BYTES", "MAX_PART_BYTES", "NO_PEER", "Frame", "Peer"]
 
@@ -125,9 +126,9 @@ class Peer:
     """
 
     def __init__(self, session: bytes, server: bytes, write: Callable[[bytes], None]) -> None:
-        now = time.monotonic()
+        now = awake()
         self.session, self.server = session, server
-        self.last_received_at = self._progress_at = self._wrote_at = self._ticked_at = now
+        self.last_received_at = self._progress_at = self._wrote_at = now
         self.has_lifeline = False
         self._broken_at: float | None = None  # when the connection broke
         self._ended_at: float | None = None  # when the process was seen to end
@@ -168,7 +169,7 @@ class Peer:
                 self._latest_bulk = None
             part, more = waiting.popleft()
             if not self._in_flight:
-                self._progress_at = time.monotonic()
+                self._progress_at = awake()
             self._sent += 1
             self._in_flight[self._sent] = (kind | _MORE * more, part)
             self._bytes_in_flight += len(part)
@@ -181,7 +182,7 @@ class Peer:
 
     def take(self, frame: Frame) -> bytes | None:
         """Take a frame that has come; returns the message that ends with it, None if none does."""
-        self.last_received_at = time.monotonic()
+        self.last_received_at = awake()
         self._broken_at = None
         if self._ended_at is not None and self.last_received_at - self._ended_at > _LAST_FRAMES_S:
             self._ended_at = None  # something on the way has closed a connection
@@ -199,11 +200,8 @@ class Peer:
     def tick(self, now: float) -> None:
         """Send a heartbeat if it is time, and again what was not acknowledged for long; call it several times a second.
 
-        While this process itself stood still (SIGSTOP, a suspended machine) it could hear nothing.
+        All times of this object are by `awake`: while this process itself is stopped it can hear nothing.
         """
-        if now - self._ticked_at > _FRESH_S:
-            self.last_received_at += now - self._ticked_at
-        self._ticked_at = now
         if self._in_flight and now - self._progress_at > _SEND_AGAIN_S:
             self.send_again(now)
         elif now - self._wrote_at >= HEARTBEAT_S:
@@ -243,6 +241,6 @@ class Peer:
         return at is not None and now - at > _BROKEN_S
 
     def _put(self, number: int, kind: int, part: bytes) -> None:
-        self._wrote_at = time.monotonic()
+        self._wrote_at = awake()
         self._acknowledged = self._received
         self._write(Frame(self.session, self.server, number, self._received, kind, part).encode())

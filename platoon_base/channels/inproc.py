@@ -6,7 +6,6 @@ import collections
 import itertools
 import queue
 import threading
-import time
 
 from platoon_base.channels.base import Received
 from platoon_base.channels.server import ControlServer, UserHandler
@@ -15,6 +14,7 @@ from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.encoding import decode_request, encode
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.shm.job_state import JobState
+from platoon_base.system.awake import awake
 
 __all__ = ["InprocClient", "InprocHub"]
 
@@ -77,7 +77,7 @@ class InprocHub:
                 self._lock.release()
 
     def _handle(self, received: Received | None) -> None:
-        now = time.monotonic()
+        now = awake()
         if received is None:
             self._server.carry_out(self._coordinator.tick(now))
         else:
@@ -110,7 +110,7 @@ class InprocClient:
         request_id = next(self._ids).to_bytes(8, "little")
         if self._hub.interrupted:
             return self._leave_for_later(request_id, data)
-        deadline = time.monotonic() + timeout_s
+        deadline = awake() + timeout_s
         self._awaited[request_id] = b""
         try:
             self._hub.receive(Received(self._peer, request_id, data))
@@ -125,7 +125,7 @@ class InprocClient:
     def _take_answer(self, deadline: float) -> bool:
         """Take an answer to any request from the queue; False if none came for a moment."""
         try:
-            answer_id, answer = self._answers.get(timeout=max(0.0, min(_POLL_INTERVAL_S, deadline - time.monotonic())))
+            answer_id, answer = self._answers.get(timeout=max(0.0, min(_POLL_INTERVAL_S, deadline - awake())))
         except queue.Empty:
             return False
         if answer_id in self._awaited:  # others answer requests that timed out
@@ -138,7 +138,7 @@ class InprocClient:
             raise WorkerLostError("this connection was closed during the request")
         if self._hub.closed:
             raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
-        if time.monotonic() > deadline:
+        if awake() > deadline:
             raise CollectiveTimeoutError(
                 f"no answer from the controller within {timeout_s:g} s; give a longer timeout_s"
             )

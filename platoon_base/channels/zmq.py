@@ -24,6 +24,7 @@ from platoon_base.channels.base import Received
 from platoon_base.channels.keys import Keys, ServerKeys, ZapHandler, admit_only, use_keys
 from platoon_base.coordination.messages import MAX_BYTES
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
+from platoon_base.system.awake import awake
 
 __all__ = ["ZmqClient", "ZmqServer"]
 
@@ -104,7 +105,7 @@ class ZmqClient:
 
     def request(self, data: bytes, timeout_s: float) -> bytes:
         """Send a request and wait for its answer; a `ProtocolError` if the controller refuses this worker's keys."""
-        deadline = time.monotonic() + timeout_s
+        deadline = awake() + timeout_s
         request_id = next(self._ids).to_bytes(_ID_BYTES, "little")
         self._awaited[request_id] = b""
         unsent = request_id + data
@@ -129,7 +130,7 @@ class ZmqClient:
         try:
             if self._closing:
                 raise WorkerLostError("this connection is closed; a worker cannot be used after close()")
-            remaining = deadline - time.monotonic()
+            remaining = deadline - awake()
             if unsent and not self._send(unsent):
                 self._check(remaining, timeout_s)
                 return unsent

@@ -22,6 +22,7 @@ from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, Plat
 from platoon_base.shm.calls import Call
 from platoon_base.shm.liveness import Liveness
 from platoon_base.shm.progress_watch import stalled_text
+from platoon_base.system.awake import awake
 
 _guard: Any = None  # the C extension, if it was built
 with contextlib.suppress(ImportError):
@@ -123,8 +124,8 @@ class DeviceGuard:
         self._deadline = ctypes.c_double.from_address(self._address)
 
     def expect(self, deadline_s: float) -> None:
-        """Set the deadline of the next call for ranks that live, by the monotonic clock."""
-        self._deadline.value = deadline_s
+        """Set the deadline of the next call for ranks that live, by `awake`."""
+        self._deadline.value = deadline_s + time.monotonic() - awake()
 
     @property
     def ended(self) -> bool:
@@ -201,7 +202,7 @@ class DeviceWatch:
         self.require_sound()
         if self._done.is_set():
             raise ConfigurationError("this collective is closed")
-        begun, self._caller = time.monotonic(), threading.get_ident()
+        begun, self._caller = awake(), threading.get_ident()
         # All groups of this process share the word: their calls have one order, so they are counted together.
         number = Call.of(int(self._call_counter[0])).number + 1
         self._call = Call(number, signature, begun, begun + timeout_s)
@@ -224,8 +225,8 @@ class DeviceWatch:
         PlatoonError
             See `begin`.
         """
-        deadline = time.monotonic() + timeout_s
-        while self.broken is None and time.monotonic() < deadline:
+        deadline = awake() + timeout_s
+        while self.broken is None and awake() < deadline:
             time.sleep(_POLL_INTERVAL_S / 10)
         self._raise_broken()
 
@@ -253,7 +254,7 @@ class DeviceWatch:
     def _watch(self) -> None:
         while not self._done.wait(_POLL_INTERVAL_S):
             call = self._call
-            fault = find_fault(call, self._others, self._liveness, time.monotonic())
+            fault = find_fault(call, self._others, self._liveness, awake())
             if fault is not None:
                 self._break(fault)
                 return
@@ -261,7 +262,7 @@ class DeviceWatch:
 
     def _extend_guard(self, call: Call) -> None:
         """Extend the guard's deadline while ranks that are behind make progress."""
-        if self._guard is None or time.monotonic() <= call.deadline:
+        if self._guard is None or awake() <= call.deadline:
             return
         behind = ranks_behind(call, self._others, self._liveness)
         if behind:

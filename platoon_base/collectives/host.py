@@ -47,6 +47,7 @@ from platoon_base.errors import (
 from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.shm.liveness import Liveness
 from platoon_base.shm.progress_watch import stalled_text
+from platoon_base.system.awake import awake
 from platoon_base.system.text import to_bytes
 
 __all__ = ["LOCK_BYTE", "GroupFailure", "HostCollective"]
@@ -290,7 +291,7 @@ class HostCollective:
         return out
 
     def _call(self, header: Array, array: Array, out: Array, timeout_s: float) -> None:
-        deadline = time.monotonic() + timeout_s
+        deadline = awake() + timeout_s
         if not self._busy.acquire(blocking=False):
             self._refuse_second()
         if self._inside:
@@ -327,7 +328,7 @@ class HostCollective:
         while status == AGAIN:
             patience = min(2 * patience, MAX_PATIENCE_S)
             deadline = self._check_progress(header, deadline, timeout_s)
-            status = self._exchange.resume(min(patience, max(deadline - time.monotonic(), 0.0)))
+            status = self._exchange.resume(min(patience, max(deadline - awake(), 0.0)))
         if status == BROKEN:
             raise self._failure.reason()
         if status != ENDED:
@@ -352,10 +353,10 @@ class HostCollective:
             if self._shared.open_memory.broken:  # that rank reported its failure before it left
                 raise self._failure.reason()
             raise WorkerLostError(f"{self._named(header)} cannot end: {why}")
-        if time.monotonic() < deadline:
+        if awake() < deadline:
             return deadline
         deadline = max(deadline, self._liveness.moved(ranks) + timeout_s)  # slow ranks get more time
-        now = time.monotonic()
+        now = awake()
         if now < deadline:
             return deadline
         moved = {rank: self._liveness.moved([rank]) for rank in ranks}
@@ -401,7 +402,7 @@ class GroupFailure:
         memory, segment = self._shared.memory, self._shared.segment
         if memory is None:
             return
-        deadline = time.monotonic() + _LOCK_S
+        deadline = awake() + _LOCK_S
         while not memory.broken:  # another rank may break it at the same time
             try:
                 if segment.try_lock(LOCK_BYTE):
@@ -409,7 +410,7 @@ class GroupFailure:
                         raw = to_bytes(text, _REASON_BYTES - 1)
                         segment.buffer[_REASON.start : _REASON.start + len(raw) + 1] = raw + b"\0"
                         memory.broken = how
-                elif time.monotonic() >= deadline:
+                elif awake() >= deadline:
                     memory.broken = how
                 else:
                     time.sleep(1e-3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
@@ -26,6 +25,7 @@ from platoon_base.links.handshake import HANDSHAKE_S, Address, Listener, open_li
 from platoon_base.links.stream import Stream
 from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.shm.liveness import Liveness
+from platoon_base.system.awake import awake
 from platoon_base.system.text import to_bytes
 
 __all__ = ["HostsCollective"]
@@ -235,11 +235,11 @@ class _Forming:
         self._listener: Listener | None = None
         self._shared: GroupSegment | None = None
         self._streams: dict[int, Stream] = {}
-        self._absent_since = time.monotonic()
+        self._absent_since = awake()
 
     def run(self) -> tuple[GroupSegment, list[tuple[int, Stream]]]:
         """Return this host's shared memory and this rank's links."""
-        deadline = time.monotonic() + self._timeout_s
+        deadline = awake() + self._timeout_s
         notes = self._step("form the collective of all hosts", self._listen)
         if self._index == 0:
             self._step("share memory on each host", self._create)
@@ -323,7 +323,7 @@ class _Forming:
             why = self._liveness.why_absent(gone) or f"ranks {gone} are gone"
             raise WorkerLostError(f"a group of all {self._world.size} workers cannot be formed: {why}")
         # A rank that has failed is in the next rendezvous already; so is one whose link is just being opened.
-        now = time.monotonic()
+        now = awake()
         if not self._liveness.why_absent(ranks):
             self._absent_since = now
         elif now > self._absent_since + 2 * HANDSHAKE_S:

@@ -10,7 +10,6 @@ works likewise. If a host has more ranks than there are rails, the other ranks g
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Generator, Sequence
 from typing import Any, Callable, NamedTuple
 
@@ -28,6 +27,7 @@ from platoon_base.collectives.hosts_parts import (
     chunk_bounds,
     is_wide,
 )
+from platoon_base.system.awake import awake
 
 __all__ = ["HostsExchange"]
 
@@ -121,7 +121,7 @@ class HostsExchange:
 
     def resume(self, patience_s: float) -> int:
         """Go on until the call has ended, or AGAIN when nothing happens for so long."""
-        self._until = time.monotonic() + patience_s
+        self._until = awake() + patience_s
         self.busy = True
         try:
             for status in self._running:
@@ -438,10 +438,10 @@ class HostsExchange:
         self._within, self._owes = False, Link.owes_head
         links = self._links
         links.announce(as_bytes(out))
-        until = time.monotonic() + SPIN_S
+        until = awake() + SPIN_S
         while not links.agree():
             if not links.pump(1):
-                if time.monotonic() > until:
+                if awake() > until:
                     return AGAIN
                 os.sched_yield()
         if not links.sent():
@@ -494,13 +494,13 @@ class HostsExchange:
             self._links.pump()
             if self._memory.broken:
                 yield BROKEN
-            if time.monotonic() >= self._until:
+            if awake() >= self._until:
                 yield AGAIN
             status = self._local.resume(self._patience())
         self._first = None
 
     def _patience(self) -> float:
-        left_s = max(self._until - time.monotonic(), 0.0)
+        left_s = max(self._until - awake(), 0.0)
         return min(left_s, _LINK_POLL_INTERVAL_S) if self._links.work is not None or not self._links.sent() else left_s
 
     def _wait(self, done: Callable[[], bool], owes: Callable[[Link], bool]) -> Steps:
@@ -515,7 +515,7 @@ class HostsExchange:
                 yield MISMATCH
             if self._memory.broken and not done():
                 yield BROKEN
-            now = time.monotonic()
+            now = awake()
             if now >= self._until:
                 yield AGAIN  # even while data arrive: another thread may close the group
             elif moved:

@@ -11,6 +11,7 @@ import numpy as np
 
 from platoon_base.collectives.host_exchange import describe
 from platoon_base.links.stream import BrokenStreamError, Stream
+from platoon_base.system.awake import awake
 
 __all__ = ["RESULT", "SHARE", "Counterpart", "Link", "Links", "Work", "as_bytes"]
 
@@ -149,7 +150,7 @@ class Link:
     def close(self, why: str, altered: bool = False) -> None:
         """Close the connection and record the reason."""
         if not self.closed:
-            self.closed, self.closed_at, self.altered = why, time.monotonic(), altered
+            self.closed, self.closed_at, self.altered = why, awake(), altered
             self.stream.close()
 
 
@@ -228,7 +229,7 @@ class Links:
                 continue
             if some:
                 moved = True
-                link.moved_at = time.monotonic()
+                link.moved_at = awake()
         return moved
 
     def _push(self, link: Link) -> None:
@@ -287,13 +288,13 @@ class Links:
 
     def quiet(self, owes: Callable[[Link], bool]) -> list[Link]:
         """Return the links that owe data and have stalled."""
-        before = time.monotonic() - _STALL_TIMEOUT_S
+        before = awake() - _STALL_TIMEOUT_S
         owing = [link for link in self.all if owes(link)]
         return [link for link in owing if link.closed or link.head is None or link.moved_at < before]
 
     def broken(self, owes: Callable[[Link], bool]) -> str:
         """Describe a broken link that owes data; empty if there is none, or while a better reason may become known."""
-        now = time.monotonic()
+        now = awake()
         for link in self.all:
             if link.closed and (link.altered or now > link.closed_at + _CAUSE_TIMEOUT_S) and owes(link):
                 return f"the link to {link.to.name} is broken: {link.closed}{'' if link.altered else _REMEDY}"
@@ -306,11 +307,11 @@ class Links:
             if not link.closed:
                 link.stream.drop_queue()
                 link.stream.post(kind, offset, text[:_MAX_REASON])
-        deadline = time.monotonic() + _FLUSH_S
+        deadline = awake() + _FLUSH_S
         while not all(link.closed or link.stream.torn or link.stream.sent == link.stream.posted for link in self.all):
             for link in self.all:
                 self._push(link)
-            left_s = deadline - time.monotonic()
+            left_s = deadline - awake()
             if left_s <= 0:
                 break
             if not self.sent():

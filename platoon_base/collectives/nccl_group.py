@@ -6,7 +6,6 @@ NCCL waits forever for a dead rank, so a thread and a guard in C watch the other
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from platoon_base.devices.nccl import DTYPE_CODES, OP_CODES, Communicator, Trans
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
 from platoon_base.shm.calls import sign
 from platoon_base.shm.liveness import Liveness
+from platoon_base.system.awake import awake
 
 if TYPE_CHECKING:
     from platoon_base.collectives.nccl_compressed import NcclCompression
@@ -171,14 +171,14 @@ class _Joining:
 
     def wait(self, others: Sequence[int], liveness: Liveness, timeout_s: float) -> Communicator:
         """Form the group and wait for the other ranks."""
-        deadline = time.monotonic() + timeout_s
+        deadline = awake() + timeout_s
         self._thread.start()
         while self._thread.is_alive():
             self._thread.join(_POLL_INTERVAL_S)
             lost = [rank for rank in others if liveness.gone(rank) or liveness.died(rank)]
             if lost and self._thread.is_alive():
                 raise WorkerLostError(f"a group of devices cannot be formed: {liveness.why_absent(lost)}")
-            if time.monotonic() > deadline:
+            if awake() > deadline:
                 raise CollectiveTimeoutError(
                     f"waited {timeout_s:g} s for NCCL to connect the devices: NCCL_DEBUG=INFO tells what it tries; or "
                     "give a longer timeout_s"

@@ -24,6 +24,7 @@ from platoon_base.coordination.budget import BudgetWatch, Order
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.progress_watch import ProgressWatch
+from platoon_base.system.awake import awake
 from platoon_base.system.process import pid_namespace
 
 __all__ = ["Controller"]
@@ -112,7 +113,7 @@ class Controller:
                 if ready - {signals.fd} or self._children.stopping or self._children.some_without_fd:
                     for ended in self._children.reap():
                         self.departures.worker_ended(ended)
-                self._end_waits(now)
+                self._end_waits()
                 if self._saving is not None:
                     self._saving.save_if_due(now)
                 self._keep_to_budget()
@@ -130,16 +131,16 @@ class Controller:
         requests, ready = self._server.wait(sleep_s, [signals.fd, *fds])
         now = time.monotonic()
         for received in requests:
-            self._requests.receive(received, now)
+            self._requests.receive(received, awake())
         if signals.fd in ready:
             self.ending.take_own(signals)
         return ready, now
 
-    def _end_waits(self, now: float) -> None:
+    def _end_waits(self) -> None:
         """Answer requests that wait and whose deadline has passed."""
         if self._coordinator.next_deadline is not None:
-            self._progress_watch.poll(now)
-            self._requests.carry_out(self._coordinator.tick(now, self._progress_watch.last))
+            self._progress_watch.poll()
+            self._requests.carry_out(self._coordinator.tick(awake(), self._progress_watch.last))
 
     @property
     def remaining(self) -> set[int] | None:
@@ -153,7 +154,7 @@ class Controller:
         now = time.monotonic()
         wake = min(now + _MAX_SLEEP_S, self._reporting.next_due)
         if self._coordinator.next_deadline is not None:
-            wake = min(wake, self._coordinator.next_deadline)
+            wake = min(wake, now + self._coordinator.next_deadline - awake())
         if self._saving is not None:
             wake = min(wake, self._saving.next_poll_at(now))
         if self._budget is not None:

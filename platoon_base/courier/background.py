@@ -29,6 +29,7 @@ from platoon_base.hosts.world import World
 from platoon_base.layout import Layout
 from platoon_base.links.stream import BrokenStreamError
 from platoon_base.rules.hosts import HostsRule
+from platoon_base.system.awake import awake
 
 __all__ = ["BackgroundExchanges", "MovingCenter"]
 
@@ -206,7 +207,7 @@ class BackgroundExchanges:
             for host, link in conversations.items()
             if link.stamp == stamp and host in self._pairs and self._pairs[host].is_idle
         }
-        now = time.monotonic()
+        now = awake()
         waits = any(link.answer is not None for link in peers.values())
         if not peers or now < self._next - (self._every_s if waits else 0):
             return
@@ -262,7 +263,7 @@ class BackgroundExchanges:
 
     def _end(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> set[int]:
         """Move the center once all copies have arrived, except those of hosts whose links stall."""
-        now = time.monotonic()
+        now = awake()
         missing = [host for host in self._in_exchange if host in self._in_flight]
         late = {host for host in missing if self._stalled_s(host, conversations, now) > PATIENCE_S}
         if len(late) < len(missing):
@@ -287,7 +288,7 @@ class BackgroundExchanges:
 
     def stalled(self, conversations: Mapping[int, Conversation]) -> dict[int, float]:
         """Return the hosts that have owed an answer for long, and for how many seconds their links have stalled."""
-        now = time.monotonic()
+        now = awake()
         least = max(_STALL_WARNING_S, 2 * self._pause_s)
         found = {host: self._stalled_s(host, conversations, now) for host in self._in_flight}
         return {host: seconds for host, seconds in found.items() if seconds > least}

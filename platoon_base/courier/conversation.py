@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -13,6 +12,7 @@ from platoon_base.centers.gossip_hosts import Message
 from platoon_base.compression.packing import Packing
 from platoon_base.layout import Layout
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
+from platoon_base.system.awake import awake
 
 __all__ = ["COPY", "MOVE", "NOT_FILLED", "TOTALS", "Answer", "Conversation", "TotalsBuffer", "flat_copy"]
 
@@ -160,13 +160,13 @@ class Conversation:
         self.has_message = False
         self._held = 0  # the kind of the record that waits
         self.gossip = GossipWords()
-        self.moved_at = time.monotonic()
+        self.moved_at = awake()
 
     def talk(self) -> None:
         """Send and receive without blocking; raises `BrokenStreamError`."""
         sent = self.stream.push()
         if self.stream.pull(self) or sent:
-            self.moved_at = time.monotonic()
+            self.moved_at = awake()
 
     @property
     def sending(self) -> bool:

@@ -34,6 +34,7 @@ from platoon_base.layout import Layout
 from platoon_base.links.handshake import Address, Caller, Listener, Opening
 from platoon_base.links.stream import BrokenStreamError
 from platoon_base.rules.hosts import HostsRule
+from platoon_base.system.awake import awake
 
 __all__ = ["POLL_INTERVAL_S", "Courier"]
 
@@ -221,14 +222,14 @@ class Courier:
             self._take_centers(self._center)
             if self._filled:
                 self._exchange(self._center)
-        if time.monotonic() >= self._check_at:
-            self._check_at = time.monotonic() + _CHECK_S
+        if awake() >= self._check_at:
+            self._check_at = awake() + _CHECK_S
             self._report_missing()
         return ready
 
     def _report_missing(self) -> None:
         """Report the hosts that this one cannot exchange with, and those that it can exchange with again."""
-        now, found = time.monotonic(), {}
+        now, found = awake(), {}
         for host in self._known - self._lost:
             if host in self._conversations:
                 self._unlinked_since.pop(host, None)
@@ -266,7 +267,7 @@ class Courier:
 
     def _open_links(self) -> None:
         try:
-            self._opening.step(time.monotonic())
+            self._opening.step(awake())
         except PlatoonError as exc:  # the other end does not belong to this job: do not connect to it again
             log.warning("no exchange with a host: %s", exc)
 

@@ -52,7 +52,10 @@ class Reference:
         self._known = set()
 
     def follow(self, copy: Sequence[Array], links: Set[Conversation], stamp: int) -> memoryview | None:
-        """Move to a copy of the center, which has a stamp; return the difference for links that have `values`, if any has."""
+        """Move to a copy of the center, which has a stamp.
+
+        Return the difference for the links that have ``values``; None if none has.
+        """
         if stamp != self._stamp or not all(map(is_finite, self.values)) or not all(map(is_finite, copy)):
             self._stamp, self._known = stamp, set()
         self._known &= links

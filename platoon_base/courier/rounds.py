@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
@@ -11,6 +10,7 @@ from platoon_base.centers.round_totals import RoundTotals
 from platoon_base.courier import messages as between
 from platoon_base.courier.carriage import Carriage, PlainCarriage
 from platoon_base.courier.conversation import NOT_FILLED, TOTALS, Conversation
+from platoon_base.system.awake import awake
 
 __all__ = ["HostsRound"]
 
@@ -178,7 +178,7 @@ class HostsRound:
 
     def _fetch(self, conversations: Mapping[int, Conversation]) -> None:
         """Ask one host after another for the center that a worker waits for; each answers once it has it."""
-        wanted, now = self._rounds.wanted, time.monotonic()
+        wanted, now = self._rounds.wanted, awake()
         if wanted <= self._rounds.made or self.under_way:
             self._fetching = []
             return

@@ -34,6 +34,7 @@ from platoon_base.devices.cuda import DriverError
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 from platoon_base.job.joining import connected
 from platoon_base.shm.phases import LOADING
+from platoon_base.system.awake import awake
 from platoon_base.system.environment import RANK
 from platoon_base.system.warn import warn_once
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
@@ -42,7 +43,7 @@ __all__ = ["AHEAD", "BatchReader"]
 
 AHEAD = 4  # one to train on, one that was just dropped, two to come
 _RETRY_S = 0.02
-_MAX_WAIT_S = 60.0  # of one poll, which takes no infinity
+_MAX_WAIT_S = 1.0  # of one poll, see `awake`
 _POLL_INTERVAL_S = 1e-3  # how often a waiting reader checks whether the GPU has read a batch
 
 
@@ -214,7 +215,7 @@ class BatchReader:
     # What arrives.
 
     def _next(self, link: Link, timeout_s: float) -> tuple[Any, int]:
-        deadline = time.monotonic() + timeout_s
+        deadline = awake() + timeout_s
         dead = False
         while True:
             self._send_unsent(link)
@@ -249,10 +250,10 @@ class BatchReader:
 
     def _wait(self, link: Link, deadline: float, timeout_s: float) -> bool:
         """Sleep until a message arrives or the server dies; return whether it has died."""
-        wait_s = max(0.0, deadline - time.monotonic())
+        wait_s = max(0.0, deadline - awake())
         # The server may wait for a slot that the GPU has just read.
         ready = dict(self._poll.poll(1e3 * min(wait_s, _POLL_INTERVAL_S if self._copied else _MAX_WAIT_S)))
-        if not ready and time.monotonic() < deadline:
+        if not ready and awake() < deadline:
             return False
         if not ready:
             raise CollectiveTimeoutError(
@@ -373,11 +374,11 @@ def _shapes(arrays: Sequence[Any]) -> str:
 
 
 def _connect(address: str, timeout_s: float) -> Link:
-    deadline = time.monotonic() + timeout_s
+    deadline = awake() + timeout_s
     while (link := connect_link(address)) is None:
         if why := failure_of_server(address):
             raise WorkerLostError(f"no batch server listens at {address}: the data server {why}")
-        if time.monotonic() > deadline:
+        if awake() > deadline:
             raise CollectiveTimeoutError(
                 f"there is no batch server at {address} after {timeout_s:g} s: start one (BatchServer in the "
                 "controller, or platoon launch --data-server), or give both sides the same name or address"

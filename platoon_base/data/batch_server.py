@@ -10,7 +10,6 @@ import contextlib
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from platoon_base.data.batch_memory import Slots
 from platoon_base.data.batch_readers import Dealt, Readers
 from platoon_base.data.excerpt import copy_to
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
+from platoon_base.system.awake import awake
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["DEALS", "AllLeftError", "BatchServer"]
@@ -255,7 +255,7 @@ class BatchServer:
     ) -> Iterator[list[Any]]:
         """Lend a slot to be filled, and then send it."""
         self._require_target(to)
-        deadline = time.monotonic() + timeout_s
+        deadline = awake() + timeout_s
         with self._lock:
             self._require_open()
             self._poll(0)
@@ -287,7 +287,7 @@ class BatchServer:
                 if any(handed):
                     return
                 self._require_reader(deadline, timeout_s)
-            wait_s = min(_POLL_INTERVAL_S, max(0.0, deadline - time.monotonic()))
+            wait_s = min(_POLL_INTERVAL_S, max(0.0, deadline - awake()))
 
     def _deal_pending(self) -> None:
         while self._pending and (targets := self._readers.targets(None)):
@@ -322,7 +322,7 @@ class BatchServer:
             self._poll(0)  # a reader may have connected again before it left
         if self._readers.all_left:
             raise AllLeftError("all workers have left: no reader can get a batch; end the server")
-        if time.monotonic() > deadline:
+        if awake() > deadline:
             raise CollectiveTimeoutError(
                 f"no worker had room for a batch within {timeout_s:g} s ({self._readers.describe()}): look into the "
                 "workers' logs, or give a longer timeout_s"
@@ -349,7 +349,7 @@ class BatchServer:
 
     def _send_end(self, last: bool, timeout_s: float) -> None:
         self._require_target(None)
-        deadline = time.monotonic() + timeout_s
+        deadline = awake() + timeout_s
         wait_s = 0.0
         while True:
             with self._lock:
@@ -362,4 +362,4 @@ class BatchServer:
                         self._drop(reader)
                     return
                 self._require_reader(deadline, timeout_s)
-            wait_s = min(_POLL_INTERVAL_S, max(0.0, deadline - time.monotonic()))
+            wait_s = min(_POLL_INTERVAL_S, max(0.0, deadline - awake()))

@@ -23,6 +23,7 @@ import numpy as np
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.job.files import JobFiles
 from platoon_base.shm.segments import Segment, abandoned, in_use
+from platoon_base.system.awake import awake
 from platoon_base.system.own_files import open_own
 from platoon_base.system.own_locks import disown, own
 from platoon_base.views import array_on
@@ -258,7 +259,7 @@ class JobMemory:
     @contextlib.contextmanager
     def _locked(self, timeout_s: float) -> Iterator[None]:
         """Hold the lock of this data set: for the processes of the job, and the threads of this one."""
-        deadline = time.monotonic() + timeout_s
+        deadline = awake() + timeout_s
         fd = _open_lock(self._lock_path)
         own(fd)
         try:
@@ -267,7 +268,7 @@ class JobMemory:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if time.monotonic() > deadline:
+                    if awake() > deadline:
                         raise CollectiveTimeoutError(
                             f"another worker has been making or changing the shared data {self.name!r} for "
                             f"{timeout_s:g} s: pass a longer timeout_s, or load the data before"

@@ -22,13 +22,13 @@ import secrets
 import selectors
 import socket
 import struct
-import time
 from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Callable, NamedTuple
 
 from platoon_base.errors import PlatoonError
 from platoon_base.links.cipher import Cipher, derive_keys
 from platoon_base.links.stream import Stream
+from platoon_base.system.awake import awake
 
 __all__ = ["HANDSHAKE_S", "Address", "Caller", "Listener", "Opening", "open_links"]
 
@@ -263,7 +263,7 @@ class Opening:
 
     def step(self, until: float) -> None:
         """Advance all handshakes, until something has happened or the given time has come."""
-        now = time.monotonic()
+        now = awake()
         for rank in [rank for rank, at in self._retry_at.items() if at <= now]:
             del self._retry_at[rank]
             self._call(rank)
@@ -272,12 +272,12 @@ class Opening:
             self._selector.register(self._listener.sock, _READ)
         moments = [until, *self._retry_at.values(), *(pending.until for pending in self._pending.values())]
         soonest = min([*moments, self._accepts_at] if self._accepts_at else moments)
-        for key, _ in self._selector.select(max(0.0, soonest - time.monotonic())):
+        for key, _ in self._selector.select(max(0.0, soonest - awake())):
             if key.fileobj is self._listener.sock:
                 self._accept()
             elif key.fileobj in self._pending:  # it may have been dropped for another one
                 self._go_on(key.fileobj)
-        now = time.monotonic()
+        now = awake()
         for sock in [sock for sock, pending in self._pending.items() if pending.until <= now]:
             self._drop(sock, "no answer in time")
 
@@ -290,14 +290,12 @@ class Opening:
             return
         # Where many call, the system may have dropped the first packet.
         patience_s = min(HANDSHAKE_S, _FIRST_CALL_S * 2 ** (self._tries.get(rank, 0) % _CALLS))
-        self._begin(sock, _Pending(_call(sock, self._mine, rank, address), rank, time.monotonic() + patience_s))
+        self._begin(sock, _Pending(_call(sock, self._mine, rank, address), rank, awake() + patience_s))
 
     def _call_later(self, rank: int, why: str) -> None:
         tries = self._tries[rank] = self._tries.get(rank, 0) + 1
         self._why[rank] = why
-        self._retry_at[rank] = time.monotonic() + min(
-            _RETRY_INTERVAL_S * 2 ** min(tries - 1, 10), _MAX_RETRY_INTERVAL_S
-        )
+        self._retry_at[rank] = awake() + min(_RETRY_INTERVAL_S * 2 ** min(tries - 1, 10), _MAX_RETRY_INTERVAL_S)
 
     def _accept(self) -> None:
         for _ in range(_BACKLOG):
@@ -311,7 +309,7 @@ class Opening:
                 self._drop(next(iter(self._silent)), "too many others came")
             self._silent[sock] = None
             steps = _answer(sock, self._mine, self._listener.address.token, functools.partial(self._greet, sock))
-            self._begin(sock, _Pending(steps, None, time.monotonic() + HANDSHAKE_S))
+            self._begin(sock, _Pending(steps, None, awake() + HANDSHAKE_S))
 
     def _accept_later(self, why: OSError) -> None:
         """Close unauthenticated connections, and accept again after a pause: the listener stays readable."""
@@ -320,7 +318,7 @@ class Opening:
         for sock in [*self._silent]:
             self._drop(sock, str(why))
         self._selector.unregister(self._listener.sock)
-        self._accepts_at = time.monotonic() + _RETRY_INTERVAL_S
+        self._accepts_at = awake() + _RETRY_INTERVAL_S
 
     def _greet(self, sock: socket.socket) -> None:
         """Keep a connection that claims to be of this job; of too many drop any but the oldest, most likely genuine."""
@@ -431,7 +429,7 @@ def open_links(
     asks_at = 0.0
     try:
         while opening.missing:
-            now = time.monotonic()
+            now = awake()
             if now >= deadline:
                 raise PlatoonError(
                     f"rank {rank} has no link to the ranks {opening.missing} of other hosts in time{opening.why()}: do "

@@ -27,6 +27,7 @@ from platoon_base.multihost.couriers import CourierKeeper
 from platoon_base.multihost.last_checkpoint import LastCheckpoint
 from platoon_base.multihost.mirror import Mirror, Sender
 from platoon_base.shm.job_state import WORKER_LOCKS, JobState
+from platoon_base.system.awake import awake
 from platoon_base.system.process import pid_namespace
 from platoon_base.system.signals import default_sigchld
 from platoon_base.worker_process.program import Program, Start
@@ -143,7 +144,7 @@ class Deputy:
     def _sleep_s(self) -> float:
         if self.children.stopping:
             return 0.02
-        return max(0.0, self._next_poll_at - time.monotonic())
+        return max(0.0, self._next_poll_at - awake())
 
     def _forward(self, requests: Sequence[Received]) -> None:
         """Send requests to host 0, after the rows of workers that have just taken their lock."""
@@ -249,7 +250,7 @@ class Deputy:
 
     def _poll(self) -> None:
         """Do what is due: send changed rows, and check whether host 0 is alive."""
-        now = time.monotonic()
+        now = awake()
         if now >= self._next_poll_at:
             self._next_poll_at = now + _MIRROR_S
             if not self._link.peer.in_flight:  # else the next poll will find all that has changed meanwhile

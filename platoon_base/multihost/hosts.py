@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from platoon_base.multihost.mirror import Mirror
 from platoon_base.multihost.outbox import Outbox
 from platoon_base.multihost.relay import RelayServer
 from platoon_base.shm.job_state import JobState
+from platoon_base.system.awake import awake
 
 __all__ = ["HostTable"]
 
@@ -124,7 +124,7 @@ class HostTable:
     @property
     def sleep_s(self) -> float:
         """How long to sleep at most, in seconds."""
-        return max(0.0, min(self._next_poll_at, self._next_tick) - time.monotonic())
+        return max(0.0, min(self._next_poll_at, self._next_tick) - awake())
 
     def serve(self) -> list[Received]:
         """Handle the other hosts' messages, and send what is due; return the requests of their workers."""
@@ -145,7 +145,7 @@ class HostTable:
                 requests += self._take(member, message)
         if self._job is not None:
             self._job.couriers.step()
-        now = time.monotonic()
+        now = awake()
         if now >= self._next_poll_at:
             self._next_poll_at = now + self._mirror_s
             if self._job is not None:
@@ -235,7 +235,7 @@ class HostTable:
 
     def _is_absent(self, member: Member) -> bool:
         peer = self._link.peers[member.session]
-        return peer.gone or peer.silent_s(time.monotonic()) > HEARTBEAT_TIMEOUT_S
+        return peer.gone or peer.silent_s(awake()) > HEARTBEAT_TIMEOUT_S
 
     def _check_member(self, member: Member, now: float) -> None:
         peer = self._link.peers[member.session]
@@ -324,11 +324,11 @@ class HostTable:
         """Send the other hosts how the job ended, and wait shortly until they have acknowledged it."""
         for member in self._members.values():
             self._outbox.send(member, between.JobOver(status, text, again))
-        deadline = time.monotonic() + _FINAL_ACK_TIMEOUT_S
+        deadline = awake() + _FINAL_ACK_TIMEOUT_S
         peers = [self._link.peers[member.session] for member in self._members.values() if not member.lost]
-        while time.monotonic() < deadline and any(peer.in_flight and not peer.gone for peer in peers):
+        while awake() < deadline and any(peer.in_flight and not peer.gone for peer in peers):
             self._kept += self._link.receive()
-            self._link.tick(time.monotonic())
+            self._link.tick(awake())
             self._link.poll(0.05)
 
 

@@ -9,7 +9,6 @@ import logging
 import os
 import secrets
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -26,6 +25,7 @@ from platoon_base.multihost.addresses import as_url, divided, is_loopback, own_a
 from platoon_base.multihost.hosts import HostTable
 from platoon_base.multihost.member import Member
 from platoon_base.multihost.secret import find_key, key_file, read_or_make_key
+from platoon_base.system.awake import awake
 from platoon_base.system.environment import KEY_FILE, MAX_WORKERS
 from platoon_base.system.limits import raise_descriptors
 from platoon_base.worker_process.program import Program
@@ -200,14 +200,14 @@ class _HostRendezvous:
 
     def wait(self, signals: StopSignals, timeout_s: float) -> None:
         """Wait for all hosts; see `gather_hosts`."""
-        began = time.monotonic()
+        began = awake()
         next_news = began + _NEWS_S
         while self._missing_hosts():
             self._link.poll(_POLL_INTERVAL_S, [signals.fd])
             _require_none(signals.take())
             for session, body in self._link.receive():
                 self._admit(session, body)
-            now = time.monotonic()
+            now = awake()
             self._link.tick(now)
             self._mark_silent_hosts(now)
             if now > began + timeout_s:
@@ -281,7 +281,7 @@ class _HostRendezvous:
 
     def _is_absent(self, member: Member) -> bool:
         peer = self._link.peers[member.session]
-        return peer.gone or peer.silent_s(time.monotonic()) > HEARTBEAT_TIMEOUT_S
+        return peer.gone or peer.silent_s(awake()) > HEARTBEAT_TIMEOUT_S
 
     def _mark_silent_hosts(self, now: float) -> None:
         """Count hosts whose launcher has ended or is unreachable as missing: another launcher may take their place."""
@@ -301,10 +301,10 @@ class _HostRendezvous:
         """Notify the hosts that have arrived that there will be no job."""
         for member in self.members.values():
             self._refuse(member.session, why)
-        deadline = time.monotonic() + _FINAL_ACK_TIMEOUT_S
-        while time.monotonic() < deadline and any(peer.in_flight for peer in self._link.peers.values()):
+        deadline = awake() + _FINAL_ACK_TIMEOUT_S
+        while awake() < deadline and any(peer.in_flight for peer in self._link.peers.values()):
             self._link.receive()
-            self._link.tick(time.monotonic())
+            self._link.tick(awake())
             self._link.poll(0.01)
 
 
@@ -339,7 +339,7 @@ def arrive(
     RendezvousInterruptedError
         If a signal comes.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = awake() + timeout_s
     poll = functools.partial(_poll, signals, say, deadline)
     path = key_file()
     key = poll(
@@ -375,20 +375,20 @@ def _send_reason(link: LinkClient, exc: Exception) -> None:
         link.peer.send(between.encode(between.Signalled(exc.number, 1)))
     else:
         link.peer.send(between.encode(between.Failed(f"{type(exc).__name__}: {exc}")))
-    deadline = time.monotonic() + _FINAL_ACK_TIMEOUT_S
-    while link.peer.in_flight and not link.peer.gone and time.monotonic() < deadline:
+    deadline = awake() + _FINAL_ACK_TIMEOUT_S
+    while link.peer.in_flight and not link.peer.gone and awake() < deadline:
         link.poll(0.01)
         link.receive()
-        link.peer.tick(time.monotonic())
+        link.peer.tick(awake())
 
 
 def _poll(
     signals: StopSignals, say: Callable[[str], None], deadline: float, ask: Callable[[], _T], what: str, problem: str
 ) -> _T:
     """Wait until ``ask`` returns a value; ``what`` names it in messages, ``problem`` says why it may be missing."""
-    next_news = time.monotonic() + _FIRST_NEWS_S
+    next_news = awake() + _FIRST_NEWS_S
     while not (found := ask()):
-        now = time.monotonic()
+        now = awake()
         if now > deadline:
             raise ConfigurationError(problem)
         if now > next_news:
@@ -401,7 +401,7 @@ def _poll(
 def _wait_for_welcome(
     link: LinkClient, where: str, signals: StopSignals, say: Callable[[str], None], timeout_s: float
 ) -> between.Welcome:
-    began = time.monotonic()
+    began = awake()
     next_news = began + _NEWS_S
     while True:
         link.poll(_POLL_INTERVAL_S, [signals.fd])
@@ -415,7 +415,7 @@ def _wait_for_welcome(
                 raise ConfigurationError(f"the first host refuses this one: {message.why}")
             if isinstance(message, between.JobOver):
                 raise ConfigurationError(f"the job has ended before it began: {message.text}")
-        now = time.monotonic()
+        now = awake()
         link.peer.tick(now)
         if link.refused:
             raise ConfigurationError(

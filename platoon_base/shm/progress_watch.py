@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from platoon_base.shm.job_state import JobState
+from platoon_base.system.awake import awake
 
 __all__ = ["ProgressWatch", "stalled_text"]
 
@@ -29,7 +30,7 @@ class ProgressWatch:
 
     def poll(self, now: float | None = None) -> None:
         """Record which workers have made progress; call it about every second."""
-        now = time.monotonic() if now is None else now
+        now = awake() if now is None else now
         if now < self._next_poll_at:
             return
         self._next_poll_at = now + _POLL_INTERVAL_S
@@ -38,12 +39,13 @@ class ProgressWatch:
         self._signs = signs
 
     def last(self, rank: int) -> float:
-        """Return when a worker last made progress, in seconds of the monotonic clock; -inf if it never did."""
+        """Return when a worker last made progress, by `awake`; -inf if it never did."""
         self.poll()
-        return float(max(self._moved[rank], self._job_state.row(rank)["updated"] or -np.inf))
+        updated = float(self._job_state.row(rank)["updated"])
+        return float(max(self._moved[rank], updated + awake() - time.monotonic() if updated else -np.inf))
 
 
 def stalled_text(moved: float) -> str:
     """Describe for how long a worker has made no progress, given the time of `ProgressWatch.last`."""
-    seconds = time.monotonic() - moved
+    seconds = awake() - moved
     return f"no progress for {seconds:.0f} s" if seconds < float("inf") else "no progress so far"

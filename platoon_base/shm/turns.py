@@ -25,6 +25,7 @@ import numpy as np
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.turn_order import line_of
+from platoon_base.system.awake import awake
 
 __all__ = ["ByRank", "NoTurns", "Policy", "Recording", "Replaying", "Turns"]
 
@@ -173,10 +174,10 @@ class Turns:
             log.error("rank %d: %s", self._rank, problem)
 
     def _await(self, what: str, timeout_s: float) -> None:
-        deadline, pause, tries = time.monotonic() + timeout_s, _FIRST_PAUSE_S, 0
+        deadline, pause, tries = awake() + timeout_s, _FIRST_PAUSE_S, 0
         self._stuck, ordered = None, True
         while (first := self._first(what) if ordered else None) is not None or not self._try_lock():
-            now, waits = time.monotonic(), f"rank {self._rank} waited for its turn ({what})"
+            now, waits = awake(), f"rank {self._rank} waited for its turn ({what})"
             if first is not None and self._is_stuck(first, now):
                 if self._job_state.stopping:  # an interrupted worker saves, or ends; the order is over
                     ordered = False

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from platoon_base.errors import CollectiveTimeoutError
+from platoon_base.system.awake import awake
 
 __all__ = ["AdvisoryLock"]
 
@@ -44,9 +45,9 @@ class AdvisoryLock:
             self._release()
 
     def _wait(self, timeout_s: float) -> None:
-        pause, deadline = _SHORTEST_PAUSE_S, time.monotonic() + timeout_s
+        pause, deadline = _SHORTEST_PAUSE_S, awake() + timeout_s
         while not self._try_acquire():
-            if time.monotonic() >= deadline:
+            if awake() >= deadline:
                 raise CollectiveTimeoutError(
                     f"another worker held the lock for {timeout_s:g} s; unlock() in a finally clause"
                 )

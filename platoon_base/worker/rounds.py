@@ -19,6 +19,7 @@ from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.rules.outer import OuterRule
 from platoon_base.shm.turns import NoTurns, Turns
+from platoon_base.system.awake import awake
 from platoon_base.worker.progress_row import ProgressRow
 
 __all__ = ["WorkerRounds", "await_latest_round", "require_part"]
@@ -125,13 +126,13 @@ class WorkerRounds:
         return next((refused for refused in refusals if refused is not None), None)
 
     def _make(self, arrays: Sequence[Array], part: float, timeout_s: float, overlaps: bool) -> NonFiniteElement | None:
-        deadline = time.monotonic() + timeout_s
+        deadline = awake() + timeout_s
         refused = self.complete(arrays, timeout_s)
         began = time.perf_counter()
-        left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
+        left_s = max(deadline - awake(), min(_MIN_S, timeout_s))
         with self._turns.take("contribute", left_s, self._center.finish):
             kept_out = self._center.contribute(arrays, part, left_s)
-        met = self._client.wait_for_all(msg.Round(timeout_s=max(deadline - time.monotonic(), 0.0)), msg.RoundReached)
+        met = self._client.wait_for_all(msg.Round(timeout_s=max(deadline - awake(), 0.0)), msg.RoundReached)
         # All workers pass the same number of workers, whichever of them makes the step on a stripe.
         taken = self._center.fragments.index_of(met.number)
         self._positions[taken] = self._progress.position
@@ -140,7 +141,7 @@ class WorkerRounds:
         # The center has all of this worker's steps up to the earliest.
         count = functools.partial(self._count, position=min(self._positions, key=_all_steps))
         sent = _Sent(met.number, self._rule_for(len(met.ranks)), count)
-        left_s = max(deadline - time.monotonic(), min(_MIN_S, timeout_s))
+        left_s = max(deadline - awake(), min(_MIN_S, timeout_s))
         if overlaps and kept_out is None:
             self._center.note_met(met.number, left_s)
             self._sent = sent
@@ -249,7 +250,7 @@ def await_latest_round(client: ControlClient, center: HostsRounds, timeout_s: fl
         compared = client.wait_for_all(msg.RoundsMade(number=center.made, timeout_s=timeout_s), msg.RoundsCompared)
         if not compared.behind:
             return
-        now = time.monotonic()
+        now = awake()
         began = now if began is None else began
         if now - began > timeout_s:
             raise CollectiveTimeoutError(

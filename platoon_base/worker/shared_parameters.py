@@ -37,6 +37,7 @@ from platoon_base.rules.center import (
 )
 from platoon_base.rules.outer import fragments_of, overlap_of, step_form_of, waits
 from platoon_base.shm.phases import SYNC
+from platoon_base.system.awake import awake
 from platoon_base.worker.checked_layout import CheckedLayout
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
@@ -374,9 +375,9 @@ class SharedParameters:
         if across_hosts.workers_wait:
             await_latest_round(self._connection.client, across_hosts, timeout_s)
             return
-        deadline = time.monotonic() + timeout_s
+        deadline = awake() + timeout_s
         met = self._connection.client.wait_for_all(msg.Round(timeout_s=timeout_s), msg.RoundReached)
-        across_hosts.wait(met.number, max(deadline - time.monotonic(), min(_MIN_S, timeout_s)))
+        across_hosts.wait(met.number, max(deadline - awake(), min(_MIN_S, timeout_s)))
 
     @contextlib.contextmanager
     def center_values(self, timeout_s: float) -> Iterator[None]:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import time
 
 import pytest
 
@@ -18,6 +17,7 @@ from platoon_base.multihost import messages as between
 from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.rendezvous import Introduction, RendezvousInterruptedError, arrive
 from platoon_base.multihost.secret import read_or_make_key
+from platoon_base.system.awake import awake
 from platoon_base.worker_process.program import Program
 
 pytestmark = pytest.mark.base
@@ -32,14 +32,14 @@ class First:
 
     def until(self, kind, link):
         """Wait until a message of this kind has come by the link of another host, and return it."""
-        deadline = time.monotonic() + 20
+        deadline = awake() + 20
         while not (found := [each for each in self.received if isinstance(each, kind)]):
-            assert time.monotonic() < deadline, self.received
+            assert awake() < deadline, self.received
             self.link.poll(0.01)
             self.received += [between.decode_up(body) for _, body in self.link.receive()]
             link.receive()
             for end in (self.link, link.peer):
-                end.tick(time.monotonic())
+                end.tick(awake())
         return found[-1]
 
     def send(self, *messages):
@@ -88,9 +88,9 @@ def test_a_welcome_that_comes_with_the_end_of_the_job_before_is_not_lost(first, 
             assert first.until(between.Begun, link).job == "one"
             stop = between.JobState("the next job has been told to stop", (1, 1), 0, False)
             first.send(between.JobOver(1, "again", again=True), welcome_to("two"), stop)
-            deadline = time.monotonic() + 20
+            deadline = awake() + 20
             while len(link.inbox) < 3:
-                assert time.monotonic() < deadline
+                assert awake() < deadline
                 link.poll(0.01)
                 link.receive()
             assert deputy.serve(signals).again
@@ -105,9 +105,9 @@ def test_a_signal_between_two_jobs_reaches_the_first_host(first):
         _, welcome, _ = stack.enter_context(arrived(first))
         os.kill(os.getpid(), signal.SIGTERM)
         welcome()
-    deadline = time.monotonic() + 20
+    deadline = awake() + 20
     while between.Signalled(signal.SIGTERM, 1) not in first.received:
-        assert time.monotonic() < deadline
+        assert awake() < deadline
         first.link.poll(0.01)
         first.received += [between.decode_up(body) for _, body in first.link.receive()]
 
@@ -115,9 +115,9 @@ def test_a_signal_between_two_jobs_reaches_the_first_host(first):
 def test_a_launcher_that_fails_says_why(first, tmp_path):
     with pytest.raises(OSError, match="disk"), arrived(first) as (_, _, _):
         raise OSError("no room on the disk")
-    deadline = time.monotonic() + 20
+    deadline = awake() + 20
     while between.Failed("OSError: no room on the disk") not in first.received:
-        assert time.monotonic() < deadline
+        assert awake() < deadline
         first.link.poll(0.01)
         first.received += [between.decode_up(body) for _, body in first.link.receive()]
 
@@ -133,9 +133,9 @@ def test_the_first_host_says_how_long_it_may_be_silent(first, tmp_path):
     with arrived(first) as (link, welcome, signals):
         first.send(welcome_to("one", timeout_s=1.0))
         with deputy_of(link, welcome(), tmp_path) as deputy:
-            began = time.monotonic()
+            began = awake()
             over = deputy.serve(signals)
-    assert time.monotonic() - began < 8
+    assert awake() - began < 8
     assert "was silent for 1." in over.text
 
 
@@ -147,14 +147,14 @@ def test_a_checkpoint_with_much_that_workers_keep_arrives(first, tmp_path, caplo
         with deputy_of(link, welcome(), tmp_path) as deputy:
             (peer,) = first.link.peers.values()
             peer.send(between.encode(saved), bulk=True)
-            deadline = time.monotonic() + 30
+            deadline = awake() + 30
             while not link.inbox:
-                assert time.monotonic() < deadline
+                assert awake() < deadline
                 first.link.poll(0.01)
                 first.link.receive()
                 link.receive()
                 for end in (first.link, link.peer):
-                    end.tick(time.monotonic())
+                    end.tick(awake())
             assert deputy.serve(signals).text.startswith("the first host of the job is lost")
     assert f"Resume from {saved.folder}" in caplog.text
 
@@ -167,9 +167,9 @@ def test_a_host_that_was_replaced_ends(first, tmp_path):
             (session,) = first.link.peers
             first.link.forget(session)
             link.peer.acknowledge()
-            deadline = time.monotonic() + 20
+            deadline = awake() + 20
             while not link.dismissed:
-                assert time.monotonic() < deadline
+                assert awake() < deadline
                 link.poll(0.01)
                 link.receive()
                 first.link.receive()

@@ -10,6 +10,7 @@ import pytest
 
 from platoon_base.channels.host_peer import NO_PEER, Frame, Peer
 from platoon_base.channels.lifeline import MAX_UNIDENTIFIED, Lifeline, Lifelines
+from platoon_base.system.awake import awake
 
 pytestmark = pytest.mark.base
 
@@ -37,13 +38,13 @@ class Ends:
     def step(self):
         self.server.step()
         for client in self.clients:
-            client.step(time.monotonic())
+            client.step(awake())
         time.sleep(0.001)
 
     def until(self, condition):
-        deadline = time.monotonic() + 20
+        deadline = awake() + 20
         while not condition():
-            assert time.monotonic() < deadline
+            assert awake() < deadline
             self.step()
 
     @property
@@ -79,24 +80,24 @@ def test_the_server_notices_that_a_client_has_ended(ends):
     ends.clients.clear()
     ends.until(lambda: ends.client_there.gone)
     assert not ends.server_there.gone
-    ends.until(lambda: ends.client_there.closed(time.monotonic()))
+    ends.until(lambda: ends.client_there.closed(awake()))
 
 
 def test_a_client_notices_that_the_server_has_ended(ends):
     connected(ends)
     ends.server.close()
     ends.until(lambda: ends.server_there.gone)
-    ends.until(lambda: ends.server_there.closed(time.monotonic()))
+    ends.until(lambda: ends.server_there.closed(awake()))
 
 
 def test_who_is_heard_of_later_has_not_ended(ends):
     """Something on the way may close a connection that is idle."""
     peer = new_peer()
     peer.has_lifeline = True
-    peer.ended(time.monotonic() - 0.9)
-    assert not peer.closed(time.monotonic())
+    peer.ended(awake() - 0.9)
+    assert not peer.closed(awake())
     peer.take(Frame(SESSION, NO_PEER, 0, 0))
-    assert not peer.closed(time.monotonic() + 60)
+    assert not peer.closed(awake() + 60)
 
 
 def test_a_killed_process_is_noticed(ends):
@@ -104,9 +105,9 @@ def test_a_killed_process_is_noticed(ends):
     child = os.fork()
     if not child:  # pragma: no cover
         client = Lifeline(HERE, ends.server.port, new_peer())
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            client.step(time.monotonic())
+        deadline = awake() + 30
+        while awake() < deadline:
+            client.step(awake())
             if client.fds:
                 os.write(is_ready, b"x")
                 time.sleep(30)
@@ -163,6 +164,6 @@ def test_strangers_are_dropped_and_end_nothing(ends):
 
 def test_without_a_port_nothing_is_tried(ends):
     client = Lifeline(HERE, 0, new_peer())
-    client.step(time.monotonic())
+    client.step(awake())
     assert client.fds == []
     client.close()

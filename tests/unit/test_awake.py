@@ -1,0 +1,47 @@
+"""The clock for deadlines, in a process that is really stopped; whole jobs are in jobs/test_suspended.py."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from platoon_base.system import awake as module
+from platoon_base.system.awake import awake
+
+pytestmark = pytest.mark.base
+
+POLLS = """
+import sys, time
+from platoon_base.system import awake as module
+from platoon_base.centers.stripes import wait_until
+from platoon_base.channels.host_peer import NO_PEER, Peer
+module.MAX_GAP_S = 0.5
+peer = Peer(bytes(16), NO_PEER, lambda data: None)
+began, real = module.awake(), time.monotonic()
+print("polls", flush=True)
+in_time = wait_until(lambda: time.monotonic() > real + 3, 2)  # of which the process is stopped for most
+print(in_time, module.awake() - began < 2, peer.silent_s(module.awake()) < 2)
+"""
+
+
+def test_the_time_in_which_a_process_is_stopped_does_not_count():
+    process = subprocess.Popen([sys.executable, "-c", POLLS], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "polls\n"
+    os.kill(process.pid, signal.SIGSTOP)
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        time.sleep(0.05)
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.communicate(timeout=30)[0] == "True True True\n"
+
+
+def test_the_time_in_which_it_runs_counts(monkeypatch):
+    monkeypatch.setattr(module, "MAX_GAP_S", 60.0)
+    began, real = awake(), time.monotonic()
+    while time.monotonic() < real + 0.05:
+        pass
+    assert 0.05 <= awake() - began <= time.monotonic() - real + 0.01
