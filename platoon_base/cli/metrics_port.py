@@ -97,7 +97,7 @@ class Metrics:
 
         devices = {each.rank: each.device for each in snapshot.participants}
         for kind, name, text in (
-            (CounterMetricFamily, "steps", "Mini-batches that a worker has trained on."),
+            (CounterMetricFamily, "steps", "Mini-batches that a worker has trained on since it was started."),
             (CounterMetricFamily, "syncs", "Synchronizations of a worker with the center."),
             (CounterMetricFamily, "sync_seconds", "Seconds that a worker has spent in synchronization."),
             (GaugeMetricFamily, "epoch", "Epoch that a worker is in."),
@@ -106,6 +106,8 @@ class Metrics:
             family = kind(f"platoon_{name}", text, labels=["rank", "device"])
             for rank, progress in sorted(snapshot.progress.items()):
                 value = float(getattr(progress, name))
+                if name == "steps":  # Prometheus takes a counter that falls, as after a resume, for one that began at 0
+                    value -= progress.steps_before_start
                 if not math.isnan(value):  # no loss is known yet
                     family.add_metric([str(rank), devices.get(rank, "")], value)
             yield family

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import linecache
 import os
 import signal
@@ -10,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from platoon_base.cli.configuration import chosen_devices
@@ -18,6 +20,7 @@ from platoon_base.cli.launcher import choose_center, launch, require_runnable
 from platoon_base.cli.log_folder import LogFolder, log_file, new_log_folder
 from platoon_base.cli.log_lines import LogLines
 from platoon_base.cli.notebook_table import CellTable
+from platoon_base.cli.notebook_worker import code_of_file
 from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.outcome import Result, Snapshot
 from platoon_base.controller.stop_signals import StopSignals
@@ -89,7 +92,7 @@ def _pickled(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
     """Pickle the call, with the module search path and the source of the notebook's cells, for tracebacks."""
     cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
     try:
-        call = _cloudpickle().dumps((function, tuple(args)))
+        call = _with_names_of_files((function, tuple(args)))
     except Exception as exc:
         name = getattr(function, "__name__", repr(function))
         raise ConfigurationError(
@@ -98,6 +101,22 @@ def _pickled(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
         ) from exc
     pickled: bytes = _cloudpickle().dumps((list(sys.path), cells, call))
     return pickled
+
+
+def _with_names_of_files(value: Any) -> bytes:
+    """Pickle a value with the file names of its code, which tracebacks need and cloudpickle 3.1.3 drops."""
+    pickler: Any = _cloudpickle().Pickler
+
+    class Pickler(pickler):  # type: ignore[misc]
+        def reducer_override(self, value: Any) -> Any:
+            if not isinstance(value, CodeType):
+                return super().reducer_override(value)
+            make, arguments = self.dispatch_table[CodeType](value)
+            return code_of_file, (value.co_filename, make, arguments)
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
 
 
 class _Output:

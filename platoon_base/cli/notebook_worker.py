@@ -6,10 +6,18 @@ import linecache
 import os
 import pickle
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import RANK
+
+
+def code_of_file(name: str, make: Callable[..., CodeType], arguments: Sequence[Any]) -> CodeType:
+    """Make a code object of a file, or of a cell, of this name."""
+    return make(*arguments).replace(co_filename=name)
 
 
 def main(call_file: str, returned_file: str) -> None:

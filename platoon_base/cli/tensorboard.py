@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import math
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = ["EventFiles", "tensorboard_option"]
 
 _EVERY_S = 2.0
 _FLUSH_S = 5.0
+_TIME_IN_NAME = re.compile(r"events\.out\.tfevents\.(\d{10})\.(\d{9})\.")
 
 
 def _folder(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -50,8 +52,11 @@ class EventFiles:
     """Writes snapshots of a job as scalars, until it is closed.
 
     Each worker is a run of TensorBoard, ``worker0``, ``worker1`` and so on, so that all curves are in one chart, over
-    the worker's mini-batches. The run ``center`` has the reported values, over the mean number of mini-batches of all
-    workers.
+    the worker's mini-batches. The run ``center`` has the reported values, over the mini-batches of the worker that has
+    made the most: a mean would fall when a worker joins or is restarted.
+
+    A job that is resumed, or whose workers are restarted from a checkpoint, repeats steps. TensorBoard then shows
+    these steps as they were made last.
 
     Parameters
     ----------
@@ -67,6 +72,7 @@ class EventFiles:
         self._recent = Recent()
         self._writers: dict[str, Any] = {}
         self._steps: dict[int, int] = {}
+        self._written: dict[str, int] = {}  # the latest step of each run
         self._reported: dict[str, float | str] = {}
 
     def close(self) -> None:
@@ -113,23 +119,41 @@ class EventFiles:
         new = {name: value for name, value in snapshot.reported.items() if known.get(name) != value}
         numbers = {name: float(value) for name, value in new.items() if isinstance(value, (int, float))}
         self._reported = dict(snapshot.reported)
-        launched = [snapshot.progress[each.rank].steps for each in snapshot.participants if each.launched]
-        self._write("center", numbers, round(sum(launched) / max(1, len(launched))))
+        self._write("center", numbers, max((progress.steps for progress in snapshot.progress.values()), default=0))
 
     def _write(self, run: str, scalars: dict[str, float], step: int) -> None:
         if not scalars:
             return
-        # Not SummaryWriter, whose calls block forever once its thread has failed.
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import scalar
 
         if run not in self._writers:
-            (self._folder / run).mkdir(parents=True, exist_ok=True)
-            self._writers[run] = EventsWriter(
-                str(self._folder / run / f"events.{os.urandom(8).hex()}")  # a link with a known name would be followed
-            )
-        for name, value in scalars.items():
-            if not math.isnan(value):
-                event = Event(wall_time=time.time(), step=step, summary=scalar(name, value))
-                self._writers[run].write_event(event)
+            self._writers[run] = _new_file(self._folder / run)
+        events = []
+        if step < self._written.get(run, math.inf):  # the first event of a file, or steps that are repeated
+            events.append(Event(step=step, session_log=SessionLog(status=SessionLog.START)))
+        self._written[run] = step
+        events += [Event(step=step, summary=scalar(*each)) for each in scalars.items() if not math.isnan(each[1])]
+        for event in events:
+            event.wall_time = time.time()
+            self._writers[run].write(event.SerializeToString())
+
+
+def _new_file(folder: Path) -> Any:
+    """Create an event file whose name sorts after those of all files there, as TensorBoard reads them in this order.
+
+    Clocks may be set back, and differ between hosts, so the files there count too. The name ends at random, because a
+    link with a known name would be followed.
+    """
+    # SummaryWriter's calls block forever once its thread has failed, and EventsWriter names files by whole seconds.
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter
+
+    folder.mkdir(parents=True, exist_ok=True)
+    names = (_TIME_IN_NAME.match(path.name) for path in folder.iterdir())
+    last = max((int(found[1] + found[2]) for found in names if found), default=0)
+    time_ns = max(time.time_ns(), last + 1)
+    seconds, nanoseconds = divmod(time_ns, 10**9)
+    writer = RecordWriter(str(folder / f"events.out.tfevents.{seconds}.{nanoseconds:09d}.{os.urandom(8).hex()}"))
+    writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+    return writer

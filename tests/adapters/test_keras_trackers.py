@@ -36,8 +36,8 @@ def train(platoon, tmp_path):
         "MLFLOW_ALLOW_FILE_STORE": "true",
     }
 
-    def run(*words):
-        words = ["launch", "-n", WORKERS, "--tensorboard", "board", SCRIPT, *words]
+    def run(*words, options=()):
+        words = ["launch", "-n", WORKERS, "--tensorboard", "board", *options, SCRIPT, *words]
         done = platoon(*words, environment=environment)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout, float(re.search(r"^val_loss ([\d.]+)$", done.stdout, re.MULTILINE)[1])
@@ -123,3 +123,27 @@ def test_tensorboard_reads_the_event_files_of_a_job(train, tmp_path):
         worker = EventAccumulator(str(tmp_path / "board" / f"worker{rank}"))
         worker.Reload()
         assert worker.Scalars("loss")[-1].step == 2 * 64 // 8 // WORKERS
+
+
+@needs("tensorboard")
+@needs("tensorflow")
+def test_tensorboard_shows_all_curves_of_a_job_that_is_resumed(train, tmp_path):
+    """Those of the job, and those of Keras's own callback."""
+    pytest.importorskip("tensorboardX", reason="needs tensorboardX: pip install 'platoon-plugins[tensorboard]'")
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+
+    starts, an_epoch = 3, 64 // 8 // WORKERS
+    for epochs in range(1, starts + 1):
+        train("tensorboard", f"--epochs={epochs}", options=["--resume", "kept", "--checkpoint-every", 1])
+    runs = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    ends = [an_epoch * epoch for epoch in range(1, starts + 1)]
+    for name, tag, steps in (
+        ("board/center", "val_loss", ends),
+        ("board/worker0", "epoch", ends),
+        ("board/worker1", "epoch", ends),
+        ("own/train", "epoch_loss", list(range(starts))),
+        ("own/validation", "epoch_loss", list(range(starts))),
+    ):
+        shown = [event.step for event in runs.Tensors(name, tag)]
+        assert shown == sorted(shown)
+        assert set(shown) >= set(steps), name

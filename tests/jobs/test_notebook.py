@@ -57,10 +57,13 @@ def test_a_keras_model_is_trained_from_a_notebook(notebook):
         print(size, len(losses), losses[1] < losses[0])
         """,
         """
+        def read():
+            raise ValueError("no such data")
+
         def fail():
             from platoon_base import connect
             if connect().global_rank == 1:
-                raise ValueError("no such data")
+                read()
             connect().barrier("never")
 
         notebook_launcher(fail, **where)

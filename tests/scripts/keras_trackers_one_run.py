@@ -1,4 +1,7 @@
-"""Train with one tracker, that is named: with a run of the leader alone, or with one of each worker (``--each``)."""
+"""Train with one tracker, that is named: with a run of the leader alone, or with one of each worker (``--each``).
+
+``--epochs=N`` is how many epochs there are.
+"""
 
 import sys
 
@@ -25,8 +28,11 @@ if "mlflow" in sys.argv:
 
     if tracked:
         mlflow.autolog(log_models=False, log_datasets=False)
+if "tensorboard" in sys.argv:
+    callbacks.append(keras.callbacks.TensorBoard("own"))
+epochs = next((int(word[9:]) for word in sys.argv if word.startswith("--epochs=")), 2)
 model = prepare(model)
-model.fit(x, y, 8, 2, validation_data=(x, y), callbacks=callbacks, verbose=0)
+model.fit(x, y, 8, epochs, validation_data=(x, y), callbacks=callbacks, verbose=0)
 if "wandb" in sys.argv:
     wandb.finish()
 if is_main():

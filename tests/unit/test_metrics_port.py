@@ -33,7 +33,7 @@ NOTHING_YET = Progress(0, 0, 0, math.nan, 0.0, 0.0, 0.0)
 
 def snapshot():
     roster = [Participant(rank, True, phase=Phase.TRAINING, device="cpu") for rank in range(2)]
-    progress = {0: Progress(3, 700, 70, 0.25, 1.5, 10.0, 80.0), 1: NOTHING_YET}
+    progress = {0: Progress(3, 700, 70, 0.25, 1.5, 10.0, 80.0, steps_before_start=300), 1: NOTHING_YET}
     return Snapshot(roster, progress, {"val_loss": 0.125, "note": "text"}, None, 90.0, missed_checkpoints=2)
 
 
@@ -72,7 +72,7 @@ def test_prometheus_reads_workers_and_reported_values():
         ("platoon_missed_checkpoints_total",): 2.0,
         ("platoon_workers", "training"): 2.0,
         ("platoon_reported", "val_loss"): 0.125,
-        ("platoon_steps_total", "0", "cpu"): 700.0,
+        ("platoon_steps_total", "0", "cpu"): 400.0,  # since it was started, at step 300
         ("platoon_steps_total", "1", "cpu"): 0.0,
         ("platoon_syncs_total", "0", "cpu"): 70.0,
         ("platoon_syncs_total", "1", "cpu"): 0.0,
