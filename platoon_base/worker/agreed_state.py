@@ -88,7 +88,8 @@ def _term(state: State, value: Array, weight: float) -> Array:
     if state.rule == "mean":
         return _reals(value).astype(np.float64) * weight
     if value.dtype.kind in "iu":  # exact, also for large numbers
-        return (value - np.asarray(state.base)).astype(value.dtype.str.replace("u", "i")).astype(np.float64)
+        signed = (value - np.asarray(state.base)).astype(value.dtype.str.replace("u", "i"))
+        return np.asarray(signed, np.float64)
     return _reals(value).astype(np.float64) - _reals(np.asarray(state.base)).astype(np.float64)
 
 
@@ -101,7 +102,7 @@ def _agreed(state: State, value: Array, result: Array) -> Array:
         result = result + _reals(np.asarray(state.base)).astype(np.float64)
     if value.dtype.kind == "c":
         return result.astype(value.real.dtype).view(value.dtype).reshape(value.shape)
-    return (np.rint(result) if value.dtype.kind in "iu" else result).astype(value.dtype)
+    return np.asarray(np.rint(result) if value.dtype.kind in "iu" else result, value.dtype)
 
 
 def _reals(value: Array) -> Array:
