@@ -164,9 +164,7 @@ class _Settings(NamedTuple):
                 "rate is multiplied by"
             )
         if mode == "async" and not (value in (None, "none") or number):
-            raise ConfigurationError(
-                f'got scaling={value!r} with mode="async": pass a number, such as 2, or "none"'
-            )
+            raise ConfigurationError(f'got scaling={value!r} with mode="async": pass a number, such as 2, or "none"')
         if mode == "async" and value is not None and self.strategy is not None:
             raise ConfigurationError(
                 f"got scaling={value!r} and strategy={self.strategy!r}: pass "

@@ -14,7 +14,9 @@ def test_after_fit_all_state_is_one(run_keras, mode):
 
 
 @needs_keras_3
-@pytest.mark.parametrize("how, mode", [("end", "async"), ("lora", "async"), ("middle", "async"), ("compile", "sync")])
+@pytest.mark.parametrize(
+    ("how", "mode"), [("end", "async"), ("lora", "async"), ("middle", "async"), ("compile", "sync")]
+)
 def test_weights_that_become_trainable_during_a_fit(run_keras, how, mode):
     """They are shared from the next epoch on; asynchronous training refuses them in the middle of an epoch."""
     if keras.backend.backend() == "jax" and how not in ("lora", "compile"):
