@@ -172,7 +172,7 @@ def _trained_separately(ranks: Sequence[int], workers: int) -> str:
         named = ", ".join(map(str, ranks))
         what = f"worker{'s' * (len(ranks) > 1)} {named} shared and averaged nothing with the others"
     return (
-        f"WARNING: {what}, each with a model of its own. prepare(...) of platoon_plugins.keras, .lasagne or "
-        ".blocks, or connect() with init_shared_params and sync_params, makes them train one model. (Nothing is "
-        "known here of what a framework averages by itself)"
+        f"WARNING: {what}, each with a model of its own. prepare(...) of the plugin for your framework, "
+        "or connect() with init_shared_params and sync_params, makes them train one model. (Nothing is known here of "
+        "what a framework averages by itself)"
     )

@@ -154,7 +154,7 @@ class AveragedEASGD(Rule):
             return ""
         return (
             f"with {self._all} workers steps are {self._factor:.3g} times as long as your learning rate makes them; "
-            'AveragedEASGD(scale=None), in Keras prepare(model, scaling="none"), leaves them as they are'
+            'AveragedEASGD(scale=None), or prepare(..., scaling="none"), leaves them as they are'
         )
 
     def kernel_args(self) -> tuple[float, ...]:

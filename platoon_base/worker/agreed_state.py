@@ -85,12 +85,14 @@ def agree(
 def _term(state: State, value: Array, weight: float) -> Array:
     if not weight:
         return np.zeros_like(_reals(value), np.float64)
+    reals: Array = _reals(value).astype(np.float64)
     if state.rule == "mean":
-        return _reals(value).astype(np.float64) * weight
+        return reals * weight
     if value.dtype.kind in "iu":  # exact, also for large numbers
-        signed = (value - np.asarray(state.base)).astype(value.dtype.str.replace("u", "i"))
-        return np.asarray(signed, np.float64)
-    return _reals(value).astype(np.float64) - _reals(np.asarray(state.base)).astype(np.float64)
+        change: Array = (value - state.base).astype(value.dtype.str.replace("u", "i")).astype(np.float64)
+        return change
+    base: Array = _reals(np.asarray(state.base)).astype(np.float64)
+    return reals - base
 
 
 def _agreed(state: State, value: Array, result: Array) -> Array:
@@ -101,8 +103,9 @@ def _agreed(state: State, value: Array, result: Array) -> Array:
     if state.rule == "sum":
         result = result + _reals(np.asarray(state.base)).astype(np.float64)
     if value.dtype.kind == "c":
-        return result.astype(value.real.dtype).view(value.dtype).reshape(value.shape)
-    return np.asarray(np.rint(result) if value.dtype.kind in "iu" else result, value.dtype)
+        result = result.astype(value.real.dtype).view(value.dtype).reshape(value.shape)
+    rounded: Array = (np.rint(result) if value.dtype.kind in "iu" else result).astype(value.dtype)
+    return rounded
 
 
 def _reals(value: Array) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import keras
 import numpy as np
 
 from platoon_base import Worker, connect
@@ -14,7 +15,7 @@ from platoon_plugins.keras.backends.base import Backend, Variable
 from platoon_plugins.keras.optimizers import average_of_model, wrap_again
 from platoon_plugins.keras.requirements import require_distributable, require_weights
 
-__all__ = ["broadcast_variables", "end_alike", "first_values", "state_checksum", "state_of"]
+__all__ = ["broadcast_variables", "end_alike", "first_values", "state_checksum", "state_of", "values_were_set"]
 
 
 def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
@@ -49,7 +50,7 @@ def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
     if worker.global_size == 1:
         return
     copy_first_values(first_values(model, backend), worker, "broadcast_variables")
-    backend.values_were_set(model)
+    values_were_set(model)
     backend.vary_noise(model, worker.global_rank)
     if average is not None:
         backend.watch_losses(model, average)
@@ -59,22 +60,49 @@ def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
 
 def first_values(model: Any, backend: Backend) -> list[Any]:
     """Return the variables to copy at the start of a fit: the model's state, and the epoch of a resumed training."""
-    return [*state_of(model, backend), *backend.seeds(model), _FirstEpoch(model, backend)]
+    return [*_all_state_of(model, backend), _FirstEpoch(model, backend)]
 
 
-def end_alike(model: Any, backend: Backend, worker: Worker, name: str) -> None:
+def values_were_set(model: Any) -> bool:
+    """Let Normalization layers compute their tensors from new values of their variables.
+
+    Returns
+    -------
+    bool
+        Whether functions of the model that have the tensors as constants are to be compiled again.
+    """
+    parts = model._flatten_layers() if hasattr(keras, "ops") else ()
+    layers = [each for each in parts if getattr(each, "adapt_mean", None) is not None]
+    before = [keras.ops.convert_to_numpy(tensor) for each in layers for tensor in (each.mean, each.variance)]
+    for layer in layers:
+        layer.finalize_state()
+    after = [keras.ops.convert_to_numpy(tensor) for each in layers for tensor in (each.mean, each.variance)]
+    if all(map(np.array_equal, before, after)):
+        return False
+    for kind in ("train", "test", "predict"):
+        if getattr(model, f"{kind}_function") is not None:
+            getattr(model, f"make_{kind}_function")(force=True)
+    return True
+
+
+def end_alike(model: Any, backend: Backend, worker: Worker) -> None:
     """Make all state of a model equal on all workers, at the end of a training; a collective call of those left.
 
-    What still differs is copied from the first worker: seeds of random layers, and with a rule the counters of
+    Values that still differ are copied from the first worker: seeds of random layers, and with a rule the counters of
     optimizers and moments that it does not share.
     """
-    make_equal([*state_of(model, backend), *backend.seeds(model), *backend.metric_state(model)], worker, name)
+    variables = [*_all_state_of(model, backend), *backend.metrics(model).variables()]
+    make_equal(variables, worker, "keras state at the end")
 
 
 def state_of(model: Any, backend: Backend, statistics: bool = True) -> list[Variable]:
-    """Return the variables of weights, other state of the layers (if ``statistics``) and optimizer."""
-    of_layers = backend.statistics(model) if statistics else []
+    """Return the variables that workers keep equal: weights, state of layers (if ``statistics``) and optimizer."""
+    of_layers = [v for v in backend.statistics(model) if getattr(v, "rule", "") != "own"] if statistics else []
     return [*backend.weights(model), *of_layers, *backend.optimizer_state(model)]
+
+
+def _all_state_of(model: Any, backend: Backend) -> list[Variable]:
+    return [*backend.weights(model), *backend.statistics(model), *backend.optimizer_state(model)]
 
 
 def state_checksum(model: Any, backend: Backend) -> int:

@@ -35,7 +35,7 @@ class Statistics:
     Attributes
     ----------
     variables : list of Variable
-        What `Backend.statistics` returned at the start.
+        What `Backend.statistics` returned at the start, without seeds.
     """
 
     def __init__(self, worker: Worker, backend: Backend, model: Any) -> None:
@@ -46,7 +46,7 @@ class Statistics:
 
     def start(self) -> None:
         """Record the state, which is equal on all workers at the start of a fit."""
-        self.variables = self._backend.statistics(self._model)
+        self.variables = [v for v in self._backend.statistics(self._model) if _rule_of(v) != "own"]
         self._record()
 
     def changed(self) -> Array:

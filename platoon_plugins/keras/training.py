@@ -22,7 +22,7 @@ from platoon_plugins.keras.evaluation import Evaluation
 from platoon_plugins.keras.lost_rows import LostRows
 from platoon_plugins.keras.marks import unmark
 from platoon_plugins.keras.mode import Mode
-from platoon_plugins.keras.model_state import end_alike, first_values
+from platoon_plugins.keras.model_state import end_alike, first_values, values_were_set
 from platoon_plugins.keras.moving_averages import decay_for
 from platoon_plugins.keras.optimizer_state import continue_steps, unbuilt
 from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner, wrap_again
@@ -170,7 +170,7 @@ class Training:
         self._backend.vary_noise(self._model, self._worker.global_rank)
         self.begun = True
 
-    def _start(self, epochs: int | None, once_met: Callable[[list[int]], None]) -> None:
+    def _start(self, epochs: int | None, once_met: Callable[[list[int]], None] | None = None) -> None:
         """Copy the state of the first worker to all, and share the weights that are trainable now."""
         worker, backend, model, settings = self._worker, self._backend, self._model, self._settings
         alike = described({"epochs": epochs, **backend.compiled_with(model)})
@@ -195,7 +195,7 @@ class Training:
         if self._mode.rule is not None:
             for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
                 unmark(each)  # an optimizer that trains with a rule no longer averages gradients
-        if backend.values_were_set(model):
+        if values_were_set(model):
             backend.watch_losses(model, average_of_model(model))
         self.participants = participants
         self._mode.start(model, participants)
@@ -216,12 +216,9 @@ class Training:
             )
         if others:
             self._mode.pause()
-            self._start(self._epochs, self._meet_again)
+            self._start(self._epochs)
             self._backend.watch_losses(self._model, average_of_model(self._model))
             self._backend.vary_noise(self._model, self._worker.global_rank)
-
-    def _meet_again(self, participants: list[int]) -> None:
-        self._shares_next = self._mode.rule is not None
 
     def _require_known(self) -> None:
         """Raise if weights have become trainable since the epoch began that workers have trained alone."""
@@ -366,7 +363,7 @@ class Training:
         self._stopping.require_decided_together()
         self._begun_at_its_epoch()
         self._mode.finish()
-        end_alike(self._model, self._backend, self._worker, "keras state at the end")
+        end_alike(self._model, self._backend, self._worker)
         trained.sharing.discard(self._worker)
         self._evaluation.end()
         decay_for(self._model, 1, retrace=False)

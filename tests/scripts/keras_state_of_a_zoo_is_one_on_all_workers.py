@@ -115,7 +115,7 @@ for fits in (1, 2):
         part.load_weights(f"{folder}/{part.name}.weights.h5")
     if not KERAS_2:
         model.layers[1].export(f"{folder}/exported") if BACKEND == "tensorflow" else None
-        model.save_weights(f"{folder}/sharded.weights.json", max_shard_size=4e-7)
+        model.layers[1].save_weights(f"{folder}/sharded.weights.json", max_shard_size=4e-7)
         keras.saving.save_model(model, f"{folder}/model.keras")
     own = [keras.ops.convert_to_numpy(model.predict(x, verbose=0)) if not KERAS_2 else model.predict(x)]
     assert (everyones(own[0]) == own[0]).all()  # compiled functions have no other tensors

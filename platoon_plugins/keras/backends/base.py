@@ -73,6 +73,10 @@ class Metrics(Protocol):
         """Return the values to log for a state: numbers, and arrays for metrics whose result is one."""
         ...
 
+    def variables(self) -> list[Variable]:
+        """Return the variables of the metrics."""
+        ...
+
     def results_again(self, state: Sequence[Array]) -> dict[str, Any]:
         """Return the results for another state, and leave the metrics as they are."""
         raise NotImplementedError
@@ -114,21 +118,9 @@ class Backend(Protocol):
     def statistics(self, model: Any) -> list[Variable]:
         """Return the other state of the layers, of any dtype: running statistics, frozen weights, counters.
 
-        Not the seeds of random layers, nor the state of metrics.
+        And the seeds of random layers, whose ``rule`` is "own".
         """
         ...
-
-    def seeds(self, model: Any) -> list[Variable]:
-        """Return the states of the random generators that are variables of the model."""
-        return []
-
-    def metric_state(self, model: Any) -> list[Variable]:
-        """Return the variables of the model's metrics."""
-        return []
-
-    def values_were_set(self, model: Any) -> bool:
-        """Let layers that compute tensors from variables do so again; return whether functions are compiled anew."""
-        return False
 
     def optimizer_state(self, model: Any) -> list[Variable]:
         """Return the variables of the optimizer, including learning rate and counters."""

@@ -24,6 +24,7 @@ __all__ = ["PLAIN_DTYPES", "Keras3", "Keras3Metrics", "KerasVariable", "LossWeig
 Array = np.ndarray[Any, Any]
 # Those of NumPy itself; others, such as bfloat16, are of ml_dtypes, and have no buffers.
 PLAIN_DTYPES = ("float16", "float32", "float64", "bool", "int8", "int16", "int32", "int64", "uint8")
+_SEED = "seed_generator_state"
 _GLOBAL_GENERATOR = "global_seed_generator"
 # By the ``aggregation`` of a variable. Its default, "none", leaves the choice to the dtype.
 _RULES = {"mean": "mean", "sum": "sum", "only_first_replica": "first"}
@@ -40,7 +41,9 @@ class KerasVariable:
 
     @property
     def rule(self) -> str:
-        """The rule by which workers agree on the value of a variable that is not trained."""
+        """The rule by which workers agree on the value of a variable that is not trained; "own" if they do not."""
+        if self.name.endswith(_SEED):
+            return "own"
         if self.name.endswith("vector_u"):  # of SpectralNormalization: the mean of unit vectors is none
             return "first"
         wanted = _RULES.get(str(getattr(self.variable, "aggregation", None)))
@@ -125,6 +128,9 @@ class Keras3Metrics(Metrics):
         arrays = {name: keras.ops.convert_to_numpy(value) for name, value in flat.items()}
         return {name: array if np.ndim(array) else float(array) for name, array in arrays.items()}
 
+    def variables(self) -> list[KerasVariable]:
+        return [KerasVariable(v) for v in self._model.metrics_variables]
+
     def results_again(self, state: Sequence[Array]) -> dict[str, Any]:
         now = self.test_state()
         try:
@@ -163,32 +169,10 @@ class Keras3(Backend):
         return [self.variable(v) for v in model.trainable_variables]
 
     def statistics(self, model: Any) -> list[Any]:
-        """Return the other state of the layers, including frozen weights, which stay equal on all workers."""
+        """Return the other state of the layers, including seeds and frozen weights, which stay equal on all workers."""
         # A GAN on JAX keeps variables of its optimizers among its own.
         others = {id(v) for optimizer in optimizers_of(model) for v in optimizer.variables}
-        others |= {id(v) for v in _seeds(model)}
         return [self.variable(v) for v in model.non_trainable_variables if id(v) not in others]
-
-    def seeds(self, model: Any) -> list[KerasVariable]:
-        return [self.variable(v) for v in _seeds(model)]
-
-    def metric_state(self, model: Any) -> list[KerasVariable]:
-        return [self.variable(v) for v in model.metrics_variables]
-
-    def values_were_set(self, model: Any) -> bool:
-        """Let Normalization layers compute their tensors, which compiled functions have as constants."""
-        layers = [each for each in model._flatten_layers() if getattr(each, "adapt_mean", None) is not None]
-        before = [keras.ops.convert_to_numpy(each.mean) for each in layers]
-        before += [keras.ops.convert_to_numpy(each.variance) for each in layers]
-        for layer in layers:
-            layer.finalize_state()
-        after = [each.mean for each in layers] + [each.variance for each in layers]
-        if all(np.array_equal(one, keras.ops.convert_to_numpy(other)) for one, other in zip(before, after)):
-            return False
-        for kind in ("train", "test", "predict"):
-            if getattr(model, f"{kind}_function") is not None:
-                getattr(model, f"make_{kind}_function")(force=True)
-        return True
 
     def optimizer_state(self, model: Any) -> list[KerasVariable]:
         """Return the variables of the optimizers; build that of compile(), which Keras may build in the first step."""
@@ -378,7 +362,7 @@ def _are_same(variables: Sequence[Any], known: Sequence[Any]) -> bool:
 
 
 def _seeds(model: Any) -> list[Any]:
-    return [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
+    return [v for v in model.non_trainable_variables if v.path.endswith(_SEED)]
 
 
 def _zeros(variable: Any) -> Array:

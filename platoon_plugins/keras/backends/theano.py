@@ -46,9 +46,6 @@ class _Theano(Backend):
         trained = {id(weight) for weight in self.weights(model)}
         return [w for w in model.weights if id(w) not in trained]
 
-    def metric_state(self, model: Any) -> list[Any]:
-        return [weight for metric in model._get_training_eval_metrics() for weight in metric.weights]
-
     def optimizer_state(self, model: Any) -> list[Any]:
         model._make_train_function()  # creates the state, once
         options = (
@@ -284,6 +281,9 @@ class _Metrics(Metrics):
         self._assign(own)  # restores the values that an evaluation has reset already
         loss = total / weight if weight else np.nan
         return dict(zip(self._model.metrics_names, map(float, (loss, *others))))
+
+    def variables(self) -> list[Any]:
+        return self._variables
 
     def _keep(self, logs: Mapping[str, Any], training: bool) -> None:
         functions = [function for function in self._model.loss_functions if function is not None]
