@@ -80,8 +80,8 @@ def limit_text(exc: BaseException) -> str:
     where = f" {path}" if path else ""
     if exc.errno == errno.EAGAIN:
         return (
-            f"no process or thread more can be started ({exc.strerror}): this user has as many as `ulimit -u` allows, or "
-            "its control group as many as its pids.max (docker run --pids-limit); raise it, or start fewer workers"
+            f"no process or thread more can be started ({exc.strerror}): this user has as many as `ulimit -u` allows, "
+            "or its control group as many as its pids.max (docker run --pids-limit); raise it, or start fewer workers"
         )
     if exc.errno == errno.EFBIG:
         size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
