@@ -51,7 +51,8 @@ Array = np.ndarray[Any, Any]
 
 FORMAT = 1
 KEPT_FILES = 2  # the newest, and the one before, should the newest be damaged
-_NAME = re.compile(r"checkpoint-(\d{8})\.npz")
+_NAME = re.compile(r"checkpoint-(\d{8,})\.npz")  # with more digits from 100,000,000 on
+_DAMAGED = re.compile(r"checkpoint-(\d{8,})\.damaged")
 _UNFINISHED = "unfinished-checkpoint"
 _BLOCK = 1 << 18  # elements
 
@@ -157,8 +158,9 @@ def newest_in(folder: Path) -> Path:
     ConfigurationError
         If there is none.
     """
-    found = sorted((each for each in folder.iterdir() if _NAME.fullmatch(each.name)), reverse=True)
-    for path in found:
+    matches = [(_NAME.fullmatch(each.name), each) for each in folder.iterdir()]
+    found = sorted(((int(match[1]), each) for match, each in matches if match), reverse=True)
+    for _, path in found:
         with contextlib.suppress(_DamagedError):
             check_checkpoint(path)
             return path
@@ -384,10 +386,19 @@ class CheckpointFolder:
         for number in numbers[: 1 - KEPT_FILES]:
             with contextlib.suppress(OSError):
                 self.file(number).unlink()
+        self._remove_damaged(numbers[-1] if numbers else 1)
         self.residual_keys = kept = self._read_residual_keys()
         if is_pending is not None and kept is not None:
             prune(self.path, lambda key: key in kept or is_pending(key))
         return path
+
+    def _remove_damaged(self, before: int) -> None:
+        """Remove checkpoints that were found to be damaged, and have newer ones in their place."""
+        for name in os.listdir(self.path):
+            match = _DAMAGED.fullmatch(name)
+            if match is not None and int(match[1]) < before:
+                with contextlib.suppress(OSError):
+                    (self.path / name).unlink()
 
     def _read_residual_keys(self) -> list[str] | None:
         """Return the keys of the residuals that belong to the checkpoints there; None if one cannot be read."""

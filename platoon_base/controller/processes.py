@@ -16,7 +16,7 @@ from typing import NamedTuple
 from platoon_base.controller.stop_signals import PASSED_ON
 from platoon_base.controller.watch import ChildProcess, Ended, ForeignProcess, LockHolder, Watched, exit_status
 from platoon_base.errors import ConfigurationError, PlatoonError
-from platoon_base.system.limits import no_descriptor_text
+from platoon_base.system.limits import limit_text, oom_kills
 from platoon_base.system.own_files import open_log
 from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file, find_failure, take_lost_output
 from platoon_base.worker_process.forkserver import ForkServer
@@ -28,6 +28,7 @@ __all__ = ["GRACE_S", "Exit", "WorkerProcesses"]
 log = logging.getLogger(__name__)
 
 GRACE_S = 10.0  # enough to save a model of some GB
+_KILLED = 128 + signal.SIGKILL
 _TERM_TO_KILL_S = 0.5
 _KILL_TO_ABANDON_S = 5.0  # a process that SIGKILL does not end hangs in a device or on a file server
 _POLL_INTERVAL_S, _OUTPUT_CHECK_INTERVAL_S = 0.02, 1.0
@@ -133,6 +134,7 @@ class WorkerProcesses:
         self._stopping = False
         self._output_watch = _OutputWatch()
         self._killed_by: dict[int, str] = {}  # signals sent to all after SIGINT, and why
+        self._oom_kills = oom_kills()
         self._collected: list[Exit] = []  # ended processes that `reap` has not returned yet
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
@@ -147,7 +149,7 @@ class WorkerProcesses:
         try:
             process = _open_process(command, environment, log_file)
         except OSError as exc:
-            text = no_descriptor_text(exc)
+            text = limit_text(exc)
             if not text:
                 raise
             raise ConfigurationError(f"rank {rank} cannot be started: {text}") from exc
@@ -323,7 +325,10 @@ class WorkerProcesses:
         self._collected.append(self._explained(Exit(rank, ended.status, log_file, ended.why, failure, begin, at)))
 
     def _explained(self, ended: Exit) -> Exit:
-        """Add the reason to the exit of a worker that was killed by a signal to all."""
+        """Add the reason to the exit of a worker that was killed by a signal to all, or for want of memory."""
+        before, self._oom_kills = self._oom_kills, oom_kills() if ended.status == _KILLED else self._oom_kills
+        if not ended.why and not self._killed_by and self._oom_kills > before:
+            return ended._replace(why="killed by SIGKILL, as the memory of its control group or the machine was full")
         if ended.why or ended.status - 128 not in self._killed_by:
             return ended
         number = ended.status - 128

@@ -230,7 +230,7 @@ class Roster(Mapping[int, Participant]):
             return msg.Failure(kind="ProtocolError", message="this connection has said hello already")
         rank = self._free_rank() if hello.rank is None else hello.rank
         if rank is None:
-            text = f"the job is full: it has had {MAX_WORKERS} workers"
+            text = f"the job is full: it has {MAX_WORKERS} workers"
             return msg.Failure(kind="ConfigurationError", message=text)
         participant = self.get(rank)
         if hello.rank is not None and participant is None:
@@ -262,7 +262,16 @@ class Roster(Mapping[int, Participant]):
         if self.external:
             for rank in self.expected:
                 return rank
-        return next((rank for rank in range(self.size, MAX_WORKERS) if rank not in self), None)
+        for rank in range(self.size, MAX_WORKERS):
+            if rank not in self:
+                return rank
+        for rank in range(self.size, MAX_WORKERS):  # its late joiner has left, and its process has ended
+            gone = self[rank]
+            if gone.phase.gone and gone.ended:
+                self._ranks_on[self._where(gone)].remove(rank)
+                del self._participants[rank]
+                return rank
+        return None
 
     def _where(self, participant: Participant) -> str:
         """Name the host of a participant, as the key of the ranks there."""

@@ -14,7 +14,15 @@ from pathlib import Path
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["available_memory", "no_descriptor_text", "raise_descriptors", "require_descriptors", "require_room"]
+__all__ = [
+    "available_memory",
+    "limit_text",
+    "no_descriptor_text",
+    "oom_kills",
+    "raise_descriptors",
+    "require_descriptors",
+    "require_room",
+]
 
 _PROBE_BYTES = 1 << 16
 _FIRST_DESCRIPTORS = 1 << 16
@@ -60,6 +68,51 @@ def no_descriptor_text(exc: OSError) -> str:
         "raise the limit in the shell that starts it, beyond the most in /etc/security/limits.conf or with `docker run "
         "--ulimit nofile=...`, or start fewer workers"
     )
+
+
+def limit_text(exc: BaseException) -> str:
+    """Return which limit of the system an error comes from, and what to do; '' for any other error."""
+    if isinstance(exc, RuntimeError) and "can't start new thread" in str(exc):
+        exc = OSError(errno.EAGAIN, str(exc))
+    if not isinstance(exc, OSError):
+        return ""
+    path = exc.filename if isinstance(exc.filename, str) else ""
+    where = f" {path}" if path else ""
+    if exc.errno == errno.EAGAIN:
+        return (
+            f"no process or thread more can be started ({exc.strerror}): this user has as many as `ulimit -u` allows, "
+            "or its control group as many as its pids.max (docker run --pids-limit); raise it, or start fewer workers"
+        )
+    if exc.errno == errno.EFBIG:
+        size = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        return f"a file{where} would be larger than {size} bytes, the limit of this shell: raise it (ulimit -f)"
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"there is no room for{where or ' a file'} ({exc.strerror}{_inodes_text(path)}): make room there"
+    return no_descriptor_text(exc)
+
+
+def _inodes_text(path: str) -> str:
+    """Return that a file system has room for data, and for no file more, if that is so."""
+    with contextlib.suppress(OSError):
+        room = os.statvfs(os.path.dirname(os.path.abspath(path)))
+        if path and room.f_files and not room.f_favail and room.f_bavail:
+            return "; no inodes are left, so remove files"
+    return ""
+
+
+def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many processes the kernel has killed for want of memory: in this control group, or on the machine."""
+    files = []
+    for line in _lines(proc / "self" / "cgroup"):
+        _, kinds, path = line.split(":", 2)
+        if kinds in ("", "memory"):
+            name = "memory.oom_control" if kinds else "memory.events"
+            files += [cgroups / kinds / place / name for place in (path.lstrip("/"), "")]
+    for file in (*files, proc / "vmstat"):
+        for count in (line.split() for line in _lines(file)):
+            if count[:1] == ["oom_kill"]:
+                return int(count[1])
+    return 0
 
 
 def _open_descriptors(soft: int) -> int:

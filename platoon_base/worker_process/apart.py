@@ -55,7 +55,7 @@ class Intent:
 
 
 class Cooperation(NamedTuple):
-    """What a worker knows about its part in the job.
+    """The part of a worker in its job, as far as the worker knows.
 
     Attributes
     ----------

@@ -26,6 +26,7 @@ from platoon_base.checkpoints.files import (
     Checkpoint,
     CheckpointFolder,
     check_checkpoint,
+    newest_in,
     read_checkpoint,
     require_alike,
 )
@@ -181,6 +182,16 @@ def test_the_one_before_a_damaged_one_is_used(folder):
     assert folder.save(make(3)) == folder.file(2)
     assert folder.numbers() == [1, 2]
     assert damaged.with_suffix(".damaged").exists()
+    folder.save(make(4))
+    folder.save(make(5))  # two newer ones are there
+    assert not damaged.with_suffix(".damaged").exists()
+
+
+def test_numbers_may_have_more_than_eight_digits(folder):
+    folder.save(make(1)).rename(folder.file(99_999_999))
+    later = folder.save(make(2))
+    assert later == folder.file(100_000_000)
+    assert folder.newest()[0] == newest_in(folder.path) == later
 
 
 @pytest.mark.timeout(30)

@@ -1,6 +1,8 @@
 """What the system must have left before a job begins: too few open files are an error, not the end of a process."""
 
+import errno
 import json
+import shlex
 import subprocess
 import sys
 
@@ -8,7 +10,7 @@ import pytest
 from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.system.limits import available_memory, require_room
+from platoon_base.system.limits import available_memory, limit_text, oom_kills, require_room
 
 pytestmark = pytest.mark.base
 
@@ -98,6 +100,50 @@ def test_a_folder_that_takes_no_files_is_refused(tmp_path):
         require_room(tmp_path / "file" / "folder", "logs")
     require_room(tmp_path / "new" / "folder", "logs")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (RuntimeError("can't start new thread"), "or its control group as many as its pids.max"),
+        (BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable"), "`ulimit -u` allows"),
+        (OSError(errno.EFBIG, "File too large", "/x/y"), "a file /x/y would be larger than"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "/x/y"),
+            "there is no room for /x/y (No space left on device)",
+        ),
+        (OSError(errno.ENOENT, "No such file", "/x/y"), ""),
+        (ValueError("x"), ""),
+    ],
+)
+def test_errors_of_limits_say_which_limit(error, text):
+    assert (text in limit_text(error)) if text else limit_text(error) == ""
+
+
+def test_a_limit_of_the_sizes_of_files_is_said_in_a_line(tmp_path, write_script):
+    script = write_script("print('not run')")
+    command = [sys.executable, "-m", "platoon_base", "launch", "-n", "1", str(script)]
+    limited = f"ulimit -f 0; exec {shlex.join(command)}"
+    done = subprocess.run(["sh", "-c", limited], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "File too large" in done.stderr or "ulimit -f" in done.stderr
+
+
+def test_processes_that_were_killed_for_want_of_memory_are_those_of_the_group(tmp_path):
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    assert oom_kills(proc, groups) == 0
+    (proc / "self").mkdir(parents=True)
+    (proc / "vmstat").write_text("nr_free_pages 5\noom_kill 7\n")
+    assert oom_kills(proc, groups) == 7
+    (proc / "self" / "cgroup").write_text("0::/user/x\n")
+    (groups / "user" / "x").mkdir(parents=True)
+    (groups / "user" / "x" / "memory.events").write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    assert oom_kills(proc, groups) == 2
+    (proc / "self" / "cgroup").write_text("4:memory:/job\n0::/\n")
+    (groups / "memory" / "job").mkdir(parents=True)
+    (groups / "memory" / "job" / "memory.oom_control").write_text("under_oom 0\noom_kill 1\n")
+    assert oom_kills(proc, groups) == 1
 
 
 def test_the_memory_that_is_left_is_the_machines_and_the_groups(tmp_path):

@@ -93,6 +93,11 @@ def test_a_full_job_is_full():
     job = Job(MAX_WORKERS - 1)
     assert job.answer("last", hello()).rank == MAX_WORKERS - 1
     require_failure(job.answer("more", hello()), "ConfigurationError", "full", f"{MAX_WORKERS} workers")
+    job.ask("last", msg.Leave())
+    require_failure(job.answer("more", hello()), "ConfigurationError", "full")  # its process may still hold the rank
+    job.coordinator.worker_ended(MAX_WORKERS - 1, lost=False)
+    welcome = job.answer("more", hello())
+    assert (welcome.rank, welcome.late, welcome.local_rank) == (MAX_WORKERS - 1, True, MAX_WORKERS - 1)
 
 
 def test_a_rank_that_nobody_waits_for_stays_so_when_it_joins_again():

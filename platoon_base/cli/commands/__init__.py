@@ -17,6 +17,7 @@ import click
 from platoon_base import __version__
 from platoon_base.cli.help_page import did_you_mean, write_examples
 from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.system.limits import limit_text
 from platoon_base.system.output import lenient_output, lost_output, output_error, watch_output
 from platoon_base.system.signals import default_sigchld
 
@@ -114,11 +115,19 @@ def main(argv: list[str] | None = None) -> None:
     except PlatoonError as exc:
         click.echo(f"platoon: {exc}", err=True)
         sys.exit(2)
+    except RuntimeError as exc:
+        if text := limit_text(exc):
+            click.echo(f"platoon: {text}", err=True)
+            sys.exit(2)
+        raise
     except OSError as exc:
         error = output_error()
         if error is None or error.errno != exc.errno:
             if isinstance(exc, FileNotFoundError) and not _has_working_folder():
                 click.echo(_NO_FOLDER, err=True)
+                sys.exit(2)
+            if text := limit_text(exc):
+                click.echo(f"platoon: {text}", err=True)
                 sys.exit(2)
             raise
         why = lost_output()  # a reader that has gone wants to hear nothing
