@@ -302,7 +302,8 @@ def test_an_update_of_the_center_keeps_what_other_hosts_move_meanwhile():
 
 
 def test_a_host_that_does_not_answer_is_reported_until_it_does(monkeypatch):
-    monkeypatch.setattr(background, "_STALL_WARNING_S", 0.1)
+    monkeypatch.setattr(courier, "_SILENT_WARNING_S", 0.1)
+    monkeypatch.setattr(courier, "_CHECK_S", 0.05)
     with Hosts([0.0, 3.0], filled=True) as group:
         group.introduce()
         group.made()
