@@ -296,9 +296,7 @@ class Opening:
     def _call_later(self, rank: int, why: str) -> None:
         tries = self._tries[rank] = self._tries.get(rank, 0) + 1
         self._why[rank] = why
-        self._retry_at[rank] = awake() + min(
-            _RETRY_INTERVAL_S * 2 ** min(tries - 1, 10), _MAX_RETRY_INTERVAL_S
-        )
+        self._retry_at[rank] = awake() + min(_RETRY_INTERVAL_S * 2 ** min(tries - 1, 10), _MAX_RETRY_INTERVAL_S)
 
     def _accept(self, listener: Listener) -> None:
         for _ in range(_BACKLOG):

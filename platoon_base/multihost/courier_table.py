@@ -84,7 +84,8 @@ class CourierTable:
         """Handle the messages of this host's courier; restart it if it has ended."""
         self._here.step()
         for hosts, (until, why) in list(self._apart.items()):
-            if awake() > until and self._apart.pop(hosts, None):
+            if awake() > until and hosts in self._apart:
+                del self._apart[hosts]
                 self._unreachable(hosts[1], f"has had no link to host {hosts[0]} since both began: {why}")
 
     def handle_news(self, host: int, news: News) -> None:

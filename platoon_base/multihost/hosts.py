@@ -91,9 +91,7 @@ class HostTable:
                 self._mark_lost(self._members[host], why)
                 self._outbox.send(self._members[host], between.Refused(f"the job goes on without this host: it {why}"))
 
-        couriers = CourierTable(
-            files, self.world, roster, self._members, self._outbox.send, center_filled, unreachable
-        )
+        couriers = CourierTable(files, self.world, roster, self._members, self._outbox.send, center_filled, unreachable)
         self._job = HostsJob(self._outbox, roster, children, controller, mirror, changes, couriers)
         self._story = roster.story
         for member in self._members.values():

@@ -304,9 +304,7 @@ class _HostRendezvous:
         for member in self.members.values():
             self._refuse(member.session, why)
         deadline = awake() + _FINAL_ACK_TIMEOUT_S
-        while awake() < deadline and any(
-            peer.in_flight and not peer.gone for peer in self._link.peers.values()
-        ):
+        while awake() < deadline and any(peer.in_flight and not peer.gone for peer in self._link.peers.values()):
             self._link.receive()
             self._link.tick(awake())
             self._link.poll(0.01)
