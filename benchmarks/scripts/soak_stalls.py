@@ -1,4 +1,4 @@
-"""A worker of a job on several hosts, whose couriers are stopped again and again: each step adds 1 to the parameters."""
+"""A worker of a job on several hosts, whose couriers are stopped again and again: each step adds 1."""
 
 import os
 import sys

@@ -26,7 +26,7 @@ __all__ = ["CourierTable"]
 
 log = logging.getLogger(__name__)
 
-_NO_LINK_S = min(25.0, DEFAULT_TIMEOUT_S / 3)  # after the warning; waits for that host end by `DEFAULT_TIMEOUT_S`
+NO_LINK_S = min(25.0, DEFAULT_TIMEOUT_S / 3)  # after the warning; waits for that host end by `DEFAULT_TIMEOUT_S`
 
 
 class CourierTable:
@@ -47,7 +47,7 @@ class CourierTable:
     filled : callable
         ``filled(host)`` is called when the center of a host holds the initial values of all hosts.
     unreachable : callable
-        ``unreachable(host, why)`` is called when a host has had no link to another one for `_NO_LINK_S`.
+        ``unreachable(host, why)`` is called when a host has had no link to another one for `NO_LINK_S`.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class CourierTable:
         one, two = hosts
         if news.why:
             # Links that were open before open again; one that never was, most likely never will.
-            self._apart[hosts] = awake() + _NO_LINK_S if news.never else math.inf, news.why
+            self._apart[hosts] = awake() + NO_LINK_S if news.never else math.inf, news.why
             self._roster.story.add("courier", [one, two], "", "do not exchange", news.why)
             log.warning(
                 "hosts %d and %d do not exchange what their workers learn, which train on without it: %s",

@@ -104,7 +104,7 @@ def test_the_story_has_couriers_that_are_left_out_or_started_again(table):
 
 
 def test_a_host_that_has_never_had_a_link_to_another_one_is_given_up(table, monkeypatch):
-    monkeypatch.setattr(courier_table, "_NO_LINK_S", -1.0)
+    monkeypatch.setattr(courier_table, "NO_LINK_S", -1.0)
     table.table.handle_news(1, LeftOut(2, "port 5", never=True))
     table.table.handle_news(0, LeftOut(2, "port 6", never=True))
     table.table.handle_news(0, LeftOut(1, "stalled"))
