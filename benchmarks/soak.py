@@ -18,6 +18,9 @@ With ``--churn M`` a fourth kind comes first, for M minutes: of a job's workers 
 and started again. It must make 95 % of the steps of a job beside it that is left alone, and reach the same target (see
 churn.py). ``--churn 30 --kills 500`` is the long run: half an hour of that, and then 500 kills.
 
+With ``--stalls N`` jobs on 2 and on 3 hosts come first, with half of N stalls of 1 to 8 s each (see soak_stalls.py):
+afterwards the center must hold each step exactly once.
+
 No shared memory, folder or process may be left. Prints tables, and exits with 1 if anything was wrong.
 """
 
@@ -39,6 +42,7 @@ import psutil
 import report
 from churn import churn
 from soak_jobs import TIMEOUT_S, end_of, kill, launch, leftovers, middle, tree
+from soak_stalls import stalls
 
 from platoon_base.job import files as job_files
 from platoon_base.shm.segments import SHM_FOLDER, abandoned
@@ -262,6 +266,7 @@ def main() -> int:
     parser.add_argument("--least", type=float, default=95.0, help="percentage of the steps that it must make")
     parser.add_argument("--seed", type=int, default=0, help="of the first job; each later one has the next")
     parser.add_argument("--out", type=Path, default=report.FOLDER, help="folder for the results")
+    parser.add_argument("--stalls", type=int, default=0, help="how often to stop a courier of a job on several hosts")
     os.environ[NAMESPACE] = f"s{os.getpid()}"  # it tidies up: only what is its own
     options = parser.parse_args()
     os.environ["PLATOON_TIMEOUT_S"] = "20"
@@ -271,6 +276,8 @@ def main() -> int:
     churned = {}
     if options.churn > 0:
         churned, wrong["churn"] = churn(options.churn, options.percent, WORKERS, options.least, options.seed)
+    stalled = [stalls(options.stalls // 2, hosts, options.seed) for hosts in (2, 3) if options.stalls]
+    wrong["stalls"] = [str(each) for each in stalled if not each["right"]]
     seed, kills = options.seed, 0
     while kills < options.kills or time.monotonic() < end:
         kind = TURNS[seed % len(TURNS)]
@@ -286,12 +293,14 @@ def main() -> int:
             {**churned, "wrong": len(wrong["churn"])},
             "Workers killed again and again",
         )
+    for each in stalled:
+        report.table("Stalls between hosts", list(each), [list(each.values())])
     for kind, summary in summaries.items():
         report.table(titles[kind], list(summary), [list(summary.values())])
     in_all = sum(map(killed_by, summaries.values()))
     print(f"{in_all} kills in all")
     print("\n".join(complaint for complaints in wrong.values() for complaint in complaints))
-    results = {"summary": summaries, "wrong": wrong, "kills in all": in_all, "seed": options.seed}
+    results = {"summary": summaries, "stalls": stalled, "wrong": wrong, "kills in all": in_all, "seed": options.seed}
     report.save("soak", results, options.out)
     return int(any(wrong.values()))
 

@@ -23,6 +23,7 @@ from platoon_base.channels.host_peer import MAX_PART_BYTES, NO_PEER, Frame, Peer
 from platoon_base.channels.keys import Keys, ServerKeys, ZapHandler, admit_only, use_keys
 from platoon_base.channels.lifeline import Lifeline, Lifelines
 from platoon_base.errors import ConfigurationError
+from platoon_base.links.handshake import Address
 from platoon_base.system.awake import awake
 
 __all__ = ["MAX_UNIDENTIFIED", "LinkClient", "LinkServer"]
@@ -30,8 +31,9 @@ __all__ = ["MAX_UNIDENTIFIED", "LinkClient", "LinkServer"]
 log = logging.getLogger(__name__)
 
 MAX_UNIDENTIFIED = 256  # connections that may be without a message at a time; beyond, the oldest are closed
-_RECONNECT_MS, _CONNECT_MS = 100, 500
-_ZMQ_HEARTBEAT_MS, _ZMQ_TIMEOUT_MS = 500, 1800  # after which ZeroMQ makes a connection anew, faster than TCP goes on
+_RECONNECT_MS = 100
+_CONNECT_MS, _TRIES = 500, 5  # of a first try; each next one lasts twice as long, and the sixth is like the first
+_ZMQ_HEARTBEAT_MS, _ZMQ_TIMEOUT_MS = 500, 3000  # after which ZeroMQ makes a connection anew, faster than TCP goes on
 _MAX_FRAME_BYTES = 2 * MAX_PART_BYTES  # that each stranger can make this process reserve
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _FAILURES, _FAILING_S = 5, 1.5  # and for how long, without a success before
@@ -112,9 +114,9 @@ class LinkServer:
         self._lifelines = Lifelines(host.strip("[]"), self.peers)
 
     @property
-    def lifeline_port(self) -> int:
-        """The port for lifelines, see `LinkClient.hold`; 0 if there is none."""
-        return 0 if self._lifelines is None else self._lifelines.port
+    def lifeline(self) -> tuple[int, str]:
+        """The port and the token for lifelines, see `LinkClient.hold`; the port is 0 if there is none."""
+        return (0, "") if self._lifelines is None else (self._lifelines.port, self._lifelines.token.hex())
 
     @property
     def sockets(self) -> list[Any]:
@@ -262,7 +264,8 @@ class LinkClient:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self.connected = False
-        self._failures, self._failing_since = 0, 0.0
+        self._failures, self._failing_since, self._tries = 0, 0.0, 0
+        self._address = cast(str, os.fsencode(address))
         self.inbox: deque[bytes] = deque()
         self.dismissed, self.replaced = "", False
         self._host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
@@ -271,13 +274,12 @@ class LinkClient:
         _prepare(self._socket, address)
         self._socket.immediate = 1  # nothing is queued where there is no connection
         self._socket.reconnect_ivl = _RECONNECT_MS
-        self._socket.connect_timeout = _CONNECT_MS  # or TCP would ask in intervals that double
         use_keys(self._socket, keys)
         self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILED
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_CONNECT_RETRIED | _FAILED
         )
         try:
-            self._socket.connect(cast(str, os.fsencode(address)))
+            self._connect()
         except zmq.ZMQError as exc:
             self.close()
             raise ConfigurationError(f"cannot connect to {address} ({exc}): --rdzv-endpoint takes HOST:PORT") from exc
@@ -299,12 +301,12 @@ class LinkClient:
             if frame is not None and frame.session == self.peer.session:
                 self._take(frame)
         if self._lifeline is not None:
-            self._lifeline.step(awake())
+            self._lifeline.step()
 
-    def hold(self, port: int) -> None:
+    def hold(self, port: int, token: str) -> None:
         """Connect to the first host's port for lifelines: either end then notices when the other's process ends."""
         if self._lifeline is None:
-            self._lifeline = Lifeline(self._host, port, self.peer)
+            self._lifeline = Lifeline(Address(self._host, port, bytes.fromhex(token)), self.peer)
 
     def _take(self, frame: Frame) -> None:
         peer = self.peer
@@ -320,6 +322,17 @@ class LinkClient:
             if body is not None:
                 self.inbox.append(body)
 
+    def _connect(self) -> None:
+        """Begin to connect, with the time that the next try may take: the last one suffices for 2 s of round trip."""
+        self._socket.connect_timeout = _CONNECT_MS << self._tries % _TRIES
+        self._socket.connect(self._address)
+
+    def _connect_longer(self) -> None:
+        self._tries += 1
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.disconnect(self._address)
+        self._connect()
+
     def _write(self, data: bytes) -> None:
         with contextlib.suppress(zmq.ZMQError):  # it is sent again
             self._socket.send(data, zmq.NOBLOCK)
@@ -328,8 +341,10 @@ class LinkClient:
         while self._monitor.poll(0):
             event, now = recv_monitor_message(self._monitor)["event"], awake()
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.connected = True
+                self.connected, self._tries = True, 0
                 self.peer.send_again(now)
+            elif event == zmq.EVENT_CONNECT_RETRIED:
+                self._connect_longer()
             elif event == zmq.EVENT_DISCONNECTED:
                 self.peer.broke(now)
             else:

@@ -1,46 +1,55 @@
-"""Idle TCP connections between launchers, by which each learns that the other's process has ended.
+"""Idle links between launchers, by which each learns that the other's process has ended.
 
 When a process ends, in any way, its kernel closes its connections in order (FIN). A network that is cut, a firewall or
 a machine without power do not: what they do to a connection is silence or a reset. Connections that carry messages
 cannot tell both apart, since a process that ends with unread messages resets them.
+
+Both sides prove by the handshake of links that they belong to the job; the token for it travels over the encrypted
+connection of the launchers. So the end of anybody else's connection means nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import logging
-import socket
-import time
 from collections.abc import Mapping
 
 from platoon_base.channels.host_peer import Peer
+from platoon_base.errors import PlatoonError
+from platoon_base.links.handshake import Address, Caller, Listener, Opening
+from platoon_base.links.stream import BrokenStreamError, Stream
+from platoon_base.system.awake import awake
 
-__all__ = ["MAX_UNIDENTIFIED", "Lifeline", "Lifelines"]
+__all__ = ["Lifeline", "Lifelines"]
 
 log = logging.getLogger(__name__)
 
-MAX_UNIDENTIFIED = 64
-_SESSION_BYTES = 16
-_RETRY_S = 0.5
-_BACKLOG = 256
-_IDLE_S, _INTERVAL_S = 30, 10  # between probes of TCP, so that no router on the way forgets the connection
-_UNDER_WAY = (errno.EINPROGRESS, errno.EALREADY)
+_FIRST_HOST = 0  # in handshakes; other launchers take a number from their session
 
 
-def _prepare(sock: socket.socket) -> None:
-    sock.setblocking(False)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _INTERVAL_S)
+def _number(session: bytes) -> int:
+    return int.from_bytes(session[:4], "little") or 1
 
 
-def _read(sock: socket.socket, size: int) -> bytes | None:
-    """Return what has come: empty at the end of the stream, None if nothing has; raises `OSError` after a reset."""
+class _Silent:
+    """Receives nothing: no record is expected on a lifeline."""
+
+    def place(self, tag: int, offset: int, length: int) -> memoryview | None:
+        raise BrokenStreamError("got a record, and expected none")
+
+    def done(self, tag: int, offset: int, length: int) -> None:
+        raise BrokenStreamError("got a record, and expected none")
+
+
+def _is_open(stream: Stream, peer: Peer | None) -> bool:
+    """Return whether a link is open, and note if the other process has closed it by ending."""
     try:
-        return sock.recv(size)
-    except BlockingIOError:
-        return None
+        stream.pull(_Silent())
+    except BrokenStreamError as exc:
+        stream.close()
+        if exc.ended and peer is not None:
+            peer.ended(awake())
+        return False
+    return True
 
 
 class Lifelines:
@@ -51,88 +60,64 @@ class Lifelines:
     address : str
         To listen at; the system chooses the port.
     peers : dict of bytes to Peer
-        The other ends by session, which their connections begin with: only they know it.
+        The other ends by session.
 
     Attributes
     ----------
     port : int
         0 if this host cannot listen.
+    token : bytes
+        What the other ends need to know.
     """
 
     def __init__(self, address: str, peers: Mapping[bytes, Peer]) -> None:
         self._peers = peers
-        self._unidentified: dict[socket.socket, bytes] = {}  # sessions as far as they have come, the oldest first
-        self._known: dict[socket.socket, bytes] = {}
-        self._listener: socket.socket | None = None
-        self.port = 0
+        self._sessions: dict[int, bytes] = {}
+        self._open: dict[int, Stream] = {}
+        self._listener: Listener | None = None
+        self._opening: Opening | None = None
+        self.port, self.token = 0, b""
         try:
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            self._listener = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
-        except OSError as exc:
-            log.warning("cannot listen at %s for the ends of other hosts (%s): they are noticed later", address, exc)
+            self._listener = Listener(address)
+        except PlatoonError as exc:
+            log.warning("the ends of other hosts are noticed later: %s", exc)
         else:
-            self._listener.setblocking(False)
-            self.port = int(self._listener.getsockname()[1])
+            self._opening = Opening(self._listener, Caller(_FIRST_HOST, b"", self._sessions.keys()), {})
+            _, self.port, self.token = self._listener.address
 
     @property
     def fds(self) -> list[int]:
-        """The file descriptors to poll; call `step` when one of them can be read."""
-        listening = [] if self._listener is None else [self._listener]
-        return [sock.fileno() for sock in (*listening, *self._unidentified, *self._known)]
+        """The file descriptors to poll; call `step` when one of them can be read, and several times a second."""
+        opening = [] if self._opening is None else [self._opening.fileno()]
+        return [*opening, *(stream.fileno() for stream in self._open.values())]
 
     def step(self) -> None:
-        """Take connections, and note the ends of those that have closed theirs."""
-        with contextlib.suppress(OSError):  # none is there, or no descriptor is left
-            while self._listener is not None:
-                sock, _ = self._listener.accept()
-                _prepare(sock)
-                self._unidentified[sock] = b""
-                self._read_session(sock, b"")
-                if len(self._unidentified) > MAX_UNIDENTIFIED:
-                    self._drop(next(iter(self._unidentified)))
-        for sock, begin in list(self._unidentified.items()):
-            self._read_session(sock, begin)
-        for sock, session in list(self._known.items()):
-            try:
-                ended = _read(sock, 1) == b""
-            except OSError:
-                self._drop(sock)
-                continue
-            if ended:
-                self._drop(sock)
-                if session in self._peers:
-                    self._peers[session].ended(time.monotonic())
-
-    def _read_session(self, sock: socket.socket, begin: bytes) -> None:
-        try:
-            data = _read(sock, _SESSION_BYTES - len(begin))
-        except OSError:
-            data = b""
-        if data is None:
+        """Advance the handshakes, and note the ends of those that have closed their links."""
+        if self._opening is None:
             return
-        session = begin + data
-        if not data or (len(session) == _SESSION_BYTES and session not in self._peers):
-            self._drop(sock)
-        elif len(session) == _SESSION_BYTES:
-            del self._unidentified[sock]
-            self._known[sock] = session
-            self._peers[session].has_lifeline = True
-        else:
-            self._unidentified[sock] = session
-
-    def _drop(self, sock: socket.socket) -> None:
-        sock.close()
-        self._unidentified.pop(sock, None)
-        self._known.pop(sock, None)
+        self._sessions.clear()
+        self._sessions.update((_number(session), session) for session in self._peers)
+        self._opening.step(awake())
+        for number, stream in self._opening.open.items():
+            if number in self._open:  # it was reset, which is not noticed here yet
+                self._open[number].close()
+            self._open[number] = stream
+            self._peers[self._sessions[number]].has_lifeline = True
+        self._opening.open.clear()
+        for number, stream in list(self._open.items()):
+            if not _is_open(stream, self._peers.get(self._sessions.get(number, b""))):
+                del self._open[number]
 
     def close(self) -> None:
         """Close all connections."""
-        for sock in (*self._unidentified, *self._known):
-            sock.close()
-        self._unidentified, self._known = {}, {}
+        for stream in self._open.values():
+            stream.close()
+        self._open.clear()
+        if self._opening is not None:
+            self._opening.close()
+            self._opening = None
         if self._listener is not None:
             self._listener.close()
-            self._listener = None
 
 
 class Lifeline:
@@ -140,52 +125,41 @@ class Lifeline:
 
     Parameters
     ----------
-    address : str
-    port : int
-        Of the first host; 0 for none.
+    address : Address
+        Where the first host listens; the port is 0 if it does not.
     peer : Peer
         The first host.
     """
 
-    def __init__(self, address: str, port: int, peer: Peer) -> None:
-        self._at = (address, port)
+    def __init__(self, address: Address, peer: Peer) -> None:
         self._peer = peer
-        self._sock: socket.socket | None = None
-        self._connected = False
-        self._next_try = 0.0
+        self._stream: Stream | None = None
+        self._opening: Opening | None = None
+        if address.port:
+            mine = Caller(_number(peer.session), b"", frozenset())
+            self._opening = Opening(None, mine, {_FIRST_HOST: address})
 
     @property
     def fds(self) -> list[int]:
         """The file descriptors to poll; call `step` when one of them can be read, and several times a second."""
-        return [self._sock.fileno()] if self._sock is not None and self._connected else []
+        return [] if self._stream is None else [self._stream.fileno()]
 
-    def step(self, now: float) -> None:
-        """Connect if that is due, and take the end of the connection."""
-        if not self._at[1]:
+    def step(self) -> None:
+        """Connect if that is due, and take the end of the link."""
+        if self._opening is None:
             return
-        try:
-            if self._sock is None and now >= self._next_try:
-                self._next_try = now + _RETRY_S
-                self._sock = socket.socket(socket.AF_INET6 if ":" in self._at[0] else socket.AF_INET)
-                _prepare(self._sock)
-            if self._sock is not None and not self._connected:
-                self._connect(self._sock)
-            if self._sock is not None and self._connected and _read(self._sock, 1) == b"":
-                self.close()
-                self._peer.ended(now)
-        except OSError:  # it is tried again
-            self.close()
-
-    def _connect(self, sock: socket.socket) -> None:
-        found = sock.connect_ex(self._at)
-        if found in (0, errno.EISCONN):
-            sock.send(self._peer.session)  # an empty buffer has room for it
-            self._connected = self._peer.has_lifeline = True
-        elif found not in _UNDER_WAY:
-            raise OSError(found, "cannot connect")
+        self._opening.step(awake())
+        found = self._opening.open.pop(_FIRST_HOST, None)
+        if found is not None:
+            self._stream, self._peer.has_lifeline = found, True
+        if self._stream is not None and not _is_open(self._stream, self._peer):
+            self._stream = None
+            self._opening.call_again(_FIRST_HOST)
 
     def close(self) -> None:
-        """Close the connection."""
-        if self._sock is not None:
-            self._sock.close()
-        self._sock, self._connected = None, False
+        """Close the link."""
+        if self._stream is not None:
+            self._stream.close()
+        if self._opening is not None:
+            self._opening.close()
+        self._stream = self._opening = None

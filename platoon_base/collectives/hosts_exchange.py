@@ -435,8 +435,7 @@ class HostsExchange:
 
     def _exchange_small(self, plan: _Plan, out: Array) -> int:
         """Exchange a small array with the other hosts, unless one is late."""
-        self._within, self._owes = False, Link.owes_head
-        links = self._links
+        self._within, self._owes, links = False, Link.owes_head, self._links
         links.announce(as_bytes(out))
         until = awake() + SPIN_S
         while not links.agree():

@@ -38,7 +38,6 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 
 PATIENCE_S = 2.5  # an exchange ends without a host whose link has stalled for so long
-_STALL_WARNING_S = 6.0  # after which a warning names that host
 _BUSY, _BUSY_ON_A_FULL_MACHINE, _IDLE_CORES = 0.3, 0.02, 0.5
 _REPORT_S = 1.0
 
@@ -115,7 +114,7 @@ class BackgroundExchanges:
         self._unmoved: list[Array] | None = None  # what a locked stripe has kept from moving
         self._of = (0, 0)  # the stamp and the count of overwrites of the center that both belong to
         self._began = self._next = self._next_report = 0.0
-        self._busy_s = self._pause_s = 0.0  # of this exchange, after the latest one
+        self._busy_s = 0.0  # of this exchange
         self._sent_at: dict[int, float] = {}  # by host, when the copy that waits for an answer was sent first
         self._diverged: set[int] = set()
         self.count = 0
@@ -272,8 +271,7 @@ class BackgroundExchanges:
         hosts = sorted(self._hosts)
         self._move(center)
         # At most once per period, and with pauses that leave the processor to the workers.
-        self._pause_s = self._busy_s * (1 / _share() - 1)
-        self._next = max(self._began + self._every_s, now + self._pause_s)
+        self._next = max(self._began + self._every_s, now + self._busy_s * (1 / _share() - 1))
         self._busy_s = 0.0
         if hosts and now >= self._next_report:
             self._next_report = now + _REPORT_S
@@ -285,13 +283,6 @@ class BackgroundExchanges:
         link = conversations.get(host)
         since = self._sent_at.get(host, now)
         return now - (since if link is None else max(since, link.moved_at))
-
-    def stalled(self, conversations: Mapping[int, Conversation]) -> dict[int, float]:
-        """Return the hosts that have owed an answer for long, and for how many seconds their links have stalled."""
-        now = awake()
-        least = max(_STALL_WARNING_S, 2 * self._pause_s)
-        found = {host: self._stalled_s(host, conversations, now) for host in self._in_flight}
-        return {host: seconds for host, seconds in found.items() if seconds > least}
 
     def _move(self, center: MovingCenter) -> None:
         """Move the center by the rule, to the mean by the terms in the sum."""

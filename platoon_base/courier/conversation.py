@@ -132,8 +132,8 @@ class Conversation:
         Whether that is a whole message, which was not answered yet. The other host sends no other one before.
     gossip : GossipWords
         What the other host has said of this host's messages.
-    moved_at : float
-        When something was sent or received last, by the monotonic clock.
+    moved_at, heard_at : float
+        When something was sent or received last, and when something was received, by `awake`.
     """
 
     def __init__(self, stream: Stream, layout: Layout, packing: Packing | None = None) -> None:
@@ -160,12 +160,15 @@ class Conversation:
         self.has_message = False
         self._held = 0  # the kind of the record that waits
         self.gossip = GossipWords()
-        self.moved_at = awake()
+        self.moved_at = self.heard_at = awake()
 
     def talk(self) -> None:
         """Send and receive without blocking; raises `BrokenStreamError`."""
         sent = self.stream.push()
-        if self.stream.pull(self) or sent:
+        received = self.stream.pull(self)
+        if received or self.waits:
+            self.heard_at = awake()
+        if received or sent:
             self.moved_at = awake()
 
     @property
@@ -201,6 +204,11 @@ class Conversation:
     def send_stamp(self, stamp: int) -> None:
         """Send the stamp of this host's center to the other host: copies sent from now on have that stamp."""
         self.stream.post(_STAMP, stamp + 1, b"")
+
+    def keep_alive(self) -> None:
+        """Send something that the other host knows already, unless more waits to be sent."""
+        if self.stamp is not None and not self.sending:
+            self.stream.post(_HEARD, self.stamp + 1, b"")
 
     def ask(self, number: int) -> None:
         """Ask for the other host's center, at round ``number`` or a later one."""

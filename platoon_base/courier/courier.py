@@ -44,7 +44,7 @@ Array = np.ndarray[Any, Any]
 
 _NICE = 5
 POLL_INTERVAL_S = 0.05
-_CHECK_S, _UNLINKED_WARNING_S = 1.0, 5.0
+CHECK_S, UNLINKED_WARNING_S, SILENT_WARNING_S = 1.0, 5.0, 6.0
 _GOSSIP_POLL_INTERVAL_S = 0.01  # for the messages of workers
 _TAIL = struct.Struct("<QQ")  # behind a whole center: the number of its latest round, and its stamp
 
@@ -223,7 +223,7 @@ class Courier:
             if self._filled:
                 self._exchange(self._center)
         if awake() >= self._check_at:
-            self._check_at = awake() + _CHECK_S
+            self._check_at = awake() + CHECK_S
             self._report_missing()
         return ready
 
@@ -233,10 +233,15 @@ class Courier:
         for host in self._known - self._lost:
             if host in self._conversations:
                 self._unlinked_since.pop(host, None)
-            elif now > self._unlinked_since.setdefault(host, now) + _UNLINKED_WARNING_S:
+                self._conversations[host].keep_alive()
+                silent_s = now - self._conversations[host].heard_at
+                if silent_s > SILENT_WARNING_S:
+                    found[host] = (
+                        f"nothing has come from host {host} for {silent_s:.0f} s: is the network slow or cut, or is "
+                        "that host, or its courier, stopped or overloaded?"
+                    )
+            elif now > self._unlinked_since.setdefault(host, now) + UNLINKED_WARNING_S:
                 found[host] = self._why_unlinked(host, now - self._unlinked_since[host])
-        for host, seconds in self._background.stalled(self._conversations).items():
-            found.setdefault(host, f"their link has carried nothing for {seconds:.0f} s")
         for host, why in found.items():
             if host not in self._missing:
                 self._report(between.LeftOut(host, why, host not in self._linked))

@@ -170,26 +170,23 @@ def _of_engine(environment: Mapping[str, str]) -> Place | None:
         if processes is None or rank is None or (engine.here and engine.here not in environment):
             continue
         origin = f"{engine.name} ({engine.processes}={processes}, {engine.rank}={rank})"
-        here = _number(environment, engine.here) if engine.here else _tasks_here(environment)
-        if here is not None and here > 1:
+        together = _number(environment, engine.here) if engine.here else _most_tasks(environment)
+        if together is not None and together > 1:
             raise ConfigurationError(
-                f"got {processes} launchers from {origin}, {here} of them on this host: one launcher starts all "
+                f"got {processes} launchers from {origin}, {together} of them on one host: one launcher starts all "
                 f"workers, as many as -n says; {START_ONE}"
             )
         return LOCAL if processes == 1 else _checked(Place(processes, rank, origin))
     return None
 
 
-def _tasks_here(environment: Mapping[str, str]) -> int | None:
-    """Return how many tasks of this step Slurm has started on this host, of a list such as ``2(x3),1``."""
-    text, node = environment.get("SLURM_STEP_TASKS_PER_NODE", ""), _number(environment, "SLURM_NODEID")
-    numbers: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if found is None:
-            return None
-        numbers += [int(found[1])] * int(found[2] or 1)
-    return numbers[node] if node is not None and node < len(numbers) else None
+def _most_tasks(environment: Mapping[str, str]) -> int | None:
+    """Return how many tasks of this step Slurm has started on any one host, of a list such as ``2(x3),1``.
+
+    All hosts have the same list, so if one of them is refused, all are.
+    """
+    numbers = re.findall(r"(\d+)(?:\(x\d+\))?(?:,|$)", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    return max(map(int, numbers), default=None)
 
 
 def _checked(place: Place) -> Place:

@@ -22,7 +22,7 @@ import secrets
 import selectors
 import socket
 import struct
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Set
 from typing import Any, Callable, NamedTuple
 
 from platoon_base.errors import PlatoonError
@@ -39,7 +39,7 @@ MAX_PENDING = 256  # who have said nothing so far; the oldest make room for othe
 MAX_GREETED = 64  # who have said which rank they are, and not proven it; or as many as are expected, twice
 _BACKLOG = 256  # those that the system takes until this process looks, as couriers do every 0.05 s; they wait in turn
 _FIRST_CALL_S = 0.5  # that a listener has to answer the first call in; the next have twice the time each
-_CALLS = 4  # after which a listener has as little time again: in a flood many calls are lost, and waited for in vain
+_CALLS = 5  # after which a listener has as little time again: in a flood many calls are lost, and waited for in vain
 _RETRY_INTERVAL_S, _MAX_RETRY_INTERVAL_S = 0.05, 0.5  # between two calls of one listener
 _WRONG_PROOFS = 3  # of one rank, one after the other, that are no chance any more
 _POLL_INTERVAL_S = 0.2  # between two questions whether it makes sense to wait
@@ -114,7 +114,7 @@ class Caller(NamedTuple):
 
     rank: int
     data_key: bytes
-    expected: frozenset[int]
+    expected: Set[int]
 
 
 def _secret(data_key: bytes, token: bytes) -> bytes:
@@ -211,7 +211,7 @@ class Opening:
         By rank, how many times in a row another process has answered at its address.
     """
 
-    def __init__(self, listener: Listener, mine: Caller, calls: Mapping[int, Address]) -> None:
+    def __init__(self, listener: Listener | None, mine: Caller, calls: Mapping[int, Address]) -> None:
         self._listener, self._mine = listener, mine
         self._calls = dict(calls)
         self._retry_at = dict.fromkeys(calls, 0.0)  # when to call next; without those that are being called
@@ -219,7 +219,8 @@ class Opening:
         self._why: dict[int, str] = {}  # the last call of a rank was in vain
         self.wrong: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener.sock, _READ)
+        if listener is not None:
+            self._selector.register(listener.sock, _READ)
         self._pending: dict[socket.socket, _Pending] = {}
         self._silent: dict[socket.socket, None] = {}  # of those that have called, the oldest first
         self.greeted: list[socket.socket] = []
@@ -267,14 +268,14 @@ class Opening:
         for rank in [rank for rank, at in self._retry_at.items() if at <= now]:
             del self._retry_at[rank]
             self._call(rank)
-        if self._accepts_at and self._accepts_at <= now:
+        if self._listener is not None and self._accepts_at and self._accepts_at <= now:
             self._accepts_at = 0.0
             self._selector.register(self._listener.sock, _READ)
         moments = [until, *self._retry_at.values(), *(pending.until for pending in self._pending.values())]
         soonest = min([*moments, self._accepts_at] if self._accepts_at else moments)
         for key, _ in self._selector.select(max(0.0, soonest - awake())):
-            if key.fileobj is self._listener.sock:
-                self._accept()
+            if self._listener is not None and key.fileobj is self._listener.sock:
+                self._accept(self._listener)
             elif key.fileobj in self._pending:  # it may have been dropped for another one
                 self._go_on(key.fileobj)
         now = awake()
@@ -289,7 +290,7 @@ class Opening:
             self._call_later(rank, str(exc))
             return
         # Where many call, the system may have dropped the first packet.
-        patience_s = min(HANDSHAKE_S, _FIRST_CALL_S * 2 ** (self._tries.get(rank, 0) % _CALLS))
+        patience_s = _FIRST_CALL_S * 2 ** (self._tries.get(rank, 0) % _CALLS)  # up to 8 s: three round trips of 2 s
         self._begin(sock, _Pending(_call(sock, self._mine, rank, address), rank, awake() + patience_s))
 
     def _call_later(self, rank: int, why: str) -> None:
@@ -297,27 +298,27 @@ class Opening:
         self._why[rank] = why
         self._retry_at[rank] = awake() + min(_RETRY_INTERVAL_S * 2 ** min(tries - 1, 10), _MAX_RETRY_INTERVAL_S)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: Listener) -> None:
         for _ in range(_BACKLOG):
             try:
-                sock, _ = self._listener.sock.accept()
+                sock, _ = listener.sock.accept()
             except OSError as exc:
                 if exc.errno in _NO_DESCRIPTOR:
-                    self._accept_later(exc)
+                    self._accept_later(listener, exc)
                 return
             if len(self._silent) >= MAX_PENDING:
                 self._drop(next(iter(self._silent)), "too many others came")
             self._silent[sock] = None
-            steps = _answer(sock, self._mine, self._listener.address.token, functools.partial(self._greet, sock))
+            steps = _answer(sock, self._mine, listener.address.token, functools.partial(self._greet, sock))
             self._begin(sock, _Pending(steps, None, awake() + HANDSHAKE_S))
 
-    def _accept_later(self, why: OSError) -> None:
+    def _accept_later(self, listener: Listener, why: OSError) -> None:
         """Close unauthenticated connections, and accept again after a pause: the listener stays readable."""
         if not self._silent:
             log.warning("cannot take the connections of other hosts (%s): raise the limit (ulimit -n)", why)
         for sock in [*self._silent]:
             self._drop(sock, str(why))
-        self._selector.unregister(self._listener.sock)
+        self._selector.unregister(listener.sock)
         self._accepts_at = awake() + _RETRY_INTERVAL_S
 
     def _greet(self, sock: socket.socket) -> None:

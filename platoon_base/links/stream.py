@@ -19,6 +19,7 @@ _HEADER = struct.Struct("<IIQ")
 _AT_ONCE = 1 << 16  # bytes asked for where no record has begun: many small ones may be there
 _DIRECT = 1 << 14  # bytes from which on an unencrypted payload is received where it belongs, without a copy
 _BURST = 16  # reads of what nobody takes any more
+_IDLE_S = 30
 _RTO_MAX_MS = getattr(socket, "TCP_RTO_MAX_MS", 44)
 _MAX_SILENCE_MS = 24 * 3600 * 1000
 
@@ -30,11 +31,13 @@ class BrokenStreamError(Exception):
     ----------
     altered : bool
         Whether data were changed, repeated or injected on the way.
+    ended : bool
+        Whether the other side has closed the connection in order, as the system does when its process ends.
     """
 
-    def __init__(self, text: str, altered: bool = False) -> None:
+    def __init__(self, text: str, altered: bool = False, ended: bool = False) -> None:
         super().__init__(text)
-        self.altered = altered
+        self.altered, self.ended = altered, ended
 
 
 class Receiver(Protocol):
@@ -63,6 +66,8 @@ def tune(sock: socket.socket) -> None:
     """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # or a router on the way may forget an idle connection
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
     for option, value in ((getattr(socket, "TCP_USER_TIMEOUT", None), _MAX_SILENCE_MS), (_RTO_MAX_MS, 1000)):
         if option is not None:
             try:
@@ -195,7 +200,7 @@ class Stream:
         except OSError as exc:
             raise BrokenStreamError(str(exc)) from exc
         if count == 0:
-            raise BrokenStreamError("the other side has closed it")
+            raise BrokenStreamError("the other side has closed it", ended=True)
         if self._direct is not None:
             self._direct = target[count:]
         else:

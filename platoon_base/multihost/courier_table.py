@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,10 +19,14 @@ from platoon_base.multihost import messages as between
 from platoon_base.multihost.couriers import CourierKeeper, courier_settings
 from platoon_base.multihost.member import Member
 from platoon_base.multihost.rounds import RoundTable
+from platoon_base.system.awake import awake
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["CourierTable"]
 
 log = logging.getLogger(__name__)
+
+NO_LINK_S = min(25.0, DEFAULT_TIMEOUT_S / 3)  # after the warning; waits for that host end by `DEFAULT_TIMEOUT_S`
 
 
 class CourierTable:
@@ -41,6 +46,8 @@ class CourierTable:
         ``send(member, message)`` sends a message to the launcher of another host, unless that is lost.
     filled : callable
         ``filled(host)`` is called when the center of a host holds the initial values of all hosts.
+    unreachable : callable
+        ``unreachable(host, why)`` is called when a host has had no link to another one for `NO_LINK_S`.
     """
 
     def __init__(
@@ -51,13 +58,14 @@ class CourierTable:
         members: Mapping[int, Member],
         send: Callable[[Member, between.Down], None],
         filled: Callable[[int], None],
+        unreachable: Callable[[int, str], None],
     ) -> None:
         self._world, self._roster, self._members, self._send = world, roster, members, send
-        self._filled = filled
+        self._filled, self._unreachable = filled, unreachable
         self._here = CourierKeeper(files, lambda news: self.handle_news(0, news))
         self._round = RoundTable()
         self._at: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
-        self._apart: set[tuple[int, int]] = set()  # hosts that do not exchange
+        self._apart: dict[tuple[int, int], tuple[float, str]] = {}  # hosts that do not exchange; when one is given up
         self._changed = False  # since the hosts were sent where they listen
         self._workers: dict[int, int] = {}  # that live, by host, as the couriers know them
         self._changes = -1  # of the roster, when they were counted
@@ -75,6 +83,10 @@ class CourierTable:
     def step(self) -> None:
         """Handle the messages of this host's courier; restart it if it has ended."""
         self._here.step()
+        for hosts, (until, why) in list(self._apart.items()):
+            if awake() > until and hosts in self._apart:
+                del self._apart[hosts]
+                self._unreachable(hosts[1], f"has had no link to host {hosts[0]} since both began: {why}")
 
     def handle_news(self, host: int, news: News) -> None:
         """Handle a message of a host's courier."""
@@ -96,14 +108,15 @@ class CourierTable:
             return
         one, two = hosts
         if news.why:
-            self._apart.add(hosts)
+            # Links that were open before open again; one that never was, most likely never will.
+            self._apart[hosts] = awake() + NO_LINK_S if news.never else math.inf, news.why
             self._roster.story.add("courier", [one, two], "", "do not exchange", news.why)
             log.warning(
                 "hosts %d and %d do not exchange what their workers learn, which train on without it: %s",
                 one, two, news.why,
             )  # fmt: skip
         else:
-            self._apart.discard(hosts)
+            del self._apart[hosts]
             self._roster.story.add("courier", [one, two], "do not exchange", "exchange again")
             log.warning("hosts %d and %d exchange again what their workers learn", one, two)
 
@@ -164,7 +177,7 @@ class CourierTable:
 
     def center_dropped(self) -> None:
         """End the exchanges between centers: the workers have released their parameters."""
-        self._at, self._changed, self._source = {}, False, 0
+        self._at, self._changed, self._source, self._apart = {}, False, 0, {}
         self._here.dropped()
         for member in self._members.values():
             member.has_courier = False
@@ -173,6 +186,7 @@ class CourierTable:
     def mark_lost(self, host: int) -> None:
         """Continue without a host that is lost."""
         self._at.pop(host, None)
+        self._apart = {hosts: each for hosts, each in self._apart.items() if host not in hosts}
         self._here.lost(host)
         for other in self._members.values():
             self._send(other, between.HostLost(host))

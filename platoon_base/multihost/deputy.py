@@ -78,7 +78,7 @@ class Deputy:
         self._job_state = job_state
         self._server = server
         self._link = link
-        link.hold(welcome.lifeline_port)
+        link.hold(*welcome.lifeline)
         self._timeout_s = welcome.host_timeout_s
         self._grace_s = welcome.grace_s
         self._mirror = Mirror(job_state, files.job_state)

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 
 _MIRROR_S, _MIRROR_RANKS = 0.1, 64  # between two polls of all rows; longer in proportion to more ranks
 _TICK_S = 0.1  # between two checks for silent hosts and due heartbeats
-_FINAL_ACK_TIMEOUT_S = 2.0  # timeout for hosts to acknowledge the end of the job
+_FINAL_ACK_TIMEOUT_S = 5.0  # timeout for hosts to acknowledge the end of the job
 
 
 class HostTable:
@@ -87,7 +87,12 @@ class HostTable:
         def center_filled(host: int) -> None:
             controller.decide(lambda coordinator: coordinator.center_filled(host))
 
-        couriers = CourierTable(files, self.world, roster, self._members, self._outbox.send, center_filled)
+        def unreachable(host: int, why: str) -> None:
+            if not self._members[host].lost:
+                self._mark_lost(self._members[host], why)
+                self._outbox.send(self._members[host], between.Refused(f"the job goes on without this host: it {why}"))
+
+        couriers = CourierTable(files, self.world, roster, self._members, self._outbox.send, center_filled, unreachable)
         self._job = HostsJob(self._outbox, roster, children, controller, mirror, changes, couriers)
         self._story = roster.story
         for member in self._members.values():
@@ -104,7 +109,7 @@ class HostTable:
             grace_s,
             files.checkpoint,
             framework_address,
-            self._link.lifeline_port,
+            self._link.lifeline,
             files.training or {},
         )
         for member in self._members.values():

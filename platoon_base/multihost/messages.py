@@ -188,8 +188,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
         The file that the job is resumed from; empty for a new one.
     framework_address : str
         Where rank 0 listens for a framework's own group.
-    lifeline_port : int
-        Of the first host, see `LinkClient.hold`; 0 if it has none.
+    lifeline : (int, str)
+        The port and the token of the first host's, see `LinkClient.hold`; the port is 0 if it has none.
     training : dict of str to str
         The variables that name the rule and its period, which count on all hosts; see `job.starting`.
     """
@@ -201,7 +201,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     grace_s: float
     checkpoint: str = ""
     framework_address: str = ""
-    lifeline_port: int = 0
+    lifeline: tuple[int, str] = (0, "")
     training: dict[str, str] = {}
 
 

@@ -35,8 +35,8 @@ __all__ = ["Introduction", "RendezvousInterruptedError", "arrive", "fingerprint"
 log = logging.getLogger(__name__)
 
 _POLL_INTERVAL_S = 0.1
-_NEWS_S, _FIRST_NEWS_S = 10.0, 2.0
-_FINAL_ACK_TIMEOUT_S = 1.0
+_NEWS_S, _FIRST_NEWS_S = 10.0, 5.0
+_FINAL_ACK_TIMEOUT_S = 5.0
 _KEY_BYTES = 32
 _T = TypeVar("_T", str, bytes)
 _DESCRIPTORS = 4096  # ZeroMQ accepts up to 2,000 connections while nobody asks for its events
@@ -201,7 +201,7 @@ class _HostRendezvous:
     def wait(self, signals: StopSignals, timeout_s: float) -> None:
         """Wait for all hosts; see `gather_hosts`."""
         began = awake()
-        next_news = began + _NEWS_S
+        next_news = began + _FIRST_NEWS_S
         while self._missing_hosts():
             self._link.poll(_POLL_INTERVAL_S, [signals.fd])
             _require_none(signals.take())
@@ -302,7 +302,7 @@ class _HostRendezvous:
         for member in self.members.values():
             self._refuse(member.session, why)
         deadline = awake() + _FINAL_ACK_TIMEOUT_S
-        while awake() < deadline and any(peer.in_flight for peer in self._link.peers.values()):
+        while awake() < deadline and any(peer.in_flight and not peer.gone for peer in self._link.peers.values()):
             self._link.receive()
             self._link.tick(awake())
             self._link.poll(0.01)
@@ -402,7 +402,7 @@ def _wait_for_welcome(
     link: LinkClient, where: str, signals: StopSignals, say: Callable[[str], None], timeout_s: float
 ) -> between.Welcome:
     began = awake()
-    next_news = began + _NEWS_S
+    next_news = began + _FIRST_NEWS_S
     while True:
         link.poll(_POLL_INTERVAL_S, [signals.fd])
         _require_none(signals.take())

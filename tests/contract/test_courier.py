@@ -302,7 +302,8 @@ def test_an_update_of_the_center_keeps_what_other_hosts_move_meanwhile():
 
 
 def test_a_host_that_does_not_answer_is_reported_until_it_does(monkeypatch):
-    monkeypatch.setattr(background, "_STALL_WARNING_S", 0.1)
+    monkeypatch.setattr(courier, "SILENT_WARNING_S", 0.1)
+    monkeypatch.setattr(courier, "CHECK_S", 0.05)
     with Hosts([0.0, 3.0], filled=True) as group:
         group.introduce()
         group.made()
@@ -313,7 +314,7 @@ def test_a_host_that_does_not_answer_is_reported_until_it_does(monkeypatch):
 
 
 def test_hosts_without_a_link_are_reported_with_the_port_and_the_reason(monkeypatch):
-    monkeypatch.setattr(courier, "_UNLINKED_WARNING_S", 0.1)
+    monkeypatch.setattr(courier, "UNLINKED_WARNING_S", 0.1)
     with Hosts([0.0, 3.0], filled=True) as group, socket.create_server(("127.0.0.1", 0)) as silent:
         peers = listening_of(group.hosts)
         ports = [peers[0][1], silent.getsockname()[1]]

@@ -1,15 +1,17 @@
 """Connections by which the end of a process is noticed: ends, resets, and strangers."""
 
+import contextlib
+import ctypes
 import os
 import signal
 import socket
-import struct
 import time
 
 import pytest
 
 from platoon_base.channels.host_peer import NO_PEER, Frame, Peer
-from platoon_base.channels.lifeline import MAX_UNIDENTIFIED, Lifeline, Lifelines
+from platoon_base.channels.lifeline import Lifeline, Lifelines
+from platoon_base.links.handshake import MAX_GREETED, MAX_PENDING, Address
 from platoon_base.system.awake import awake
 
 pytestmark = pytest.mark.base
@@ -32,13 +34,13 @@ class Ends:
         self.clients = []
 
     def connect(self, port=None):
-        self.clients.append(Lifeline(HERE, port or self.server.port, self.server_there))
+        self.clients.append(Lifeline(Address(HERE, port or self.server.port, self.server.token), self.server_there))
         return self.clients[-1]
 
     def step(self):
         self.server.step()
         for client in self.clients:
-            client.step(awake())
+            client.step()
         time.sleep(0.001)
 
     def until(self, condition):
@@ -101,69 +103,117 @@ def test_who_is_heard_of_later_has_not_ended(ends):
 
 
 def test_a_killed_process_is_noticed(ends):
-    ready, is_ready = os.pipe()
     child = os.fork()
     if not child:  # pragma: no cover
-        client = Lifeline(HERE, ends.server.port, new_peer())
-        deadline = awake() + 30
+        client = Lifeline(Address(HERE, ends.server.port, ends.server.token), new_peer())
+        deadline = awake() + 60
         while awake() < deadline:
-            client.step(awake())
-            if client.fds:
-                os.write(is_ready, b"x")
-                time.sleep(30)
+            client.step()
+            time.sleep(0.001)
         os._exit(1)
     try:
-        assert os.read(ready, 1)
+        ends.until(lambda: ends.client_there.has_lifeline)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        os.close(ready)
-        os.close(is_ready)
     ends.until(lambda: ends.client_there.gone)
 
 
 def test_a_reset_is_no_end_and_the_connection_comes_back(ends):
     client = connected(ends)
     (fd,) = client.fds
-    with socket.socket(fileno=os.dup(fd)) as same:  # the same connection, for one who resets it
-        same.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        client.close()
-    ends.until(lambda: ends.known == 0)
+    ctypes.CDLL(None).connect(fd, bytes(16), 16)  # to no address: the system resets the connection
+    ends.until(lambda: fd not in client.fds or ends.known == 0)
     ends.until(lambda: client.fds and ends.known == 1)
     assert not ends.client_there.gone
     assert not ends.server_there.gone
 
 
-def test_a_port_that_refuses_is_tried_again(ends):
+def test_a_port_that_refuses_is_none_and_one_with_another_token_is_none_either(ends):
     with socket.create_server((HERE, 0)) as taken:
         port = taken.getsockname()[1]
     client = ends.connect(port)
     for _ in range(50):
         ends.step()
     assert not client.fds
-    with socket.create_server((HERE, port)):
-        ends.until(lambda: client.fds)
+    with contextlib.closing(Ends()) as others:
+        client = ends.connect(others.server.port)  # which has another token
+        for _ in range(50):
+            others.step()
+            ends.step()
+        assert not client.fds
+
+
+class Eavesdropper:
+    """A connection through this process, which hears all that passes before the lifeline is known."""
+
+    def __init__(self, port):
+        self.listener = socket.create_server((HERE, 0))
+        self.port, self.heard = port, []
+
+    def pass_on(self, ends):
+        ends.step()  # it connects
+        near, _ = self.listener.accept()
+        far = socket.create_connection((HERE, self.port))
+        for sock in (near, far):
+            sock.setblocking(False)
+        while not ends.client_there.has_lifeline or not ends.server_there.has_lifeline:
+            ends.step()
+            for source, target in ((near, far), (far, near)):
+                with contextlib.suppress(BlockingIOError):
+                    data = source.recv(4096)
+                    target.sendall(data)
+                    if source is near:
+                        self.heard.append(data)
+        return near, far
+
+
+def test_who_has_heard_all_that_passed_holds_no_connection_and_ends_no_host(ends):
+    """Nothing secret passes: what was heard opens no second lifeline, however often it is repeated."""
+    eavesdropper = Eavesdropper(ends.server.port)
+    ends.connect(eavesdropper.listener.getsockname()[1])
+    kept = eavesdropper.pass_on(ends)
+    copies = []
+    for _ in range(MAX_PENDING + 50):
+        copies.append(socket.create_connection((HERE, ends.server.port)))
+        copies[-1].sendall(b"".join(eavesdropper.heard))
+        ends.step()
+    for _ in range(50):
+        ends.step()
+    assert ends.known == 1
+    for copy in copies:
+        copy.close()
+    for _ in range(50):
+        ends.step()
+    assert not ends.client_there.gone
+    for sock in (*kept, eavesdropper.listener):
+        sock.close()
 
 
 def test_strangers_are_dropped_and_end_nothing(ends):
     connected(ends)
-    strangers = [socket.create_connection((HERE, ends.server.port)) for _ in range(MAX_UNIDENTIFIED + 20)]
+    before = len(os.listdir("/proc/self/fd"))
+    count = MAX_PENDING + MAX_GREETED + 20
+    strangers = []
     try:
-        for index, stranger in enumerate(strangers):
-            stranger.sendall(os.urandom(16) if index % 2 else SESSION[:7])
+        for index in range(count):
+            strangers.append(stranger := socket.create_connection((HERE, ends.server.port)))
+            stranger.sendall(os.urandom(100) if index % 2 else SESSION[:7])
             ends.step()
         for _ in range(50):
             ends.step()
-        assert ends.known <= 1 + MAX_UNIDENTIFIED
+        assert len(os.listdir("/proc/self/fd")) <= before + count + MAX_PENDING + MAX_GREETED
+        assert ends.known == 1
     finally:
         for stranger in strangers:
             stranger.close()
-    ends.until(lambda: ends.known == 1 and ends.clients[0].fds)
+    for _ in range(50):
+        ends.step()
     assert not ends.client_there.gone
 
 
 def test_without_a_port_nothing_is_tried(ends):
-    client = Lifeline(HERE, 0, new_peer())
-    client.step(awake())
+    client = Lifeline(Address(HERE, 0, b""), new_peer())
+    client.step()
     assert client.fds == []
     client.close()

@@ -38,3 +38,11 @@ def test_a_job_whose_workers_are_killed_on_and_on_reaches_its_target(tmp_path):
     assert results["kills in all"] == churn["kills"] == churn["restarts"] >= 1
     assert churn["steps, with kills"] > 0
     assert churn["target reached, with kills s"] > 0
+
+
+def test_after_stalls_between_hosts_the_center_holds_each_step_once(tmp_path):
+    command = [sys.executable, str(SOAK), "--kills", "0", "--stalls", "6", "--seed", "5", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=380, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "soak.json").read_text())["stalls"]
+    assert [(each["hosts"], each["stalls"], each["right"]) for each in found] == [(2, 3, True), (3, 3, True)]

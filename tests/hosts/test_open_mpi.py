@@ -91,7 +91,7 @@ def test_a_failed_worker_is_the_status_of_mpirun(mpi):
 def test_two_launchers_on_one_host_are_refused(mpi):
     running = start(mpi, WORLD, slots=2)
     assert running.wait() != 0
-    assert "2 of them on this host" in " ".join(running.text().split())
+    assert "2 of them on one host" in " ".join(running.text().split())
 
 
 @pytest.mark.long

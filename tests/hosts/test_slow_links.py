@@ -79,3 +79,10 @@ def test_asynchronous_centers_come_together_over_a_slow_link(make_laboratory, st
     until(lambda: all(1.0 < x < 2.0 for x, _ in values(job)), lambda: values(job), 60)
     job.launchers[0].send_signal(signal.SIGINT)
     assert job.wait(20) == [130, 130], job.text()
+
+
+@pytest.mark.slow
+def test_hosts_find_each_other_over_a_round_trip_of_2_s(start_job, make_laboratory):
+    job = start_job(script_path("slow_round_trips"), in_laboratory=make_laboratory(2, delay_ms=500))
+    assert job.wait(180) == [0, 0], job.text()
+    assert "lost" not in job.text()

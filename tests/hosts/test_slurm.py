@@ -168,7 +168,7 @@ def test_two_launchers_on_one_host_are_refused(slurm):
     launched = Launched(slurm, WORLD)
     running = slurm.start("srun", "-N1", "-n2", *launched.words())
     assert running.wait() != 0
-    assert "2 of them on this host" in " ".join(running.text().split())
+    assert "2 of them on one host" in " ".join(running.text().split())
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ from platoon_base.coordination.roster import Roster, relayed_peer
 from platoon_base.courier.messages import Gathered, LeftOut, Listening
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
+from platoon_base.multihost import courier_table
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.courier_table import CourierTable
 from platoon_base.multihost.member import Member
@@ -25,13 +26,17 @@ class Table:
         self.roster = Roster(3, 0, world=WORLD)
         arrived = between.Arrive(1, "", 3, 1, "", "", "", [], "", 1)
         members = {host: Member(host, "", b"", arrived) for host in (1, 2)}
-        self.orders = []
-        self.table = CourierTable(files, WORLD, self.roster, members, self.keep, lambda host: None)
+        self.orders, self.given_up = [], []
+        self.table = CourierTable(files, WORLD, self.roster, members, self.keep, lambda host: None, self.give_up)
         for host in range(3):
             self.table.handle_news(host, Listening("127.0.0.1", 1, "00"))
 
     def keep(self, member, message):
         self.orders.append((member.host, message))
+
+    def give_up(self, host, why):
+        self.given_up.append((host, why))
+        self.table.mark_lost(host)
 
     def numbers(self):
         """Return what the hosts were sent of the workers of each host since the last call; each gets the same."""
@@ -96,3 +101,15 @@ def test_the_story_has_couriers_that_are_left_out_or_started_again(table):
         "courier of hosts 0, 2: do not exchange -> exchange again",
         "courier of host 2: started again",
     ]
+
+
+def test_a_host_that_has_never_had_a_link_to_another_one_is_given_up(table, monkeypatch):
+    monkeypatch.setattr(courier_table, "NO_LINK_S", -1.0)
+    table.table.handle_news(1, LeftOut(2, "port 5", never=True))
+    table.table.handle_news(0, LeftOut(2, "port 6", never=True))
+    table.table.handle_news(0, LeftOut(1, "stalled"))
+    table.table.step()
+    assert table.given_up == [(2, "has had no link to host 1 since both began: port 5")]
+    table.table.handle_news(1, LeftOut(2, ""))
+    table.table.step()
+    assert len(table.given_up) == 1

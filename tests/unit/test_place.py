@@ -106,12 +106,14 @@ def test_a_launcher_with_an_endpoint_alone_starts_nothing(platoon, write_script)
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        (srun(4, 1, "2(x2)", 0), ["got 4 launchers from srun", "2 of them on this host", "srun -N1 -n1"]),
-        (srun(5, 4, "1,2(x2)", 2), ["got 5 launchers from srun", "2 of them on this host"]),
-        (mpirun(4, 1, 4), ["got 4 launchers from mpirun", "4 of them on this host", "--nnodes 1"]),
+        (srun(4, 1, "2(x2)", 0), ["got 4 launchers from srun", "2 of them on one host", "srun -N1 -n1"]),
+        (srun(5, 4, "1,2(x2)", 2), ["got 5 launchers from srun", "2 of them on one host"]),
+        (srun(4, 0, "3,1", 0), ["got 4 launchers from srun", "3 of them on one host"]),
+        (srun(4, 3, "3,1", 1), ["got 4 launchers from srun", "3 of them on one host"]),  # refused with the others
+        (mpirun(4, 1, 4), ["got 4 launchers from mpirun", "4 of them on one host", "--nnodes 1"]),
         (
             {**srun(1, 0, "1"), "PMI_SIZE": "4", "PMI_RANK": "2", "MPI_LOCALNRANKS": "4"},
-            ["got 4 launchers from mpiexec", "4 of them on this host"],
+            ["got 4 launchers from mpiexec", "4 of them on one host"],
         ),
         ({"PMI_SIZE": "4", "PMI_RANK": "2", "PMI_LOCAL_SIZE": "2"}, ["got 4 launchers from mpiexec", "2 of them"]),
         ({"PET_NODE_RANK": "1"}, ["got host 1, and nothing says of how many"]),

@@ -56,7 +56,7 @@ class Job:
         member = Member(1, "", b"", between.Arrive(1, "", 2, 1, "", "", "", [], "", 1))
         couriers = CourierTable(
             files, WORLD, self.coordinator.roster, {1: member}, lambda member, message: self.sent.append(message),
-            lambda host: None,
+            lambda host: None, lambda host, why: None,
         )  # fmt: skip
         hosts = SimpleNamespace(world=WORLD, couriers=couriers)
         self.folder = folder
