@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from platoon_base.theano_ops.compressed import all_reduce_float16
     from platoon_base.theano_ops.function_call import Function, function, scatter
     from platoon_base.theano_ops.noise import vary_noise, vary_noise_once
+    from platoon_base.theano_ops.reduction import UNSURE, add_up_sums, reduction_of
 
 # Theano loads its GPU back end if it was told of a device; without one there is nothing to move there.
 if getattr(sys.modules.get("theano.gpuarray"), "pygpu_activated", False):
     import platoon_base.theano_ops.gpu  # noqa: F401
 
 __all__ = [
+    "UNSURE",
     "AllReduce",
     "AllReduceMax",
     "AllReduceMean",
@@ -40,10 +42,12 @@ __all__ = [
     "Function",
     "Sync",
     "Synchronizer",
+    "add_up_sums",
     "all_reduce",
     "all_reduce_float16",
     "count_single_worker",
     "function",
+    "reduction_of",
     "scatter",
     "vary_noise",
     "vary_noise_once",
@@ -55,7 +59,10 @@ __getattr__ = lazy_names(
         "count_single_worker": "platoon_base.theano_ops.step_report",
         "Function": "platoon_base.theano_ops.function_call",
         "all_reduce_float16": "platoon_base.theano_ops.compressed",
+        "UNSURE": "platoon_base.theano_ops.reduction",
+        "add_up_sums": "platoon_base.theano_ops.reduction",
         "function": "platoon_base.theano_ops.function_call",
+        "reduction_of": "platoon_base.theano_ops.reduction",
         "scatter": "platoon_base.theano_ops.function_call",
         "vary_noise": "platoon_base.theano_ops.noise",
         "vary_noise_once": "platoon_base.theano_ops.noise",

@@ -172,7 +172,7 @@ def read_only():
         "masked variable",
         "no strides",
         "windows",
-    ],  # fmt: skip
+    ],
 )
 def test_what_cannot_be_averaged_is_refused_by_its_number(wrong, text):
     with pytest.raises(ConfigurationError, match=text):
