@@ -27,8 +27,9 @@ def test_alone_nothing_changes(tmp_path):
     subprocess.run([sys.executable, script, tmp_path], cwd=tmp_path, check=True, timeout=400)
 
 
-def test_sums_walked_streams_and_own_files(run_blocks, caplog):
-    run_blocks(script_path("blocks_prepared_sums_and_files")).require_success()
-    told = [record.getMessage() for record in caplog.records if "which another worker has written too" in record.getMessage()]
+def test_sums_walked_streams_and_own_files(run_blocks):
+    outcome = run_blocks(script_path("blocks_prepared_sums_and_files")).require_success()
+    told = [line for log in outcome.logs for line in log.splitlines() if "which another worker has written too" in line]
     assert len(told) == 1
-    assert "SaveBoth.npz" in told[0]
+    assert "SaveBoth writes" in told[0]
+    assert "leader_only=(SaveBoth,)" in told[0]

@@ -5,7 +5,7 @@ import os
 from blocks.extensions import SimpleExtension, TrainingExtension
 from blocks.extensions.saveload import LOADED_FROM
 from blocks.algorithms import Scale
-from blocks_preamble import FinishAfter, loop, np, rank, size, worker
+from blocks_preamble import FinishAfter, loop, np, rank, size, tmp, worker
 from fuel.datasets import IterableDataset
 from fuel.schemes import ConstantScheme
 from fuel.streams import DataStream
@@ -24,7 +24,7 @@ def same(data):
 
 class Save(SimpleExtension):
     def do(self, which, *args):
-        np.savez(f"{type(self).__name__}.npz", *self.main_loop.model.get_parameter_values().values())
+        np.savez(f"{tmp}/{type(self).__name__}.npz", *self.main_loop.model.get_parameter_values().values())
 
 
 class SaveBoth(SimpleExtension):
@@ -39,7 +39,7 @@ class Start(TrainingExtension):
         while hasattr(stream, "data_stream"):
             stream = stream.data_stream
         assert stream.dataset.dictionary == {"a": 0}
-        self.main_loop.log.current_row[LOADED_FROM] = os.getcwd()
+        self.main_loop.log.current_row[LOADED_FROM] = tmp
 
 
 def trained(mode, extensions):
@@ -68,4 +68,4 @@ np.testing.assert_allclose(found["b"], bias, rtol=1e-3)
 trained("async", [Save(after_epoch=True), SaveBoth(after_epoch=True)])
 worker.barrier("saved")
 if rank == 0:
-    assert os.path.exists("Save.npz") and os.path.exists("SaveBoth.npz")
+    assert {"Save.npz", "SaveBoth.npz"} <= set(os.listdir(tmp)), os.listdir(tmp)
