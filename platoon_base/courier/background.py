@@ -19,6 +19,7 @@ from platoon_base.courier.reference import Reference
 from platoon_base.hosts.world import World
 from platoon_base.layout import Layout
 from platoon_base.rules.hosts import HostsRule
+from platoon_base.system.limits import available_cores
 
 __all__ = ["BackgroundExchanges", "MovingCenter"]
 
@@ -229,5 +230,5 @@ class BackgroundExchanges:
 
 def _share() -> float:
     """Return the fraction of time that the courier may compute: small while the workers keep all cores busy."""
-    idle = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
+    idle = available_cores() - os.getloadavg()[0]
     return _BUSY if idle > _IDLE_CORES else _BUSY_ON_A_FULL_MACHINE
