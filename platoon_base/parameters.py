@@ -261,6 +261,19 @@ class Parameters:
             return None
         return next(iter(contexts.values()))
 
+    def off_device(self) -> str:
+        """Return the first parameter that keeps a center off the device, and why; empty if there is none."""
+        first: Any = None
+        for spec, array in zip(self.layout.specs, self.borrow_on_device()):
+            if array is None:
+                return f"{spec.name} is in the memory of the host"
+            if not array.flags.c_contiguous:
+                return f"{spec.name} is not C-contiguous (torch.channels_last and transposed views are not)"
+            first = array.context if first is None else first
+            if array.context.ptr != first.ptr:
+                return f"{spec.name} is on another device than {self.layout.specs[0].name}"
+        return "" if first is None or first.kind == b"cuda" else f"{self.layout.specs[0].name} is on no CUDA device"
+
     def borrow_on_device(self) -> Sequence[Any]:
         """Return the values as device arrays, to be given back if they change; None for each that is on the host."""
         found = None if self._group is None else self._group.borrow_on_device(self._parameters)

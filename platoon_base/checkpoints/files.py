@@ -94,6 +94,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
         The values that workers have reported.
     residuals : SavedResiduals or None
         Those of a job on several hosts with compressed rounds.
+    threads : str
+        Of a job with ``--deterministic``: the variables that set the number of threads; empty for others.
     """
 
     format: int = FORMAT
@@ -109,6 +111,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     kept: dict[int, dict[str, bytes]] = {}
     reported: dict[str, Optional[Union[int, float, str]]] = {}
     residuals: Optional[SavedResiduals] = None
+    threads: str = ""
 
     @property
     def layout(self) -> Layout:

@@ -20,7 +20,9 @@ from platoon_base.compat.theano_flags import deterministic_flags
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.hosting import JobOptions
 from platoon_base.shm.turn_order import Header, begin_order, complete_order, read_order
+from platoon_base.system.determinism import LIMITED_THREADS, threads_of
 from platoon_base.system.environment import DETERMINISTIC, RECORD_ORDER, REPLAY_ORDER
+from platoon_base.system.limits import available_cores
 
 __all__ = ["Determinism", "deterministic_environment", "deterministic_options"]
 
@@ -37,6 +39,8 @@ _VARIABLES = {
     "NCCL_ALGO": "Ring",
     "NCCL_PROTO": "Simple",
 }
+_THREADS_OF_TENSORFLOW = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+_XLA_THREADS = "--xla_cpu_multi_thread_eigen=false"
 _XLA = "--xla_gpu_deterministic_ops=true"  # it includes --xla_gpu_exclude_nondeterministic_ops, which older XLA lacks
 
 
@@ -86,7 +90,8 @@ class Determinism(NamedTuple):
                 version=__version__, workers=len(devices), seed=options.seed, devices=list(devices), program=list(words)
             )
             begin_order(self.record, header)
-        os.environ.update(deterministic_environment(os.environ, options.seed))
+        saved = "" if options.resume is None else options.resume[1].threads
+        os.environ.update(deterministic_environment(os.environ, options.seed, saved))
         for name, path in ((RECORD_ORDER, self.record), (REPLAY_ORDER, self.replay)):
             os.environ.pop(name, None)
             if path is not None:
@@ -121,7 +126,7 @@ def _replayed_seed(path: Path, devices: Sequence[str], seed: int | None, words: 
     return header.seed
 
 
-def deterministic_environment(base: Mapping[str, str], seed: int) -> dict[str, str]:
+def deterministic_environment(base: Mapping[str, str], seed: int, saved_threads: str = "") -> dict[str, str]:
     """Return the variables to set so that frameworks compute the same bits each time; those of the user stay.
 
     Parameters
@@ -130,17 +135,55 @@ def deterministic_environment(base: Mapping[str, str], seed: int) -> dict[str, s
         The environment.
     seed : int
         Of the job.
+    saved_threads : str
+        The number of threads of the run that is resumed, as `threads_of` returns it; empty if it is not known.
     """
+    threads = _threads(base, saved_threads)
     found = {name: base.get(name) or value for name, value in _VARIABLES.items()}
     flags = base.get("XLA_FLAGS", "")
     if "xla_gpu_deterministic_ops" not in flags:
         flags = f"{flags} {_XLA}".strip()
+    if threads and "xla_cpu_multi_thread_eigen" not in flags:
+        flags = f"{flags} {_XLA_THREADS}"
     return {
         **found,
+        **threads,
         "XLA_FLAGS": flags,
         "THEANO_FLAGS": deterministic_flags(base),
         DETERMINISTIC: str(seed),
     }
+
+
+def _threads(base: Mapping[str, str], saved: str) -> dict[str, str]:
+    """Return the variables to set: one thread, or as many as the run had that is resumed; none if the user has set any.
+
+    Raises
+    ------
+    ConfigurationError
+        If they are not those of the run that is resumed, or there are not as many cores.
+    """
+    given = threads_of(base)
+    if given and saved and given != saved:
+        raise ConfigurationError(
+            f"got --deterministic with {given}, the checkpoint is of a run with {saved}: another number of threads "
+            "makes other bits; set the same variables, or none"
+        )
+    wanted = given or saved
+    most = max((int(n) for _, n in _pairs(wanted) if n.isdecimal()), default=1)
+    cores = available_cores()
+    if most > cores:
+        raise ConfigurationError(
+            f"got --deterministic with {wanted} and {cores} core{'s' * (cores > 1)}: libraries would use fewer "
+            "threads here, which makes other bits; set as many as there are cores at most, or none of these variables"
+        )
+    if given:
+        return {}
+    one = dict.fromkeys([*LIMITED_THREADS, *_THREADS_OF_TENSORFLOW], "1")
+    return dict(_pairs(saved)) if saved else one
+
+
+def _pairs(text: str) -> list[tuple[str, str]]:
+    return [(name, number) for name, _, number in (word.partition("=") for word in text.split())]
 
 
 def _require_possible(given: str, values: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from platoon_base.devices.discovery import cuda_devices
 from platoon_base.frameworks.registered import registered
 from platoon_base.job.files import running
 from platoon_base.shm.segments import SHM_FOLDER
-from platoon_base.system.limits import available_memory
+from platoon_base.system.limits import available_cores, available_memory
 
 __all__ = ["environment_report", "shown_variables"]
 
@@ -65,7 +65,7 @@ def _machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "C library": " ".join(platform.libc_ver()),
         "container": "yes" if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists() else "not seen",
-        "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} for this process",
+        "cores": f"{available_cores()} of {os.cpu_count()} for this process",
         "memory": f"{available_memory() / 1e9:.1f} GB free",
         "running jobs": str(len(running())),
     }

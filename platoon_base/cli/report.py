@@ -71,8 +71,14 @@ def opening(chosen: Choice, center: str, folder: Path, world: World | None = Non
         return f"{world.size} workers on {world.hosts} hosts ({shares}), logs in {folder}"
     where = "the CPU" if set(devices) == {"cpu"} else " ".join(devices)
     why = f" ({reason})" if reason else ""
-    memory = ", center in GPU memory" if center == "device" else ""
+    memory = ", center in GPU memory unless a warning says why not" if center == "device" else ""
     return f"{len(devices)} worker{'s' * (len(devices) > 1)} on {where}{why}{memory}, logs in {folder}"
+
+
+def crowded(workers: int, cores: int) -> str:
+    """Return the line about workers that share cores."""
+    they = f"{workers} workers share {cores} core{'s' * (cores > 1)}"
+    return f"{they} (by the CPU affinity, or the quota of the control group): they compute no sooner than {cores} would"
 
 
 def resumed_from(kept: Path, found: tuple[Path, About] | None, workers: int) -> str:

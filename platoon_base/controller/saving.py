@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.world import ONE_HOST
 from platoon_base.shm.job_state import JobState
+from platoon_base.system.determinism import threads_of
 
 __all__ = ["JobSaving", "TurnLock"]
 
@@ -220,5 +222,6 @@ class JobSaving:
             bound=coordinator.bound and (self._turns is None or not coordinator.latest_round[0]),
             kept={rank: participant.kept for rank, participant in roster.items() if participant.kept},
             reported=dict(coordinator.reported),
+            threads="" if self._turns is None else threads_of(os.environ),
             residuals=SavedResiduals(hosts=world.hosts, compression=world.compression) if compressed else None,
         )

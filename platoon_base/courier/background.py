@@ -30,6 +30,7 @@ from platoon_base.layout import Layout
 from platoon_base.links.stream import BrokenStreamError
 from platoon_base.rules.hosts import HostsRule
 from platoon_base.system.awake import awake
+from platoon_base.system.limits import available_cores
 
 __all__ = ["BackgroundExchanges", "MovingCenter"]
 
@@ -338,5 +339,5 @@ class BackgroundExchanges:
 
 def _share() -> float:
     """Return the fraction of time that the courier may compute: small while the workers keep all cores busy."""
-    idle = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
+    idle = available_cores() - os.getloadavg()[0]
     return _BUSY if idle > _IDLE_CORES else _BUSY_ON_A_FULL_MACHINE

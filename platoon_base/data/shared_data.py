@@ -16,6 +16,7 @@ from platoon_base.data.shared_data_memory import Fill, Form, JobMemory, LocalMem
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.job.joining import connect, files_of
+from platoon_base.system.limits import available_cores
 from platoon_base.views import require_plain
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
@@ -151,7 +152,7 @@ class SharedData:
         self._rank, self._size = worker.global_rank, worker.global_size
         self.made_here = memory.made_here
         self.dtype = np.dtype(memory.form.dtype)
-        cores = len(os.sched_getaffinity(0))
+        cores = available_cores()
         self._threads = max(1, min(cores // max(1, worker.local_size), _LARGE_PER_THREAD))
 
     @property

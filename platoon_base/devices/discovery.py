@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.system.environment import MAX_WORKERS
+from platoon_base.system.limits import available_cores
 
 __all__ = [
     "CPU_DEFAULT",
@@ -196,7 +197,7 @@ def _choose_cuda(workers: int | None, required: bool) -> Choice:
     if cuda.number == 0:
         if required:
             raise ConfigurationError(f"got -D cuda, but {cuda.why_none()}; say -D cpu for the CPU")
-        cores = len(os.sched_getaffinity(0))
+        cores = available_cores()
         number = min(cores, CPU_DEFAULT) if workers is None else workers
         rule = f"; one worker a core, at most {CPU_DEFAULT}, unless -n says how many" if workers is None else ""
         return Choice(["cpu"] * number, f"{cuda.why_none()}{rule}")

@@ -18,7 +18,7 @@ from platoon_base.shm.segments import Segment, abandoned
 from platoon_base.shm.turn_order import read_order
 from platoon_base.shm.turns import ByRank, Policy, Recording, Replaying, Turns
 from platoon_base.system.environment import MAX_WORKERS, RECORD_ORDER, REPLAY_ORDER, TRACE
-from platoon_base.system.limits import require_descriptors
+from platoon_base.system.limits import available_cores, require_descriptors
 from platoon_base.system.orphan import end_without, found_out, is_watched
 from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.connection import BackEnds, Connection, Identity
@@ -60,7 +60,7 @@ def attach(
         identity = send_hello(channel, rank, device, timeout_s)
         job_state.start_row(identity.rank, identity.resume_at)
         segment.try_lock(WORKER_LOCKS + identity.rank)
-        if identity.local_size < len(os.sched_getaffinity(0)):
+        if identity.local_size < available_cores():
             channel.spin_s = _SPIN_S
         traces = os.environ.get(TRACE)
         spans = SpanRecorder(traces, identity.rank) if traces else None

@@ -17,6 +17,7 @@ from platoon_base.device_arrays import CudaContext
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.rules.center import gossips
+from platoon_base.system.warn import warn_once
 
 if TYPE_CHECKING:
     from platoon_base.centers.base import CenterFactory
@@ -107,15 +108,23 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
 
         here = len(files.world.ranks_here) if files.world.several else workers
         return GossipCenters(files.center, here, liveness.gone, files.world)
-    context = parameters.context if files.center_memory == "device" else None
-    if context is not None and context.kind == b"cuda":
-        device = importlib.import_module("platoon_base.centers.device")
-        runtime = _runtime_of(context) if device.DeviceCenters.takes(parameters.layout, rule) else None
-        if runtime is not None:
-            found: CenterFactory = device.DeviceCenters(
-                files.center, workers, runtime, liveness.gone, liveness.incarnation
+    if files.center_memory == "device":
+        why = parameters.off_device()
+        if not why:
+            device = importlib.import_module("platoon_base.centers.device")
+            runtime, why = _runtime_of(parameters.context)
+            if not device.DeviceCenters.takes(parameters.layout, rule):
+                why = f"the rule {type(rule).__name__}, or a dtype of the parameters, has no kernels for devices"
+            elif runtime is not None:
+                found: CenterFactory = device.DeviceCenters(
+                    files.center, workers, runtime, liveness.gone, liveness.incarnation
+                )
+                return found
+        if any(array is not None for array in parameters.borrow_on_device()):  # else there is a warning already
+            warn_once(
+                "the center is in the memory of the host, to which each synchronization copies all parameters: "
+                f"{why}; with --center host there is no warning"
             )
-            return found
     _require_compressible(files.world, rule)
     return HostCenters(files.center, workers, liveness.gone, files.world.several)
 
@@ -131,15 +140,14 @@ def _require_compressible(world: World, rule: Rule) -> None:
         )
 
 
-def _runtime_of(context: Any) -> Any:
-    """Return what the center needs of the parameters' framework on their device; None, told, if it is not there."""
+def _runtime_of(context: Any) -> tuple[Any, str]:
+    """Return what the center needs of the parameters' framework on their device, or None and why it is not there."""
     from platoon_base.devices.runtime import runtime_of
 
     try:
-        return runtime_of(context)
+        return runtime_of(context), ""
     except BackendUnavailableError as exc:
-        log.info("the center is in shared memory, though the parameters are on a GPU: %s", exc)
-        return None
+        return None, str(exc)
 
 
 class JobCollectives(CollectiveFactory):

@@ -12,6 +12,7 @@ from pathlib import Path
 from platoon_base.compat.theano_flags import worker_flags
 from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.job.files import JobFiles
+from platoon_base.system.determinism import LIMITED_THREADS, THREAD_VARIABLES
 from platoon_base.system.environment import (
     DEVICE,
     ERROR_FILE,
@@ -23,6 +24,7 @@ from platoon_base.system.environment import (
     RULE,
     WORKERS,
 )
+from platoon_base.system.limits import available_cores
 from platoon_base.worker_process.failure import error_file
 from platoon_base.worker_process.program import Program, Start, python_main
 
@@ -39,8 +41,6 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-_LIMITED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-THREAD_VARIABLES = (*_LIMITED, "GOTO_NUM_THREADS", "BLIS_NUM_THREADS")
 _KERNEL_CACHE = "GPUARRAY_CACHE_PATH"
 _ADDRESSES = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 
@@ -63,8 +63,8 @@ def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> di
     environment["PYTHONHASHSEED"] = environment.get("PYTHONHASHSEED") or "0"
     # One for OpenBLAS or MKL would count before the user's OMP_NUM_THREADS.
     if workers > 1 and not any(environment.get(name) for name in THREAD_VARIABLES):
-        threads = str(max(1, len(os.sched_getaffinity(0)) // workers))
-        environment.update(dict.fromkeys(_LIMITED, threads))
+        threads = str(max(1, available_cores() // workers))
+        environment.update(dict.fromkeys(LIMITED_THREADS, threads))
     if device != "cpu":
         environment.setdefault(_KERNEL_CACHE, str(Path.home() / ".cache" / "platoon" / "gpuarray"))
     environment["THEANO_FLAGS"] = worker_flags(device, environment)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import re
 import resource
@@ -15,6 +16,7 @@ from pathlib import Path
 from platoon_base.errors import ConfigurationError
 
 __all__ = [
+    "available_cores",
     "available_memory",
     "limit_text",
     "no_descriptor_text",
@@ -154,6 +156,31 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
                     free = int((place / most).read_text()) - int((place / used).read_text())
                     found.append(free + _cached_bytes(place / "memory.stat"))
     return max(0, min(found))
+
+
+def available_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return how many cores processes here can use: those that they are bound to, within the quota of their groups.
+
+    A quota of half a core counts as one. Of nested control groups the smallest quota holds.
+    """
+    found = [float(len(os.sched_getaffinity(0)))]
+    for line in _lines(proc / "self" / "cgroup"):
+        _, kinds, path = line.split(":", 2)
+        if kinds and "cpu" not in kinds.split(","):
+            continue
+        folder = cgroups / kinds
+        here = folder / path.lstrip("/")
+        for place in (here, *here.parents) if folder in here.parents else (folder,):
+            with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # "max" is no number
+                if kinds:
+                    quota, period = (int((place / f"cpu.cfs_{name}_us").read_text()) for name in ("quota", "period"))
+                else:
+                    quota, period = map(int, (place / "cpu.max").read_text().split())
+                if quota > 0:
+                    found.append(quota / period)
+            if place == folder:
+                break
+    return max(1, math.ceil(min(found) - 0.01))
 
 
 def _cached_bytes(stat: Path) -> int:

@@ -26,12 +26,14 @@ if TYPE_CHECKING:
     from platoon_base.theano_ops.decay import decay_as_one_process, decay_defaults, decay_of
     from platoon_base.theano_ops.function_call import Function, function, scatter
     from platoon_base.theano_ops.noise import vary_noise, vary_noise_once
+    from platoon_base.theano_ops.reduction import UNSURE, add_up_sums, reduction_of
 
 # Theano loads its GPU back end if it was told of a device; without one there is nothing to move there.
 if getattr(sys.modules.get("theano.gpuarray"), "pygpu_activated", False):
     import platoon_base.theano_ops.gpu  # noqa: F401
 
 __all__ = [
+    "UNSURE",
     "AllReduce",
     "AllReduceMax",
     "AllReduceMean",
@@ -41,6 +43,7 @@ __all__ = [
     "Function",
     "Sync",
     "Synchronizer",
+    "add_up_sums",
     "all_reduce",
     "all_reduce_float16",
     "count_single_worker",
@@ -48,6 +51,7 @@ __all__ = [
     "decay_defaults",
     "decay_of",
     "function",
+    "reduction_of",
     "scatter",
     "vary_noise",
     "vary_noise_once",
@@ -60,7 +64,10 @@ __getattr__ = lazy_names(
         "Function": "platoon_base.theano_ops.function_call",
         "all_reduce_float16": "platoon_base.theano_ops.compressed",
         **dict.fromkeys(("decay_as_one_process", "decay_defaults", "decay_of"), "platoon_base.theano_ops.decay"),
+        "UNSURE": "platoon_base.theano_ops.reduction",
+        "add_up_sums": "platoon_base.theano_ops.reduction",
         "function": "platoon_base.theano_ops.function_call",
+        "reduction_of": "platoon_base.theano_ops.reduction",
         "scatter": "platoon_base.theano_ops.function_call",
         "vary_noise": "platoon_base.theano_ops.noise",
         "vary_noise_once": "platoon_base.theano_ops.noise",

@@ -15,6 +15,7 @@ from fuel.streams import AbstractDataStream
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_plugins.blocks.above import StreamAbove
 
 __all__ = ["BroadcastStream"]
 
@@ -33,7 +34,7 @@ class _Kind(enum.IntEnum):
     FAILED = 2
 
 
-class BroadcastStream(AbstractDataStream):
+class BroadcastStream(StreamAbove):
     """Give all workers the same batches: the first worker reads the stream, and sends each batch to the others.
 
     Each batch is a collective call, so every worker must read the same number of batches in the same number of epochs.
@@ -55,10 +56,7 @@ class BroadcastStream(AbstractDataStream):
     """
 
     def __init__(self, stream: AbstractDataStream, *, worker: Worker | None = None) -> None:
-        super().__init__(axis_labels=stream.axis_labels)
-        self.sources = tuple(stream.sources)
-        self.produces_examples = stream.produces_examples
-        self.stream = stream
+        super().__init__(stream)
         self._worker = connect() if worker is None else worker
         self._batches: Iterator[Any] | None = None
         self._ended = False
@@ -125,18 +123,6 @@ class BroadcastStream(AbstractDataStream):
                 f"worker 0, which reads the data for all, failed with {body.tobytes().decode()}; see its log"
             )
         return _unpacked(body, description_bytes)
-
-    def reset(self) -> None:
-        """Reset the stream that is read."""
-        self.stream.reset()
-
-    def next_epoch(self) -> None:
-        """Switch the stream that is read to its next epoch."""
-        self.stream.next_epoch()
-
-    def close(self) -> None:
-        """Close the stream that is read."""
-        self.stream.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_worker": None}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
+import logging
 from collections.abc import Callable
 from multiprocessing import Process
 from typing import Any
 
 from fuel.schemes import BatchSizeScheme, IterationScheme
 from fuel.streams import AbstractDataStream, DataStream, ServerDataStream
-from fuel.transformers import BackgroundProcess, MultiProcessing
+from fuel.transformers import BackgroundProcess, Batch, Cache, Filter, MultiProcessing
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
@@ -21,6 +22,7 @@ from platoon_plugins.blocks.dealing import DealtStream
 from platoon_plugins.blocks.same_data import require_same_stream
 from platoon_plugins.blocks.schemes import Shard, ShardedScheme, all_schemes
 from platoon_plugins.blocks.streams import (
+    all_streams,
     draw_by_rank,
     is_broadcast,
     is_sharded,
@@ -30,6 +32,8 @@ from platoon_plugins.blocks.streams import (
 )
 
 __all__ = ["shard_stream", "with_scheme"]
+
+log = logging.getLogger(__name__)
 
 MODES = ("shard", "broadcast")
 _numbers = itertools.count(1)  # of the streams that this process divides by `DealtStream`
@@ -55,7 +59,8 @@ def shard_stream(
     Some streams name no rows: those without a scheme, such as one of a `TextFile` or an `IterableDataset`, and those
     whose scheme requests the next n rows (`ConstantScheme`). Of such a stream every worker reads all batches, and keeps
     the k-th, the (k+N)-th, and so on: see `DealtStream`. Transformers that yield one batch for each that they read stay
-    above it and process only this worker's batches; a `Batch`, a `Filter` and the like stay below it.
+    above it and process only this worker's batches; a `Batch`, a `Filter` and the like stay below it. So is a stream
+    divided with a `Cache` or a strict `Batch`, which leave out the rows that fill no batch.
 
     The function copies the stream and does not change the original; both share the data set. Call it before an epoch of
     the stream begins. A `MultiProcessing` in the chain starts a second process, for the copy; put it around the sharded
@@ -121,9 +126,16 @@ def shard_stream(
         return BroadcastStream(stream, worker=reader)
     if isinstance(reader, Worker):  # a Shard has no job in which to compare
         require_same_stream(stream, reader, "shard_stream")
-    if not all(_names_rows(source.iteration_scheme) for source in sources_of(stream)):
+    links = list(all_streams(stream))
+    if any(map(_leaves_rest_out, links)) or not all(map(_names_rows, (s.iteration_scheme for s in sources_of(stream)))):
         name = f"stream {next(_numbers)} of shard_stream" if isinstance(reader, Worker) else ""
         return _dealt(stream, functools.partial(DealtStream, uneven=uneven, worker=reader, name=name), reader)
+    if any(isinstance(link, Filter) for link in links) and not reader.global_rank:
+        log.warning(
+            "the stream has a Filter, which may pass other numbers of batches on each worker: one that keeps rows "
+            "with a period of the number of workers, such as every second one, leaves some workers without any. Where "
+            "that matters give the scheme the rows that pass, in place of the Filter"
+        )
     wrap = functools.partial(ShardedScheme, uneven=uneven, worker=reader)
     return with_scheme(stream, wrap, reader.global_rank)
 
@@ -203,6 +215,11 @@ def _copied(stream: Any, change: Callable[[Any], None], rank: int) -> Any:
         copied.proc = Process(target=copied.background.main, daemon=True)
         copied.proc.start()
     return copied
+
+
+def _leaves_rest_out(link: Any) -> bool:
+    """Return whether a transformer leaves out the last rows: of each worker's part, they would be N times as many."""
+    return isinstance(link, Cache) or (isinstance(link, Batch) and bool(link.strictness))
 
 
 def _names_rows(scheme: Any) -> bool:

@@ -14,6 +14,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.job import connected
+from platoon_plugins.blocks.above import StreamAbove
 from platoon_plugins.blocks.schemes import CurrentShard, Shard
 
 __all__ = ["DealtStream"]
@@ -27,7 +28,7 @@ _REMEDY = (
 )
 
 
-class DealtStream(AbstractDataStream):  # type: ignore[misc]
+class DealtStream(StreamAbove):
     """Divide the batches of a stream without row numbers among the workers, such as a stream of a text file.
 
     Every worker reads all batches. Of the batches b_0, b_1, ... of an epoch (or examples), worker k of N keeps b_k,
@@ -59,10 +60,7 @@ class DealtStream(AbstractDataStream):  # type: ignore[misc]
     """
 
     def __init__(self, stream: AbstractDataStream, *, uneven: str, worker: Worker | Shard, name: str = "") -> None:
-        super().__init__(axis_labels=stream.axis_labels)
-        self.sources = tuple(stream.sources)
-        self.produces_examples = stream.produces_examples
-        self.stream = stream
+        super().__init__(stream)
         self.uneven = uneven
         self.name = name
         self.epoch = 0
@@ -134,18 +132,6 @@ class DealtStream(AbstractDataStream):  # type: ignore[misc]
                 self._unit,
             )
         self._warned = True
-
-    def reset(self) -> None:
-        """Reset the stream that is read."""
-        self.stream.reset()
-
-    def next_epoch(self) -> None:
-        """Switch the stream that is read to its next epoch."""
-        self.stream.next_epoch()
-
-    def close(self) -> None:
-        """Close the stream that is read."""
-        self.stream.close()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_compared": False}

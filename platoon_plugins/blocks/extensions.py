@@ -19,6 +19,7 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import COMPUTE, LOADING
 from platoon_plugins.blocks.learning_rate import warn_of_unscaled_schedules
+from platoon_plugins.blocks.saving import watch_files
 from platoon_plugins.blocks.statistics import decay_statistics
 from platoon_plugins.blocks.streams import is_broadcast
 from platoon_plugins.blocks.training import Settings, Training
@@ -228,12 +229,14 @@ def _order(extension: Any) -> int:
 
 
 def _adapt_users_extensions(main_loop: Any, training: Training) -> None:
+    watch_files(training.worker)
     if training.worker.global_rank == 0:
         warn_of_unscaled_schedules(all_extensions(main_loop.extensions), training.worker.global_size)
     for extension in all_extensions(main_loop.extensions):
         if training.worker.global_rank and isinstance(extension, training.settings.leader_only):
             run_on_leader(extension, is_leader)
-        if isinstance(extension, _OF_THE_CENTER) and not isinstance(extension, DistributedExtension):
+        named = tuple(kind for kind in training.settings.leader_only if kind not in LEADER_ONLY)
+        if isinstance(extension, (*_OF_THE_CENTER, *named)) and not isinstance(extension, DistributedExtension):
             run_in_center(extension, center_of)
             training.keeps_evaluated |= is_leader(main_loop) or not isinstance(extension, training.settings.leader_only)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import theano
@@ -13,11 +13,11 @@ from theano.gof.graph import ancestors
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.theano_ops import AllReduce, all_reduce
-from platoon_base.worker import start_together
+from platoon_base.theano_ops import UNSURE, AllReduce, add_up_sums, all_reduce
+from platoon_base.worker import start_together, warn_once
 from platoon_plugins.blocks.model import updates_of
 
-__all__ = ["AllReduceGradients", "average_gradients_of", "averages_gradients", "has_averaging_rule"]
+__all__ = ["AllReduceGradients", "average_gradients_of", "averages_gradients", "has_averaging_rule", "warn_of_sums"]
 
 
 class AllReduceGradients(StepRule):  # type: ignore[misc]
@@ -30,7 +30,8 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
     The compiled function computes it by one flattened all-reduce for each dtype. So all workers must process the same
     number of batches (``shard_stream(stream, uneven="drop")``), of the same size. With batches of B rows and a cost
     that is a mean over rows, N workers then train like a single process with batches of N B rows. If the sizes differ,
-    each worker still has the same weight in the mean, whatever its number of rows.
+    each worker still has the same weight in the mean, whatever its number of rows. For a cost that is a sum over rows
+    pass ``average=False``, or use `prepare`, which sees it.
 
     Add ``ParameterSync()`` to the extensions: it copies the first worker's parameters to all others when training
     begins. Without it they are copied when `GradientDescent` is constructed, so the initial values must be in place
@@ -43,8 +44,8 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
     step_rule : StepRule, optional
         Computes steps from the averaged gradients, such as ``CompositeRule([StepClipping(1.0), Adam()])``. The default
         returns the averages, for use as the first component of a CompositeRule.
-    average : bool
-        Whether to take the mean; False takes the sum.
+    average : bool, optional
+        Whether to take the mean, the default; False takes the sum. Without it a warning says if the cost is a sum.
     worker : Worker, optional
         The default is ``connect()``.
 
@@ -59,7 +60,7 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
     """
 
     def __init__(
-        self, step_rule: StepRule | None = None, *, average: bool = True, worker: Worker | None = None
+        self, step_rule: StepRule | None = None, *, average: bool | None = None, worker: Worker | None = None
     ) -> None:
         if step_rule is not None and not isinstance(step_rule, StepRule):
             raise ConfigurationError(f"got {step_rule!r}: pass a step rule, such as Scale(0.1)")
@@ -79,12 +80,14 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
         return (previous_steps, []) if self.step_rule is None else self.step_rule.compute_steps(previous_steps)
 
     def _reduced(self, steps: Mapping[Any, Any], worker: Worker) -> Mapping[Any, Any]:
-        start_together(list(steps), worker, f"AllReduceGradients(average={bool(self.average)})")
-        reduced = all_reduce(*steps.values(), op="mean" if self.average else "sum", worker=worker, compress=True)
+        start_together(list(steps), worker, f"AllReduceGradients(average={self.average is not False})")
+        reduced = all_reduce(
+            *steps.values(), op="sum" if self.average is False else "mean", worker=worker, compress=True
+        )
         return OrderedDict(zip(steps, reduced))
 
 
-def average_gradients_of(algorithm: Any, worker: Worker) -> dict[Any, Any]:
+def average_gradients_of(algorithm: Any, worker: Worker, average: bool | None = None) -> dict[Any, Any]:
     """Make an algorithm average its gradients, as if its step rule had been given to `AllReduceGradients`.
 
     A `GradientDescent` has computed its updates when it was made, but compiles them when training begins. Until then
@@ -95,6 +98,8 @@ def average_gradients_of(algorithm: Any, worker: Worker) -> dict[Any, Any]:
     algorithm : GradientDescent
         Not initialized yet.
     worker : Worker
+    average : bool, optional
+        Whether to take the mean, or the sum; by default the sum if the cost is a sum over the rows.
 
     Returns
     -------
@@ -116,11 +121,13 @@ def average_gradients_of(algorithm: Any, worker: Worker) -> dict[Any, Any]:
             "got an algorithm that is initialized, whose function is compiled without averaged gradients: call prepare "
             "before training begins, or give it step_rule=AllReduceGradients(your_step_rule)"
         )
-    averaged, _ = AllReduceGradients(worker=worker).compute_steps(algorithm.gradients)
+    if average is None:
+        average = not _sums_rows(algorithm, worker)
+    averaged, _ = AllReduceGradients(average=average, worker=worker).compute_steps(algorithm.gradients)
     replaced = {
         algorithm.gradients[p]: averaged[p] for p in algorithm.parameters if averaged is not algorithm.gradients
     }
-    algorithm.step_rule = AllReduceGradients(algorithm.step_rule, worker=worker)
+    algorithm.step_rule = AllReduceGradients(algorithm.step_rule, average=average, worker=worker)
     if not replaced:  # for a single worker
         return {}
     targets, values = zip(*algorithm.updates)
@@ -134,6 +141,32 @@ def average_gradients_of(algorithm: Any, worker: Worker) -> dict[Any, Any]:
     algorithm.steps = OrderedDict(zip(algorithm.parameters, after))
     algorithm.total_step_norm = after[-1]
     return dict(zip(before, after))
+
+
+def _sums_rows(algorithm: Any, worker: Worker) -> bool:
+    """Return whether the cost is a sum over the rows; warn on the first worker if a part is, or it is unknown."""
+    if worker.global_size == 1:
+        return False
+    _, kinds = add_up_sums(algorithm.cost, worker.global_size)
+    mixed = "sum" in kinds and len(kinds) > 1
+    if (mixed or "unknown" in kinds) and not worker.global_rank:
+        why = (
+            "has a cost with sums over the rows beside means or penalties, of which it takes the mean over the "
+            "workers: steps along the sums are 1/N as long as in one process with the rows of all; make the cost a "
+            "mean over rows, or pass average=True if that is meant"
+        )
+        warn_once(f"AllReduceGradients {why if mixed else UNSURE}")
+    return kinds == {"sum"}
+
+
+def warn_of_sums(algorithm: Any, worker: Worker) -> None:
+    """Warn if a step rule of the user's takes the mean over the workers of a cost that is a sum over the rows."""
+    rules = [rule for rule in _averaging_rules(algorithm) if rule.average is None]
+    if rules and _sums_rows(algorithm, worker) and not worker.global_rank:
+        warn_once(
+            "AllReduceGradients takes the mean over the workers of a cost that is a sum over rows, so steps are 1/N as "
+            "long as in one process with the rows of all: pass average=False, or average=True if that is meant"
+        )
 
 
 def _name_alike(old: Any, new: Any) -> None:
@@ -156,10 +189,13 @@ def averages_gradients(algorithm: Any) -> bool:
 
 def has_averaging_rule(algorithm: Any) -> bool:
     """Return whether an algorithm has the step rule `AllReduceGradients`, even if a single worker compiled it."""
+    return any(True for _ in _averaging_rules(algorithm))
+
+
+def _averaging_rules(algorithm: Any) -> Iterator[AllReduceGradients]:
     rules = [getattr(algorithm, "step_rule", None)]
     while rules:
         rule = rules.pop()
         if isinstance(rule, AllReduceGradients):
-            return True
+            yield rule
         rules += getattr(rule, "components", [])
-    return False

@@ -6,7 +6,7 @@ from typing import Any
 
 import theano
 from blocks.algorithms import GradientDescent
-from blocks.extensions.saveload import LOADED_FROM
+from blocks.extensions.saveload import LOADED_FROM, Load
 from blocks.filter import VariableFilter
 from blocks.roles import ALGORITHM_HYPERPARAMETER, BATCH_NORM_POPULATION_STATISTICS
 from blocks.serialization import load_parameters
@@ -88,7 +88,9 @@ def require_loaded_model(main_loop: Any) -> None:
         If the names of the parameters in the file differ from those of the model.
     """
     path = main_loop.log.current_row.get(LOADED_FROM)
-    if path is None:
+    # An extension of the user's may note any place, with its own files.
+    loads = (each for each in main_loop.extensions if isinstance(each, Load) and type(each).load_to is Load.load_to)
+    if path is None or path not in [each.path for each in loads]:
         return
     with open(path, "rb") as file:
         loaded = load_parameters(file).keys()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from blocks.extensions import TrainingExtension
 from blocks.extensions.monitoring import DataStreamMonitoring, TrainingDataMonitoring
 
 from platoon_base import Worker, connect
@@ -11,6 +12,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule
 from platoon_plugins.blocks.data import shard_stream
 from platoon_plugins.blocks.evaluation import DistributedMonitoring, DistributedTrainingMonitoring
+from platoon_plugins.blocks.extensions import LEADER_ONLY
 from platoon_plugins.blocks.gradients import average_gradients_of, averages_gradients, has_averaging_rule
 from platoon_plugins.blocks.stopping import StopTogether
 from platoon_plugins.blocks.streams import is_broadcast, is_sharded
@@ -29,6 +31,8 @@ def prepare(
     strategy: Rule | None = None,
     sync_every: int | None = None,
     policy: str = "any",
+    average: bool | None = None,
+    leader_only: Any = (),
     worker: Worker | None = None,
 ) -> Any:
     """Give a main loop the stream and the extensions with which several workers train one model.
@@ -55,6 +59,12 @@ def prepare(
         Batches from one synchronization to the next, with "async".
     policy : {"any", "all", "leader"}
         See `StopTogether`.
+    average : bool, optional
+        With "sync": whether to take the mean of the gradients, or their sum. By default it is the sum if the cost is a
+        sum over the rows of a batch.
+    leader_only : extension class or tuple of them, optional
+        Extensions of your own that write files: they run on the first worker only, with the center's values; see
+        `ParameterSync`.
     worker : Worker, optional
         The default is ``connect()``.
 
@@ -75,12 +85,21 @@ def prepare(
     """
     worker = connect() if worker is None else worker
     averages, becomes = _averages(main_loop, mode)
+    if average is not None and not becomes:
+        raise ConfigurationError(
+            f'got average={average!r}: it is for mode="sync" and a step rule that averages nothing; pass it to '
+            "AllReduceGradients if that is in the step rule"
+        )
     if averages and not (strategy is None and sync_every is None):
         raise ConfigurationError(
             "got strategy or sync_every, but the algorithm averages gradients, which has neither: leave them out, or "
             'take mode="async" and the step rule without AllReduceGradients'
         )
     triggers: dict[str, Any] = {} if sync_every is None else {"every_n_batches": sync_every}
+    classes = leader_only if isinstance(leader_only, tuple) else (leader_only,)
+    if not all(isinstance(kind, type) and issubclass(kind, TrainingExtension) for kind in classes):
+        raise ConfigurationError(f"got leader_only={leader_only!r}: pass the class of an extension, or a tuple of them")
+    triggers["leader_only"] = (*LEADER_ONLY, *classes)
     sync = ParameterSync("auto" if strategy is None else strategy, worker=worker, **triggers)
     stop = StopTogether(policy=policy)
     if not worker.advanced.launched and worker.global_size == 1:
@@ -93,7 +112,7 @@ def prepare(
                 "all rows; end the epoch first (FinishAfter(after_n_epochs=...)), or prepare it before it is saved"
             )
         main_loop.data_stream = shard_stream(stream, uneven="drop" if averages else "keep", worker=worker)
-    replaced = average_gradients_of(main_loop.algorithm, worker) if becomes else {}
+    replaced = average_gradients_of(main_loop.algorithm, worker, average) if becomes else {}
     extensions = [_distributed(extension, averages, replaced) for extension in main_loop.extensions]
     for added in (sync, stop):
         if not any(isinstance(extension, type(added)) for extension in extensions):

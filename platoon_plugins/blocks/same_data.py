@@ -12,6 +12,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.worker import SAME_DATA_REMEDY
+from platoon_plugins.blocks.above import streams_below
 from platoon_plugins.blocks.dealing import DealtStream
 from platoon_plugins.blocks.schemes import ShardedScheme, all_schemes
 from platoon_plugins.blocks.streams import all_streams, is_broadcast
@@ -95,7 +96,7 @@ def _what_is_read(stream: Any) -> str:
         return _BROADCAST
     links = list(all_streams(stream))
     contents = [part for link in links for part in _contents(link)]
-    sources = [link for link in links if not hasattr(link, "data_stream") and not hasattr(link, "data_streams")]
+    sources = [link for link in links if not streams_below(link)]
     schemes = [list(all_schemes(getattr(source, "iteration_scheme", None))) for source in sources]
     if any(isinstance(part, (DealtStream, ShardedScheme)) for parts in (sources, *schemes) for part in parts):
         return f"{_PART} {fingerprint(*contents)}"

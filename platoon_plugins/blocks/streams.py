@@ -12,6 +12,7 @@ from fuel.transformers import Mapping, Transformer
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import shard_seed
+from platoon_plugins.blocks.above import streams_below
 from platoon_plugins.blocks.broadcast import BroadcastStream
 from platoon_plugins.blocks.dealing import DealtStream
 from platoon_plugins.blocks.schemes import ShardedScheme, all_schemes
@@ -33,16 +34,15 @@ _ONE_TO_ONE = (Transformer.get_data, Mapping.get_data)
 def all_streams(stream: Any) -> Iterator[Any]:
     """Yield a stream and all streams below it, also those that it merges."""
     yield stream
-    for below in getattr(stream, "data_streams", None) or [getattr(stream, "data_stream", None)]:
-        if below is not None:
-            yield from all_streams(below)
+    for below in streams_below(stream):
+        yield from all_streams(below)
 
 
 def sources_of(stream: Any) -> Iterator[Any]:
     """Yield the streams at the bottom, below all transformers."""
     for link in all_streams(stream):
         require_stream(link)
-        if not hasattr(link, "data_streams") and not hasattr(link, "data_stream"):
+        if not streams_below(link):
             yield link
 
 

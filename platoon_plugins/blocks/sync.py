@@ -72,7 +72,8 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         Parameters of float dtypes. The default is those of the algorithm, or else of the model.
     leader_only : tuple of type
         Extensions of these classes run on the first worker only; ``()`` for none. The default is `Printing`,
-        `ProgressBar` and `Checkpoint`; ``(*LEADER_ONLY, Mine)`` adds a class of your own.
+        `ProgressBar` and `Checkpoint`; ``(*LEADER_ONLY, Mine)`` adds a class of your own, which then finds the center's
+        values in the parameters, as `Checkpoint` does.
     on_nonfinite : {"raise", "skip", "restore"}
         What the rule does with a NaN or an infinity of this worker; see `Worker.init_shared_params`.
     timeout_s : float

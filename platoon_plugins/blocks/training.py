@@ -15,7 +15,7 @@ from platoon_base.rules import Rule, at_period, default_rule, overlap_of, shares
 from platoon_base.schedule import part_is_over
 from platoon_base.theano_ops import vary_noise
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values, start_training
-from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule
+from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule, warn_of_sums
 from platoon_plugins.blocks.model import hyperparameters, moments_of, step_rule_state, trained_parameters
 from platoon_plugins.blocks.same_data import require_dealt_out
 from platoon_plugins.blocks.statistics import Statistics
@@ -163,6 +163,8 @@ class Training:
     def start(self) -> None:
         """Copy the first worker's values to all, after the before_training of all extensions; a collective call."""
         main_loop = self._main_loop
+        if self.averages:
+            warn_of_sums(main_loop.algorithm, self.worker)
         start_training(
             self.worker,
             self._name,

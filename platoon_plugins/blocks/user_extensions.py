@@ -6,7 +6,11 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from blocks.extensions import TrainingExtension
+
 __all__ = ["all_extensions", "run_in_center", "run_on_leader"]
+
+_CALLBACKS = ("before_epoch", "after_epoch", "after_batch", "after_training")
 
 CenterOf = Callable[[Any], contextlib.AbstractContextManager[None]]
 IsLeader = Callable[[Any], bool]
@@ -49,15 +53,18 @@ def run_on_leader(extension: Any, is_leader: IsLeader) -> None:
 
 
 class _InCenter:
-    """Replacement of an extension's ``do``, pickled with the extension."""
+    """Replacement of a method of an extension, pickled with the extension."""
 
-    def __init__(self, extension: Any, center_of: CenterOf) -> None:
+    _name = "do"  # where an earlier version pickled it
+
+    def __init__(self, extension: Any, name: str, center_of: CenterOf) -> None:
         self._extension = extension
+        self._name = name
         self._center_of = center_of
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         with self._center_of(self._extension.main_loop):
-            return type(self._extension).do(self._extension, *args, **kwargs)
+            return getattr(type(self._extension), self._name)(self._extension, *args, **kwargs)
 
 
 def run_in_center(extension: Any, center_of: CenterOf) -> None:
@@ -65,10 +72,17 @@ def run_in_center(extension: Any, center_of: CenterOf) -> None:
 
     Parameters
     ----------
-    extension : SimpleExtension
+    extension : TrainingExtension
+        Its ``do`` runs so; of one without, the callbacks that it defines.
     center_of : callable
         Returns, for a main loop, the context in which its parameters have the center's values. It must be a function of
         a module, since it is pickled with the extension.
     """
-    if not isinstance(vars(extension).get("do"), _InCenter):
-        extension.do = _InCenter(extension, center_of)
+    names = (
+        ["do"]
+        if hasattr(extension, "do")
+        else [name for name in _CALLBACKS if getattr(type(extension), name) is not getattr(TrainingExtension, name)]
+    )
+    for name in names:
+        if not isinstance(vars(extension).get(name), _InCenter):
+            setattr(extension, name, _InCenter(extension, name, center_of))

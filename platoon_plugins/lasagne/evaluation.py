@@ -12,6 +12,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.metrics import MeanAccumulator, Pairs, means
 from platoon_base.sharding import shard_bounds
+from platoon_base.theano_ops import reduction_of
 from platoon_base.worker import DEFAULT_TIMEOUT_S
 from platoon_plugins.lasagne.data import require_batch_size, require_same_length, split_arguments
 from platoon_plugins.lasagne.training import Training
@@ -45,14 +46,17 @@ def evaluate(
     Parameters
     ----------
     val_fn : callable
-        Called with rows of each array; returns the mean over them: a scalar, or a list of scalars.
+        Called with rows of each array; returns a scalar, or a list of scalars. Where its graph shows means over the
+        rows, the workers divide the rows. Other functions, such as sums and functions of Python, are called with the
+        same rows as by a single process, so the workers divide the calls: give them as many calls at least.
     *arrays : ndarray or SharedData, all of the same length
         All the validation data, not a shard: usually inputs and targets, also masks and the like. For a function that
         takes row numbers, pass ``numpy.arange(n)``.
     batch_size : int
         Rows in one call of ``val_fn``. It may also be passed positionally after the arrays.
     num_slices : int
-        Instead of ``batch_size``: the number of calls of ``val_fn`` on each worker.
+        Instead of ``batch_size``: the number of calls of ``val_fn`` on each worker. The value of a sum then depends
+        on the number of workers.
     inputs, targets : ndarray
         The first and the last of the arrays, by name.
     timeout_s : float
@@ -88,14 +92,18 @@ def _evaluated_together(
     count = len(data[0])
     name = f"evaluate {count} rows {fingerprint(*data)}"
     training = Training.of(worker)
+    by_rows = _is_mean(val_fn)
     training.end_round(worker, timeout_s)
     ranks = training.meet(worker, name, timeout_s)
     training.require_same_model(worker, timeout_s)
     worker.average_hosts(timeout_s=timeout_s)
     with worker.center_params(timeout_s=timeout_s):
         while True:
-            start, stop = shard_bounds(count, ranks.index(worker.global_rank), len(ranks))
-            pairs = _evaluate_rows(val_fn, data, range(start, stop), rows_in_call, worker)
+            # Of a mean each worker takes the same number of rows; of any other function whole calls.
+            unit = 1 if by_rows else rows_in_call
+            start, stop = shard_bounds(-(-count // unit), ranks.index(worker.global_rank), len(ranks))
+            rows = range(start * unit, min(stop * unit, count))
+            pairs = _evaluate_rows(val_fn, data, rows, rows_in_call, worker)
             sums, contributors = worker.advanced.sum_pairs(name, pairs, timeout_s=timeout_s)
             if contributors == ranks:
                 break
@@ -104,6 +112,13 @@ def _evaluated_together(
     values = means(sums)
     # A worker without rows has not called val_fn: the names of the sums say whether it returns a scalar or a list.
     return values[_SCALAR] if _SCALAR in values else [values[str(i)] for i in range(len(values))]
+
+
+def _is_mean(val_fn: Callable[..., Any]) -> bool:
+    """Return whether the graph of a compiled function shows that all its values are means over the rows."""
+    outputs = getattr(getattr(val_fn, "maker", None), "outputs", [])
+    kinds = {reduction_of(getattr(output, "variable", None)) for output in outputs}
+    return bool(kinds) and kinds <= {"mean", "constant"}
 
 
 def _rows_in_call(batch_size: int | None, num_slices: int | None, count: int, workers: int) -> int:

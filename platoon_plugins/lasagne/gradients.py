@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,19 +10,29 @@ import theano
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.theano_ops import all_reduce, all_reduce_float16, count_single_worker, decay_defaults, vary_noise_once
+from platoon_base.theano_ops import (
+    UNSURE,
+    add_up_sums,
+    all_reduce,
+    all_reduce_float16,
+    count_single_worker,
+    decay_defaults,
+    vary_noise_once,
+)
 from platoon_base.worker import start_together
 from platoon_plugins.lasagne.graph import find_statistics, shared_variables
 from platoon_plugins.lasagne.training import Training
 
 __all__ = ["all_reduce_grads"]
 
+log = logging.getLogger(__name__)
+
 
 def all_reduce_grads(
     loss_or_grads: Any,
     params: Iterable[Any],
     *,
-    average: bool = True,
+    average: bool | None = None,
     wire_dtype: str | None = None,
     statistics: Iterable[Any] = (),
     worker: Worker | None = None,
@@ -34,9 +45,9 @@ def all_reduce_grads(
 
     The compiled function computes it by one flattened all-reduce for each dtype of the gradients. So all workers must
     call that function the same number of times: give them the same number of mini-batches
-    (``iterate_minibatches(..., uneven="drop")``), of the same size. With mini-batches of B rows and a loss that is a
-    mean over rows, N workers then train like a single process on mini-batches of N B rows. If the sizes differ, each
-    worker still has the same weight in the mean, whatever its number of rows.
+    (``iterate_minibatches(..., uneven="drop")``), of the same size. With mini-batches of B rows N workers then train
+    like a single process on mini-batches of N B rows, whether the loss is a mean over rows or a sum. If the sizes
+    differ, each worker still has the same weight in the mean, whatever its number of rows.
 
     Call it after the initial values are in place (weights loaded): it immediately copies the first worker's parameters
     to all others. The parameters and the state of the optimizer (velocities, moments) then stay equal on all workers,
@@ -52,8 +63,10 @@ def all_reduce_grads(
         A loss, or its gradients: one for each parameter, as `theano.grad` returns them, possibly clipped or the like.
     params : list of Theano shared variable
         The same number, order, names, shapes and float dtypes on every worker.
-    average : bool
+    average : bool, optional
         Whether to take the mean; False takes the sum. Regularization in the loss is averaged, or summed, with the rest.
+        By default the graph of the loss says: its sums over rows are added up, its means and penalties of parameters
+        averaged. A warning says if that cannot be seen. Gradients that are given are averaged.
     wire_dtype : {None, "float16"}
         None sends the gradients in their own dtype. "float16" sends half the bytes: each worker keeps its rounding
         error and adds it to the next gradients (error feedback), so it is delayed, not lost. It takes two all-reduces,
@@ -91,14 +104,22 @@ def all_reduce_grads(
     params = _shared_variables(params)
     if wire_dtype not in (None, "float16"):
         raise ConfigurationError(f'got wire_dtype={wire_dtype!r}: it must be None or "float16"')
-    grads = _gradients(loss_or_grads, params)
     worker = connect() if worker is None else worker
+    is_loss = average is None and not isinstance(loss_or_grads, (list, tuple)) and worker.global_size > 1
+    added, kinds = add_up_sums(loss_or_grads, worker.global_size) if is_loss else (loss_or_grads, set())
+    if "unknown" in kinds and not worker.global_rank:
+        log.warning("all_reduce_grads %s", UNSURE)
+    if "sum" in kinds and not worker.global_rank:
+        log.info("the loss has sums over rows, so the sums of all workers are added up; average=True takes their mean")
+    kinds_text = f" of {' and '.join(sorted(kinds))}" if kinds else ""
+    grads = _gradients(added, params)
     roots = loss_or_grads if isinstance(loss_or_grads, (list, tuple)) else [loss_or_grads]
     used = shared_variables([*roots, *grads])
     statistics = find_statistics(used, statistics, params)
     layout = start_together(
-        [*params, *statistics], worker, f"all_reduce_grads(average={bool(average)}, wire_dtype={wire_dtype!r})"
+        [*params, *statistics], worker, f"all_reduce_grads(average={average}{kinds_text}, wire_dtype={wire_dtype!r})"
     )
+    average = average is not False
     training = Training.of(worker)
     training.averaged.update(params)
     if worker.global_size == 1:

@@ -21,6 +21,7 @@ def prepare(
     mode: str | None = None,
     strategy: Rule | None = None,
     sync_every: int | None = None,
+    average: bool | None = None,
     worker: Worker | None = None,
     **kwargs: Any,
 ) -> Any:
@@ -45,6 +46,8 @@ def prepare(
         A rule such as `EASGD`, with "async"; see `sync_updates`.
     sync_every : int, optional
         Batches from one synchronization to the next, with "async".
+    average : bool, optional
+        With "sync": whether to take the mean of the gradients, or their sum; see `all_reduce_grads`.
     worker : Worker, optional
         The default is ``connect()``.
 
@@ -73,8 +76,10 @@ def prepare(
             raise ConfigurationError(
                 'got mode="sync" with strategy or sync_every: averaged gradients have neither; pass mode="async"'
             )
-        return update(all_reduce_grads(loss_or_grads, params, worker=worker), params, *args, **kwargs)
+        return update(all_reduce_grads(loss_or_grads, params, average=average, worker=worker), params, *args, **kwargs)
     if mode not in (None, "async"):
         raise ConfigurationError(f'got mode={mode!r}: pass "async" or "sync"')
+    if average is not None:
+        raise ConfigurationError(f'got average={average!r}, which is for averaged gradients: pass mode="sync" with it')
     rule = "auto" if strategy is None else strategy
     return sync_updates(update(loss_or_grads, params, *args, **kwargs), params, rule, sync_every, worker=worker)

@@ -25,3 +25,11 @@ def test_asynchronous_workers_have_the_records_of_all(run_blocks):
 def test_alone_nothing_changes(tmp_path):
     script = script_path("blocks_prepared_alone")
     subprocess.run([sys.executable, script, tmp_path], cwd=tmp_path, check=True, timeout=400)
+
+
+def test_sums_walked_streams_and_own_files(run_blocks):
+    outcome = run_blocks(script_path("blocks_prepared_sums_and_files")).require_success()
+    told = [line for log in outcome.logs for line in log.splitlines() if "which another worker has written too" in line]
+    assert len(told) == 1
+    assert "SaveBoth writes" in told[0]
+    assert "leader_only=(SaveBoth,)" in told[0]

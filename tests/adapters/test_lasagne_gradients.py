@@ -47,6 +47,11 @@ def test_sums_lists_of_gradients_and_three_workers(run_job):
     ).require_success()
 
 
+@pytest.mark.parametrize("workers", [2, 3])
+def test_sums_over_the_rows_are_those_of_one_process(run_job, workers):
+    run_job(script_path("lasagne_gradients_sums_over_the_rows"), workers=workers).require_success()
+
+
 def quanta(values, size):
     """By the equations: the quantum of each block of 64 elements."""
     flat = np.abs(values).reshape(len(values), -1)

@@ -1,6 +1,7 @@
 """--deterministic, --record-order and --replay-order: the same bits in two runs, and after a resume."""
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -12,12 +13,13 @@ from scripts_here import script_path
 
 from platoon_base import __version__
 from platoon_base.checkpoints.files import About, newest_in, read_checkpoint
-from platoon_base.cli.deterministic import Determinism
+from platoon_base.cli.deterministic import Determinism, deterministic_environment
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import files as job_files
 from platoon_base.job.hosting import JobOptions
 from platoon_base.shm.segments import SHM_FOLDER
 from platoon_base.shm.turn_order import Header, begin_order, complete_order, read_order
+from platoon_base.system.determinism import LIMITED_THREADS, THREAD_VARIABLES
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 
@@ -308,6 +310,29 @@ worker.barrier()
     assert "launch it with one more worker" in log
 
 
+def test_the_number_of_threads_is_fixed_and_that_of_the_run_that_is_resumed(platoon, tmp_path, monkeypatch):
+    """Cores and quotas do not count: with another number sums are added in another order."""
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    fixed = deterministic_environment({}, 0)
+    assert [fixed[name] for name in (*LIMITED_THREADS, "TF_NUM_INTRAOP_THREADS")] == ["1"] * 4
+    assert "xla_cpu_multi_thread_eigen=false" in fixed["XLA_FLAGS"]
+    assert "OMP_NUM_THREADS" not in deterministic_environment({"BLIS_NUM_THREADS": "1"}, 0)
+    assert deterministic_environment({}, 0, "MKL_NUM_THREADS=1")["MKL_NUM_THREADS"] == "1"
+    many = str(len(os.sched_getaffinity(0)) + 1)
+    with pytest.raises(ConfigurationError, match=f"got --deterministic with OMP_NUM_THREADS={many} and "):
+        deterministic_environment({"OMP_NUM_THREADS": many}, 0)
+    launched = "launch", "-n", 2, "--deterministic", "--checkpoint-every", "0.02", "--resume", "kept"
+    done = platoon(*launched, LOOP, "ASGD()", 4, 8)
+    assert done.returncode == 0, done.stdout
+    one = "OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1"
+    assert f"each worker has {one}; another number" in done.stdout
+    assert read_checkpoint(newest_in(tmp_path / "kept")).about.threads == one
+    refused = platoon(*launched, LOOP, "ASGD()", 4, 16, environment={"OPENBLAS_NUM_THREADS": "1"})
+    assert refused.returncode != 0
+    assert f"with OPENBLAS_NUM_THREADS=1, the checkpoint is of a run with {one}" in refused.stdout + refused.stderr
+
+
 def test_what_a_worker_finds_in_its_environment(platoon, write_script, tmp_path):
     names = ["PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "TF_DETERMINISTIC_OPS", "NCCL_ALGO", "XLA_FLAGS"]
     script = write_script(f"import os\nfor name in {names}: print(name, os.environ.get(name))\n")
@@ -321,6 +346,7 @@ def test_what_a_worker_finds_in_its_environment(platoon, write_script, tmp_path)
         "CUBLAS_WORKSPACE_CONFIG :4096:8",
         "TF_DETERMINISTIC_OPS 1",
         "NCCL_ALGO Tree",
-        "XLA_FLAGS --xla_cpu_enable_fast_math=false --xla_gpu_deterministic_ops=true",
+        "XLA_FLAGS --xla_cpu_enable_fast_math=false --xla_gpu_deterministic_ops=true "
+        "--xla_cpu_multi_thread_eigen=false",
     ):
         assert line in log.splitlines()

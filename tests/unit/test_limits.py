@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.system.limits import available_memory, limit_text, oom_kills, require_room
+from platoon_base.system.limits import available_cores, available_memory, limit_text, oom_kills, require_room
 
 pytestmark = pytest.mark.base
 
@@ -168,3 +169,26 @@ def test_the_memory_that_is_left_is_the_machines_and_the_groups(tmp_path):
     (groups / "memory" / "memory.limit_in_bytes").write_text("5000\n")
     (groups / "memory" / "memory.usage_in_bytes").write_text("6000\n")
     assert available_memory(proc, groups) == 0
+
+
+def test_the_cores_are_those_of_the_affinity_within_the_quotas_of_the_groups(tmp_path):
+    bound = len(os.sched_getaffinity(0))
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    assert available_cores(proc, groups) == bound
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/job/step\n")
+    (groups / "job" / "step").mkdir(parents=True)
+    (groups / "job" / "step" / "cpu.max").write_text("max 100000\n")
+    assert available_cores(proc, groups) == bound
+    (groups / "job" / "cpu.max").write_text("50000 100000\n")  # half a core, for all that are in the group
+    assert available_cores(proc, groups) == 1
+    (groups / "job" / "cpu.max").write_text(f"{bound * 100000 - 50000} 100000\n")
+    assert available_cores(proc, groups) == bound
+    (proc / "self" / "cgroup").write_text("7:cpuset:/x\n4:cpu,cpuacct:/of/the/host\n0::/\n")
+    folder = groups / "cpu,cpuacct"
+    folder.mkdir()
+    (folder / "cpu.cfs_period_us").write_text("100000\n")
+    (folder / "cpu.cfs_quota_us").write_text("-1\n")
+    assert available_cores(proc, groups) == bound
+    (folder / "cpu.cfs_quota_us").write_text("20000\n")
+    assert available_cores(proc, groups) == 1

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
 
+from platoon_base.device_arrays import CudaArray
 from platoon_base.errors import ConfigurationError
 from platoon_base.parameters import Parameters
 
@@ -222,6 +223,47 @@ def test_views_that_only_interleave_are_taken(tmp_path):
 def test_what_is_no_list_is_refused(wrong):
     with pytest.raises(ConfigurationError):
         Parameters(wrong)
+
+
+class ArrayOnDevice(CudaArray):
+    """Has the attributes that a center asks for, and no memory."""
+
+    change = __array__ = __setitem__ = __getitem__ = reshape = copy = None
+
+
+class Placed:
+    """A parameter of an adapter with an array on a device, or none."""
+
+    def __init__(self, name, *where):
+        self.name, self._where = name, where
+
+    def borrow(self):
+        return np.zeros(3)
+
+    def give_back(self, array):
+        pass
+
+    def memory(self):
+        return None
+
+    def on_device(self):
+        return ArrayOnDevice((3,), "float64", *self._where) if self._where else None
+
+
+@pytest.mark.parametrize(
+    ("places", "why"),
+    [
+        ([(0,), (0,)], ""),
+        ([(0,), (0, False)], "b is not C-contiguous"),
+        ([(0,), ()], "b is in the memory of the host"),
+        ([(0,), (1,)], "b is on another device than a"),
+        ([(), (0, False)], "a is in the memory of the host"),
+    ],
+)
+def test_the_first_parameter_that_keeps_the_center_off_the_device_is_named(places, why):
+    parameters = Parameters([Placed(name, *where) for name, where in zip("ab", places)])
+    assert parameters.off_device().startswith(why)
+    assert bool(parameters.off_device()) == bool(why) == (parameters.context is None)
 
 
 class OnDevice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -34,6 +35,8 @@ from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.job.hosting import JobOptions
 from platoon_base.multihost.rendezvous import Introduction, fingerprint
 from platoon_base.system.output import lenient_output
+from platoon_base.system.determinism import threads_of
+from platoon_base.system.limits import available_cores
 from platoon_base.worker_process.breakpoints import lend_terminal
 
 __all__ = ["command"]
@@ -262,6 +265,10 @@ def command(
             options = options._replace(saving=saving, resume=checkpoint)
             lines.insert(0, report.resumed_from(kept, checkpoint, size))
         options = determinism.of_job(options, chosen.devices, seed, [*program.argv, *args])
+        if determinism.on:
+            lines.append(f"each worker has {threads_of(os.environ)}; another number of threads makes other bits")
+        if (cores := available_cores()) < len(chosen.devices) and set(chosen.devices) == {"cpu"}:
+            lines.append(report.crowded(len(chosen.devices), cores))
         served = stack.enter_context(MetricsPort(metrics_port, Metrics(program.title)))
         lines += [f"Prometheus reads {served.url}"] if served.url else []
         stack.enter_context(_open_logs(folder, options.saving))  # last, for it moves what is there

@@ -16,6 +16,8 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from platoon_base.system.limits import available_cores
+
 __all__ = ["compile_missing", "install", "missing_modules"]
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,7 @@ class Missing(NamedTuple):
 def install(vm: ModuleType, jobs: int | None = None) -> None:
     """Repair ``theano.gof.vm``; ``jobs`` compilers run at a time, as many as there are cores if not given."""
     make_all = vm.VM_Linker.make_all
-    jobs = jobs or len(os.sched_getaffinity(0))
+    jobs = jobs or available_cores()
 
     def make_all_ahead(self: Any, *args: Any, **kwargs: Any) -> Any:
         if vm.config.cxx and self.c_thunks is not False:

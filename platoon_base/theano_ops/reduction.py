@@ -1,0 +1,162 @@
+"""How a scalar expression of Theano combines the rows of a mini-batch: their sum, their mean, or something else."""
+
+from __future__ import annotations
+
+from typing import Any, Union
+
+import theano
+from theano import scalar, tensor
+from theano.compile import SharedVariable
+from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+
+__all__ = ["UNSURE", "add_up_sums", "reduction_of"]
+
+SUM, MEAN, CONSTANT, UNKNOWN = "sum", "mean", "constant", "unknown"
+RATIO = "ratio"  # A sum divided by another value of the batch, such as the sum of the rows' weights.
+
+Kind = Union[str, int]  # An int is the axis of the rows, which are not combined yet.
+_LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast)
+UNSURE = (
+    "cannot see in the graph whether the loss is a mean or a sum over the rows of a mini-batch, and takes the mean "
+    "over the workers: if it is a sum, steps are 1/N as long as in one process with the rows of all; pass "
+    "average=True if it is a mean, or average=False"
+)
+_LARGEST_FACTOR = 4  # Beyond it a constant divisor may be the number of rows.
+
+
+def reduction_of(expression: Any) -> str:
+    """Return how an expression combines the rows, which are the first axis of its inputs.
+
+    Returns
+    -------
+    {"sum", "mean", "ratio", "constant", "unknown"}
+        "constant" if it depends on no input: on parameters alone, as a penalty of weights does. "unknown" also for a
+        sum of several kinds, and for what may be a sum divided by the number of rows.
+    """
+    if not isinstance(expression, theano.Variable) or getattr(expression, "ndim", None) != 0:
+        return UNKNOWN
+    kind = _Kinds().of(expression)
+    return UNKNOWN if isinstance(kind, int) else kind
+
+
+def add_up_sums(loss: Any, workers: int) -> tuple[Any, set[str]]:
+    """Return a loss whose gradients, averaged over workers, are those of one process with the rows of all.
+
+    Its sums over rows are multiplied by the number of workers; means and penalties stay. The set has the kinds of its
+    terms.
+    """
+    kind = reduction_of(loss)
+    node = loss.owner
+    if kind == SUM:
+        return loss * tensor.constant(workers, dtype=loss.dtype), {kind}
+    if kind != UNKNOWN or node is None or not _is_elemwise(node, _LINEAR):
+        return loss, {kind}
+    terms = [add_up_sums(each, workers) for each in node.inputs]
+    return node.op(*(term for term, _ in terms)), {found for _, kinds in terms for found in kinds}
+
+
+class _Kinds:
+    """Kinds of the variables of a graph, each determined once."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Kind] = {}
+
+    def of(self, variable: Any) -> Kind:
+        # Not recursive: graphs may be deeper than Python's stack.
+        pending = [variable]
+        while pending:
+            top = pending[-1]
+            missing = [each for each in (top.owner.inputs if top.owner else []) if each not in self._known]
+            if missing and top not in self._known:
+                pending += missing
+                continue
+            if top not in self._known:
+                self._known[top] = self._kind(top)
+            pending.pop()
+        return self._known[variable]
+
+    def _kind(self, variable: Any) -> Kind:
+        node = variable.owner
+        if node is None:  # A scalar of floats is a weight of a term, one of integers may be the number of a batch.
+            weight = variable.ndim == 0 and variable.dtype in tensor.float_dtypes
+            return CONSTANT if weight or isinstance(variable, (theano.Constant, SharedVariable)) else 0
+        kinds = [self._known[each] for each in node.inputs]
+        if all(kind == CONSTANT for kind in kinds):
+            return CONSTANT
+        if isinstance(node.op, CAReduce):
+            return self._of_reduction(node, kinds[0])
+        if isinstance(node.op, DimShuffle):
+            kind = kinds[0]
+            return kind if isinstance(kind, str) else _position(node.op.new_order, kind)
+        if _is_elemwise(node, scalar.TrueDiv) and not isinstance(kinds[0], int):
+            return self._of_quotient(node, kinds[0], kinds[1])
+        axes = [kind for kind in kinds if isinstance(kind, int)]
+        if isinstance(node.op, Elemwise) and axes:
+            return axes[0]
+        reduced = set(kinds) - {CONSTANT}
+        scales = _is_elemwise(node, scalar.Mul) and sum(kind != CONSTANT for kind in kinds) == 1
+        adds = _is_elemwise(node, _LINEAR) and (CONSTANT not in kinds or MEAN in reduced)
+        if (scales or adds) and len(reduced) == 1:
+            shrinks = scales and any(0 < abs(c) <= 1 / _LARGEST_FACTOR for c in _constants(node.inputs))
+            return UNKNOWN if shrinks and SUM in reduced else reduced.pop()
+        return 0 if axes and variable.ndim else UNKNOWN
+
+    def _of_reduction(self, node: Any, kind: Kind) -> Kind:
+        if isinstance(kind, str):
+            return kind if isinstance(node.op.scalar_op, scalar.Add) else UNKNOWN
+        axes = range(node.inputs[0].ndim) if node.op.axis is None else node.op.axis
+        if kind not in axes:
+            return kind - sum(axis < kind for axis in axes)
+        return SUM if isinstance(node.op.scalar_op, scalar.Add) else UNKNOWN
+
+    def _of_quotient(self, node: Any, kind: Kind, divisor: Kind) -> Kind:
+        if divisor == CONSTANT:
+            small = all(abs(c) < _LARGEST_FACTOR for c in _constants(node.inputs[1:]) or [_LARGEST_FACTOR])
+            return kind if small or kind != SUM else UNKNOWN
+        measured = _measured_axis(node.inputs[1])
+        if measured is None:
+            return RATIO if kind == SUM else UNKNOWN
+        array, axis = measured
+        counts_rows = self._known.get(array) == axis
+        return (MEAN if kind == SUM else UNKNOWN) if counts_rows else kind
+
+
+def _is_elemwise(node: Any, ops: Any) -> bool:
+    return isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, ops)
+
+
+def _position(order: Any, axis: int) -> Kind:
+    return list(order).index(axis) if axis in order else UNKNOWN
+
+
+def _constants(variables: Any) -> list[float]:
+    stripped = [_stripped(each) for each in variables]
+    return [float(each.data.flat[0]) for each in stripped if isinstance(each, tensor.Constant) and each.data.size == 1]
+
+
+def _stripped(variable: Any) -> Any:
+    """Return a variable without the casts and axes of length 1 around it."""
+    while variable.owner is not None and (
+        isinstance(variable.owner.op, DimShuffle) or _is_elemwise(variable.owner, (scalar.Cast, scalar.Identity))
+    ):
+        variable = variable.owner.inputs[0]
+    return variable
+
+
+def _measured_axis(variable: Any) -> tuple[Any, int] | None:
+    """Return the array and the axis of which a variable is the length; None if it is none."""
+    found = _stripped(variable).owner
+    if found is None:
+        return None
+    if isinstance(found.op, tensor.opt.Shape_i):
+        return found.inputs[0], found.op.i
+    if not isinstance(found.op, tensor.Subtensor) or len(found.op.idx_list) != 1:
+        return None
+    index = found.op.idx_list[0] if isinstance(found.op.idx_list[0], int) else None
+    if index is None and len(found.inputs) == 2:
+        index = next(iter(_constants(found.inputs[1:])), None)
+    shape = _stripped(found.inputs[0]).owner
+    if index is None or shape is None or not isinstance(shape.op, theano.compile.ops.Shape):
+        return None
+    array = shape.inputs[0]
+    return array, int(index) % max(1, array.ndim)
