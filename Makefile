@@ -11,7 +11,7 @@ GPU_PYTHON ?=
 TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano' \
     KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras BLOCKS_CONFIG= FUEL_CONFIG=
 
-.PHONY: help setup demo data test test-ordinary test-hosts test-keras lint bench soak bench-keras bench-gpu dist readme docs clean distclean
+.PHONY: help setup demo data test test-ordinary test-hosts test-keras test-newest test-oldest lint bench soak bench-keras bench-gpu dist readme docs clean distclean
 
 help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
@@ -25,6 +25,8 @@ help:
 	@echo 'make test-hosts  the tests on several hosts, in namespaces: as root; with Slurm, Open MPI and Ray if installed'
 	@echo 'make test-keras the tests of the Keras adapter alone: Theano, PyTorch, JAX, TensorFlow'
 	@echo '                (ARGS="-k name" goes to each)'
+	@echo 'make test-newest, make test-oldest  before a release: on the newest releases of today (ARGS adds packages,'
+	@echo '                such as torch), and on the oldest versions that pyproject.toml allows'
 	@echo 'make lint       ruff, mypy and import-linter'
 	@echo 'make bench      run every script in benchmarks/'
 	@echo 'make bench-keras  the benchmarks of fit on every back end of Keras (16 GB of memory)'
@@ -57,6 +59,12 @@ test-hosts: setup
 
 test-keras: setup
 	@$(TEST_ENV) $(NOX) -s keras2 keras3 tf -- $(ARGS)
+
+test-newest: setup
+	@$(TEST_ENV) $(NOX) -s newest-3.13 newest-3.14 -- $(ARGS)
+
+test-oldest: setup
+	@$(TEST_ENV) $(NOX) -s oldest -- $(ARGS)
 
 lint: setup
 	@$(NOX) -s lint

@@ -214,6 +214,41 @@ def tf(session: nox.Session) -> None:
     run_keras(session, "python", "tensorflow", **ON_THE_CPU)
 
 
+def newest(session: nox.Session) -> None:
+    """The base tests, and Keras's on JAX and TensorFlow, on the newest releases of today; run it before a release.
+
+    Arguments are packages to add, such as keras-nightly or torch, which brings its libraries for CUDA along.
+    docs/compat.md has the results.
+    """
+    added = [each for each in session.posargs if not each.startswith("-")]
+    session.posargs[:] = []
+    session.install("-q", "-U", *KERAS, "jax", "tensorflow-cpu", "tensorboard", "cloudpickle", "pandas", *added)
+    built = {"PLATOON_BUILD_EXTENSION": "0"}
+    session.install("-q", "-U", "--no-build-isolation", "-e", ".[test]", env=built)
+    options = [*own_cache(session.name), "-m", "base and not slow", *part(16), "tests"]
+    steps = {"base tests": partial(run_pytest, session, f"{session.name}: base tests", "python", *options)}
+    backends = ["jax", "tensorflow", *(["torch"] if "torch" in added else [])]
+    for backend in backends:
+        steps[f"Keras on {backend}"] = partial(run_keras, session, "python", backend, **ON_THE_CPU)
+    do_all(session, steps)
+
+
+for version in (VERSIONS[-1], "3.14"):
+    nox.session(newest, name=f"newest-{version}", python=interpreter(version))
+
+
+@nox.session(python=interpreter(VERSIONS[0]))
+def oldest(session: nox.Session) -> None:
+    """The base tests on the oldest Python, with the lower bounds in pyproject.toml of what the base and tests need."""
+    text = Path("pyproject.toml").read_text()
+    needed = re.findall(r"^(?:dependencies|test) = \[\n(.*?)^\]", text, re.DOTALL | re.MULTILINE)
+    bounds = re.findall(r'"([\w-]+)>=([\d.]+)', "".join(needed))
+    session.install("-q", "setuptools>=70.1", *(f"{name}=={version}" for name, version in bounds))
+    session.install("-q", "--no-build-isolation", "-e", ".[test]", env={"PLATOON_BUILD_EXTENSION": "0"})
+    options = [*own_cache("oldest"), "-m", "base and not slow", *part(16), "tests", *session.posargs]
+    run_pytest(session, "the oldest versions: base tests", "python", *options)
+
+
 @nox.session(python=False)
 def lint(session: nox.Session) -> None:
     """What .venv has for it: ruff, mypy, and import-linter, whose contracts are in pyproject.toml."""

@@ -24,6 +24,7 @@ from platoon_base.coordination.budget import Budget
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import registered
 from platoon_base.job.hosting import JobOptions
+from platoon_base.job.starting import thread_limits
 from platoon_base.rules import at_period, default_period, parse_rule
 from platoon_base.schedule import Limits
 from platoon_base.system.environment import EVERY_N_BATCHES, REPORTS_AT_ONCE, RULE
@@ -59,6 +60,8 @@ class Tuning(NamedTuple):
         For the logs.
     halving : bool
         Whether the worse methods are dropped on the way.
+    load : float
+        The machine's load average before the first run.
     """
 
     program: Program
@@ -74,6 +77,7 @@ class Tuning(NamedTuple):
     watch: str | None
     folder: Path
     halving: bool
+    load: float
 
     @property
     def by(self) -> str:
@@ -234,7 +238,7 @@ def _run(
         grace_s=_GRACE_S,
     )
     folder.mkdir()
-    with _environment(method):
+    with _environment(method, len(tuning.devices)):
         result = launch(tuning.program, [*tuning.args, *method.words], devices, folder, options, signals)
     trial = Trial(method, seed, curves, _failure(result, folder), dropped=None if judge is None else judge.drop)
     if last:
@@ -243,9 +247,10 @@ def _run(
 
 
 @contextlib.contextmanager
-def _environment(method: Method) -> Iterator[None]:
-    """Set the environment variables that make a method the script's default."""
+def _environment(method: Method, workers: int) -> Iterator[None]:
+    """Set the variables that make a method the script's default, and give plain training a worker's threads."""
     wanted = {RULE: method.rule, EVERY_N_BATCHES: str(method.period)} if method.rule else {}
+    wanted.update(thread_limits(workers, os.environ))
     wanted[REPORTS_AT_ONCE] = "1"  # so that each value belongs to its step
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)

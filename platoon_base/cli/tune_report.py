@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -15,9 +16,12 @@ from platoon_base.cli.study import Drop, Outcome, Trial, Watched, choose, outcom
 from platoon_base.cli.table import aligned
 from platoon_base.cli.tune import Study, Tuning
 from platoon_base.frameworks.registered import registered
+from platoon_base.job.starting import thread_limits
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 
 __all__ = ["print_advice", "print_study", "results", "status_of", "table_rows"]
+
+_BUSY = 0.5  # load average per core
 
 
 def print_study(console: Console, tuning: Tuning, study: Study) -> None:
@@ -95,6 +99,10 @@ def _print_table(console: Console, found: Sequence[Outcome], watched: Watched, t
     better = "higher" if watched.higher else "lower"
     of_all = "; the median of the seeds" if tuning.seeds > 1 else ""
     print_line(console, f"{watched.name}: {better} is better{of_all}. Steps are those of each worker.")
+    limits = thread_limits(len(tuning.devices), os.environ)
+    if limits:
+        threads = f"{next(iter(limits.values()))} of {len(os.sched_getaffinity(0))} cores"
+        print_line(console, f"Each worker, and plain training, had threads for {threads}; python alone uses all.")
 
 
 def _sooner(each: Outcome, plain: Outcome | None, tuning: Tuning) -> list[str]:
@@ -116,6 +124,8 @@ def print_advice(
     if _period_fixed(trials):
         text = "WARNING: the script names its period, which wins: leave it out, and other periods can be tried too"
         print_line(console, text, style="bold red")
+    for text in _doubts(found, tuning):
+        print_line(console, f"WARNING: {text}", style="bold red")
     best, reason = choose(found, tuning.default, watched)
     if best is None:
         print_line(console, f"Nothing to take: {reason}.")
@@ -136,6 +146,26 @@ def print_advice(
         print_line(console, f"    rule={method.rule}, every_n_batches={method.period}")
         print_line(console, f"in {', '.join(registered().texts('rule_goes_to'))}. Or from outside:")
         print_line(console, f'    {RULE}="{method.rule}" {EVERY_N_BATCHES}={method.period} {launched}')
+
+
+def _doubts(found: Sequence[Outcome], tuning: Tuning) -> Iterator[str]:
+    """Yield why the factors over plain training may be wrong."""
+    workers, cores = len(tuning.devices), len(os.sched_getaffinity(0))
+    if tuning.load > _BUSY * cores:
+        yield (
+            f"the load was {tuning.load:.1f} on {cores} cores before the first run: other programs take part of the "
+            "machine, so seconds are not comparable; repeat this on an idle machine"
+        )
+    plain = next((each for each in found if each.method.plain and each.values), None)
+    for each in found:
+        if plain is None or each.dropped is not None or not each.values or not each.reached:
+            continue
+        if (factor := plain.reached / each.reached) > workers:
+            yield (
+                f"{each.method.name} was {factor:.2f} times sooner with {workers} workers. More than {workers} is no "
+                "gain of speed: plain training was disturbed, or ended on a bad value; try more --seeds or a larger "
+                f"{tuning.budget_option}"
+            )
 
 
 def _period_fixed(trials: Sequence[Trial]) -> bool:

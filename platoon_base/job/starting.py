@@ -34,6 +34,7 @@ __all__ = [
     "framework_address",
     "log_file",
     "placed",
+    "thread_limits",
     "training_variables",
     "worker_environment",
     "worker_starts",
@@ -61,14 +62,19 @@ def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> di
     environment[DEVICE] = device
     environment.setdefault("PYTHONUNBUFFERED", "1")
     environment["PYTHONHASHSEED"] = environment.get("PYTHONHASHSEED") or "0"
-    # One for OpenBLAS or MKL would count before the user's OMP_NUM_THREADS.
-    if workers > 1 and not any(environment.get(name) for name in THREAD_VARIABLES):
-        threads = str(max(1, available_cores() // workers))
-        environment.update(dict.fromkeys(LIMITED_THREADS, threads))
+    environment.update(thread_limits(workers, environment))
     if device != "cpu":
         environment.setdefault(_KERNEL_CACHE, str(Path.home() / ".cache" / "platoon" / "gpuarray"))
     environment["THEANO_FLAGS"] = worker_flags(device, environment)
     return environment
+
+
+def thread_limits(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that limit the threads of each of several workers; none if the user has set any."""
+    # One for OpenBLAS or MKL would count before the user's OMP_NUM_THREADS.
+    if workers < 2 or any(environment.get(name) for name in THREAD_VARIABLES):
+        return {}
+    return dict.fromkeys(LIMITED_THREADS, str(max(1, available_cores() // workers)))
 
 
 def training_variables(environment: Mapping[str, str]) -> dict[str, str]:

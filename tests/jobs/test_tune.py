@@ -10,6 +10,7 @@ from needing import needs, needs_theano
 from scripts_here import script_path
 
 from platoon_base.cli.png import has_png
+from platoon_base.job.starting import THREAD_VARIABLES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDS_PNG = "needs resvg-py and font-source-sans-pro: pip install 'platoon-plugins[plots]'"
@@ -27,9 +28,10 @@ def run(platoon, *words, **kwargs):
 
 @pytest.mark.base
 def test_the_methods_run_and_the_values_at_the_budget_are_compared(platoon, write_script, tmp_path):
-    script = write_script(DESCENT)
+    script = write_script(f"import os\nprint('threads', os.environ['OMP_NUM_THREADS'])\n{DESCENT}")
+    unset = dict.fromkeys(THREAD_VARIABLES, "")
     methods = ("--method", "EASGD(alpha=0.5) every 5", "--method", "every 10", "--also=--flag 'a b'")
-    done = run(platoon, "--seeds", 2, *methods, script, "own", "--seeds", "7")
+    done = run(platoon, "--seeds", 2, *methods, script, "own", "--seeds", "7", environment=unset)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "tune.json").read_text())
     names = ["plain, one worker", "EASGD(alpha=0.5) every 5", "CenterMomentum() every 10", "the script with --flag a b"]
@@ -45,6 +47,9 @@ def test_the_methods_run_and_the_values_at_the_budget_are_compared(platoon, writ
     assert "CenterMomentum" in told["CenterMomentum() every 10"]
     logs = [path.read_text() for path in sorted(tmp_path.glob("platoon_logs/script-tune/*/run*/rank0.log"))]
     assert len(logs) == 8
+    threads = max(1, len(os.sched_getaffinity(0)) // 2)
+    assert all(f"threads {threads}\n" in log for log in logs)  # of plain training too
+    assert f"had threads for {threads} of " in done.stdout
     endings = sorted(re.findall("ended .*", "".join(logs)))[::2]
     own = "'own', '--seeds', '7'"
     assert endings == [

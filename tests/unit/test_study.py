@@ -1,8 +1,11 @@
 """The comparison that `platoon tune` makes, by hand: values at the budget, when plain is reached, the choice."""
 
+import io
 import math
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from platoon_base.cli.study import (
     Method,
@@ -18,8 +21,11 @@ from platoon_base.cli.study import (
     read_method,
     value_at,
 )
+from platoon_base.cli.tune import Tuning
+from platoon_base.cli.tune_report import print_advice
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import parse_rule
+from platoon_base.worker_process.program import Program
 
 pytestmark = pytest.mark.base
 
@@ -183,3 +189,24 @@ def test_the_few_methods_are_three_of_the_built_in_ones(workers):
     assert (plain, others[0]) == tuple(built_in(workers)[:2])
     assert len(others) == 3
     assert set(others) <= set(built_in(workers))
+
+
+def advice(found, load):
+    file = io.StringIO()
+    methods = [each.method for each in found]
+    tuning = Tuning(
+        Program("train.py"), [], ["cpu", "cpu"], "host", methods, DEFAULT, 1, 30, None, 9.0, None, Path(), False, load
+    )
+    print_advice(Console(file=file, width=10_000), found, LOSS, tuning, [])
+    return [line for line in file.getvalue().splitlines() if line.startswith("WARNING")]
+
+
+def test_factors_above_the_number_of_workers_are_doubted():
+    slow, fast = curve(4, 3, 2), curve(2, 1, 1)
+    found = outcomes([Trial(PLAIN, 0, {"loss": slow}), Trial(DEFAULT, 0, {"loss": fast})], LOSS, 30, "steps")
+    (warned,) = advice(found, load=0.0)
+    assert "CenterMomentum() every 10 was 3.00 times sooner with 2 workers." in warned
+    as_fast = outcomes([Trial(PLAIN, 0, {"loss": slow}), Trial(DEFAULT, 0, {"loss": slow})], LOSS, 30, "steps")
+    assert advice(as_fast, load=0.0) == []
+    (warned,) = advice(as_fast, load=1000.0)
+    assert "the load was 1000.0" in warned

@@ -34,9 +34,9 @@ from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.job.hosting import JobOptions
 from platoon_base.multihost.rendezvous import Introduction, fingerprint
-from platoon_base.system.output import lenient_output
 from platoon_base.system.determinism import threads_of
 from platoon_base.system.limits import available_cores
+from platoon_base.system.output import lenient_output
 from platoon_base.worker_process.breakpoints import lend_terminal
 
 __all__ = ["command"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -192,6 +193,7 @@ def command(
             watch=watch,
             folder=folder,
             halving=not no_halving,
+            load=os.getloadavg()[0],
         )
         study = tune(tuning, console, signals)
         print_study(console, tuning, study)
