@@ -14,5 +14,7 @@ for path in (files.folder, f"/dev/shm{files.job_state}", f"/dev/shm{files.center
     os.utime(path, (0, 0))
 alive = subprocess.run([sys.executable, "-m", "platoon_base", "clean"], capture_output=True, text=True)
 assert files.job not in alive.stdout, alive.stdout
+with open(f"{files.folder}/warden") as file:  # it would tidy up
+    os.kill(int(file.read()), signal.SIGKILL)
 os.kill(os.getppid(), signal.SIGKILL)
 os.kill(os.getpid(), signal.SIGKILL)

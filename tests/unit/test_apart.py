@@ -1,6 +1,6 @@
 """Workers that train and do not cooperate: when it is said, in which words, and which frames of a stack train."""
 
-import sys
+import inspect
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def of_no_job():
 
 def training():
     """Return the frameworks by which this thread trains now, as the watch finds them."""
-    frame, found = sys._getframe(1), set()
+    frame, found = inspect.currentframe().f_back, set()
     while frame is not None:
         found |= {name for name, framework in registered().frameworks.items() if framework.trains(frame)}
         frame = frame.f_back
@@ -53,7 +53,7 @@ def test_steps_that_the_script_counts_show_a_training_too():
 
 def test_an_object_that_is_never_used_is_named_with_its_line():
     changed = False
-    line = sys._getframe().f_lineno + 1
+    line = inspect.currentframe().f_lineno + 1
     average = intend("the average", "was never called: call it", lambda: changed)
     combined = Cooperation(combined=True)
     assert warnings_of(lambda k: combined) == ""  # its parameters have not changed
