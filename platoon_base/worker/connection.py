@@ -225,7 +225,6 @@ class Connection:
         try:
             if not failed:
                 finish()
-                self.turns.close()
                 self.progress.mark_left()
             self._arrays.close()
             self._client.close(say_goodbye=not failed)
