@@ -3,7 +3,7 @@
     python benchmarks/deterministic.py [--quick] [--out FOLDER]
 
 Two workers on the CPU make steps of some ms and exchange 4 MB every 4 steps: by a rule that does not wait, without
-turns, by rank, while the order is recorded, and while it is replayed; by rounds; with averaged gradients at each step.
+turns, and by rank; by rounds; with averaged gradients at each step.
 Runs with and without the option take turns, so that other jobs on the machine slow down both.
 """
 
@@ -19,18 +19,15 @@ from pathlib import Path
 import report
 
 SCRIPT = Path(__file__).parent / "scripts" / "deterministic_train.py"
-WAYS = {
-    "EASGD(alpha=0.4)": ["--deterministic", "--record-order", "--replay-order"],
-    "LocalSGD()": ["--deterministic"],
-    "gradients": ["--deterministic"],
-}
+RULES = ["EASGD(alpha=0.4)", "LocalSGD()", "gradients"]
+WAY = "--deterministic"
 
 
 def rate(folder: Path, rule: str, way: str, steps: int) -> float:
     """Run one job; return the steps per second of all workers together."""
-    options = {"": [], "--deterministic": ["--deterministic"]}.get(way, [way, str(folder / "order")])
-    command = [sys.executable, "-m", "platoon_base", "launch", "-n", "2", "--log-dir", str(folder / "logs"), *options]
-    done = subprocess.run([*command, str(SCRIPT), rule, str(steps)], capture_output=True, text=True, check=False)
+    options = ["-n", "2", "--log-dir", str(folder / "logs"), *filter(None, [way])]
+    command = [sys.executable, "-m", "platoon_base", "launch", *options, str(SCRIPT), rule, str(steps)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
     found = [json.loads((folder / "logs" / f"rank{rank}.log").read_text().splitlines()[-1]) for rank in range(2)]
@@ -46,15 +43,14 @@ def main() -> None:
     steps, repeats = (8, 1) if args.quick else (200, 5)
     rows = []
     with tempfile.TemporaryDirectory() as name:
-        for rule, ways in WAYS.items():
-            runs: dict[str, list[float]] = {way: [] for way in ["", *ways]}
+        for rule in RULES:
+            runs: dict[str, list[float]] = {way: [] for way in ["", WAY]}
             for _ in range(repeats):
                 for way, rates in runs.items():
                     rates.append(rate(Path(name), rule, way, steps))
-            for way in ways:
-                share = report.median([own / other for own, other in zip(runs[way], runs[""])])
-                rows.append({"rule": rule, "way": way, "share": share, "with": runs[way], "without": runs[""]})
-                print(f"{rule} {way}: {share:.2f} of the steps/s without ({report.median(runs['']):.0f})")
+            share = report.median([own / other for own, other in zip(runs[WAY], runs[""])])
+            rows.append({"rule": rule, "way": WAY, "share": share, "with": runs[WAY], "without": runs[""]})
+            print(f"{rule} {WAY}: {share:.2f} of the steps/s without ({report.median(runs['']):.0f})")
     if args.out or not args.quick:
         report.save("deterministic", {"results": rows}, args.out or report.FOLDER)
 

@@ -1,4 +1,4 @@
-"""The options ``--deterministic``, ``--record-order`` and ``--replay-order`` of `platoon launch`.
+"""The option ``--deterministic`` of `platoon launch`.
 
 docs/deterministic.md says what has the same bits in two runs, and what cannot.
 """
@@ -6,27 +6,20 @@ docs/deterministic.md says what has the same bits in two runs, and what cannot.
 from __future__ import annotations
 
 import functools
-import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import click
 
-from platoon_base import __version__
-from platoon_base.cli.commands.arguments import result_file
 from platoon_base.compat.theano_flags import deterministic_flags
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.hosting import JobOptions
-from platoon_base.shm.turn_order import Header, begin_order, complete_order, read_order
 from platoon_base.system.determinism import LIMITED_THREADS, threads_of
-from platoon_base.system.environment import DETERMINISTIC, RECORD_ORDER, REPLAY_ORDER
+from platoon_base.system.environment import DETERMINISTIC
 from platoon_base.system.limits import available_cores
 
-__all__ = ["Determinism", "deterministic_environment", "deterministic_options"]
-
-log = logging.getLogger(__name__)
+__all__ = ["deterministic_environment", "deterministic_job", "deterministic_options"]
 
 # What frameworks read when they are imported, or when a library of theirs starts.
 _VARIABLES = {
@@ -44,86 +37,20 @@ _XLA_THREADS = "--xla_cpu_multi_thread_eigen=false"
 _XLA = "--xla_gpu_deterministic_ops=true"  # it includes --xla_gpu_exclude_nondeterministic_ops, which older XLA lacks
 
 
-class Determinism(NamedTuple):
-    """The options, as they were given.
+def deterministic_job(options: JobOptions) -> JobOptions:
+    """Return a job's options with ``--deterministic``; set the environment that its workers inherit.
 
-    Attributes
+    Parameters
     ----------
-    on : bool
-        Whether the bits of two runs are to be the same.
-    record, replay : Path or None
-        The file of the order in which workers use the center.
+    options : JobOptions
+        With the checkpoint that it goes on from, if any.
     """
-
-    on: bool
-    record: Path | None = None
-    replay: Path | None = None
-
-    @property
-    def given(self) -> str:
-        """The option that asks for it, for messages."""
-        named = {"--record-order": self.record, "--replay-order": self.replay}
-        return next((name for name, path in named.items() if path is not None), "--deterministic")
-
-    def of_job(self, options: JobOptions, devices: Sequence[str], seed: int | None, words: Sequence[str]) -> JobOptions:
-        """Return a job's options for these; set the environment that its workers inherit, and begin the record.
-
-        Parameters
-        ----------
-        options : JobOptions
-            With the checkpoint that it goes on from, if any.
-        devices : sequence of str
-        seed : int or None
-            As it was given.
-        words : sequence of str
-            The program and its arguments.
-        """
-        if not self.on:
-            return options
-        if self.replay is not None:
-            given = seed if options.resume is None else options.resume[1].seed
-            options = options._replace(seed=_replayed_seed(self.replay, devices, given, words))
-        elif options.resume is not None:
-            options = options._replace(seed=options.resume[1].seed)
-        if self.record is not None:
-            header = Header(
-                version=__version__, workers=len(devices), seed=options.seed, devices=list(devices), program=list(words)
-            )
-            begin_order(self.record, header)
-        saved = "" if options.resume is None else options.resume[1].threads
-        os.environ.update(deterministic_environment(os.environ, options.seed, saved))
-        for name, path in ((RECORD_ORDER, self.record), (REPLAY_ORDER, self.replay)):
-            os.environ.pop(name, None)
-            if path is not None:
-                os.environ[name] = str(path.absolute())
-        return options._replace(deterministic=True, fail_fast="always")
-
-    def complete(self, status: int) -> None:
-        """Mark the record as that of a run that came to its end, if it did."""
-        if self.record is not None and not status:
-            complete_order(self.record)
-            log.info("the order of this run is in %s: --replay-order %s follows it", self.record, self.record)
-
-
-def _replayed_seed(path: Path, devices: Sequence[str], seed: int | None, words: Sequence[str]) -> int:
-    """Return the seed of a recorded run; raise if this one is of other workers or of another seed."""
-    header, _ = read_order(path)
-    if len(devices) != header.workers:
-        raise ConfigurationError(
-            f"got {len(devices)} workers, {path} is the order of {header.workers}: launch with -n {header.workers}"
-        )
-    if seed not in (None, header.seed):
-        raise ConfigurationError(
-            f"got --seed {seed}, or a checkpoint of it, {path} is of a run with --seed {header.seed}: leave --seed "
-            "out, and resume from a checkpoint of that run's seed"
-        )
-    if header.version != __version__:
-        log.warning("%s was recorded by version %s, this is %s: bits may differ", path, header.version, __version__)
-    if header.program != list(words):
-        log.warning("%s is of `%s`, this is `%s`", path, " ".join(header.program), " ".join(words))
-    if header.devices != list(devices):
-        log.warning("%s is of workers on %s, these are on %s", path, ", ".join(header.devices), ", ".join(devices))
-    return header.seed
+    saved = ""
+    if options.resume is not None:
+        _, about = options.resume
+        options, saved = options._replace(seed=about.seed), about.threads
+    os.environ.update(deterministic_environment(os.environ, options.seed, saved))
+    return options._replace(deterministic=True, fail_fast="always")
 
 
 def deterministic_environment(base: Mapping[str, str], seed: int, saved_threads: str = "") -> dict[str, str]:
@@ -186,7 +113,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
     return [(name, number) for name, _, number in (word.partition("=") for word in text.split())]
 
 
-def _require_possible(given: str, values: Mapping[str, Any]) -> None:
+def _require_possible(values: Mapping[str, Any]) -> None:
     """Raise `ConfigurationError` about an option by which two runs would differ."""
     because = {
         "max_restarts": "a worker that is started again takes the center over at a moment of its own; leave "
@@ -198,62 +125,48 @@ def _require_possible(given: str, values: Mapping[str, Any]) -> None:
     }
     for name, why in because.items():
         if values.get(name):
-            raise ConfigurationError(f"got {given} and --{name.replace('_', '-')}: {why}")
+            raise ConfigurationError(f"got --deterministic and --{name.replace('_', '-')}: {why}")
     hosts = getattr(values.get("hosts"), "place", None)
     if hosts is not None and hosts.hosts > 1:
         raise ConfigurationError(
-            f"got {given} for a job on {hosts.hosts} hosts: what arrives from another host does so at no fixed moment, "
-            "and the hosts' centers come together by the clock; run on one host (--nnodes 1)"
+            f"got --deterministic for a job on {hosts.hosts} hosts: what arrives from another host does so at no fixed "
+            "moment, and the hosts' centers come together by the clock; run on one host (--nnodes 1)"
         )
     saves = values.get("checkpoint_every") is not None or values.get("resume") is not None
     if saves and values.get("center") == "device":
         raise ConfigurationError(
-            f"got {given}, checkpoints and --center device: the mirror of a center on GPUs is of no fixed moment, so "
-            "that a resumed run would differ; leave --center out, and the center is in shared memory"
+            "got --deterministic, checkpoints and --center device: the mirror of a center on GPUs is of no fixed "
+            "moment, so that a resumed run would differ; leave --center out, and the center is in shared memory"
         )
 
 
-_OPTIONS = (
-    click.option(
-        "--deterministic",
-        is_flag=True,
-        help="The same bits in each run: seeds, deterministic kernels, and workers that use the center in the order of "
-        "their ranks. Implies --fail-fast.",
-    ),
-    click.option(
-        "--record-order",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        callback=result_file,
-        help="--deterministic, but workers use the center as they come; FILE gets the order.",
-    ),
-    click.option(
-        "--replay-order",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="--deterministic, in the order that an earlier run has left in FILE.",
-    ),
+def _refuse_order(context: click.Context, parameter: click.Parameter, value: object) -> None:
+    if value is not None:
+        raise ConfigurationError(
+            "got --record-order or --replay-order, which are no more: --deterministic gives each run the same order, "
+            "that of the ranks"
+        )
+
+
+_deterministic = click.option(
+    "--deterministic",
+    is_flag=True,
+    help="The same bits in each run: seeds, deterministic kernels, and workers that use the center in the order of "
+    "their ranks. Implies --fail-fast.",
 )
+_order = click.option("--record-order", "--replay-order", hidden=True, expose_value=False, callback=_refuse_order)
 
 
 def deterministic_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options to a command, which gets them as ``determinism``, a `Determinism`."""
+    """Add the option to a command, and refuse what it does not go together with."""
 
     @functools.wraps(command)
-    def with_determinism(
-        *args: Any, deterministic: bool, record_order: Path | None, replay_order: Path | None, **kwargs: Any
-    ) -> Any:
-        if record_order is not None and replay_order is not None:
-            raise ConfigurationError("got --record-order and --replay-order: a run makes an order or follows one")
-        wanted = Determinism(deterministic or bool(record_order or replay_order), record_order, replay_order)
-        if wanted.on:
-            _require_possible(wanted.given, kwargs)
+    def with_determinism(*args: Any, deterministic: bool, **kwargs: Any) -> Any:
+        if deterministic:
+            _require_possible(kwargs)
             saves = kwargs.get("checkpoint_every") is not None or kwargs.get("resume") is not None
             if saves and kwargs.get("center") == "auto":
                 kwargs["center"] = "host"
-        return command(*args, determinism=wanted, **kwargs)
+        return command(*args, deterministic=deterministic, **kwargs)
 
-    wrapped: Callable[..., Any] = with_determinism
-    for option in reversed(_OPTIONS):
-        wrapped = option(wrapped)
-    return wrapped
+    return _deterministic(_order(with_determinism))

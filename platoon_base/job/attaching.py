@@ -15,9 +15,8 @@ from platoon_base.job.hello import HELLO_TIMEOUT_S, send_hello
 from platoon_base.shm.job_state import CONTROLLER_LOCK, TURN_LOCK, USER_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.liveness import JobLiveness
 from platoon_base.shm.segments import Segment, abandoned
-from platoon_base.shm.turn_order import read_order
-from platoon_base.shm.turns import ByRank, Policy, Recording, Replaying, Turns
-from platoon_base.system.environment import MAX_WORKERS, RECORD_ORDER, REPLAY_ORDER, TRACE
+from platoon_base.shm.turns import Turns
+from platoon_base.system.environment import MAX_WORKERS, TRACE
 from platoon_base.system.limits import available_cores, require_descriptors
 from platoon_base.system.orphan import end_without, found_out, is_watched
 from platoon_base.worker.advisory_lock import AdvisoryLock
@@ -78,15 +77,8 @@ def _turns(files: JobFiles, segment: Segment, job_state: JobState, identity: Ide
     """
     if not files.takes_turns:
         return None
-    record, replay, rank = os.environ.get(RECORD_ORDER), os.environ.get(REPLAY_ORDER), identity.rank
-    policy: Policy
-    if replay:
-        policy = Replaying(job_state, rank, read_order(replay)[1], replay)
-    elif record:
-        policy = Recording(record, rank)
-    else:
-        policy = ByRank(job_state, rank, identity.size)
-    return Turns(job_state, rank, policy, lambda: segment.try_lock(TURN_LOCK), lambda: segment.unlock(TURN_LOCK))
+    lock, unlock = (lambda: segment.try_lock(TURN_LOCK)), (lambda: segment.unlock(TURN_LOCK))
+    return Turns(job_state, identity.rank, identity.size, lock, unlock)
 
 
 def _controller_lives(segment: Segment) -> bool:

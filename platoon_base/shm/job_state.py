@@ -19,7 +19,7 @@ from platoon_base.views import array_on
 __all__ = ["CONTROLLER_LOCK", "ROW", "TURN_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress", "position_of"]
 
 MAGIC = b"PLATOON\0"
-VERSION = 13
+VERSION = 14
 
 # Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
 CONTROLLER_LOCK = 0  # held while the controller lives
@@ -37,7 +37,6 @@ _HEADER = np.dtype(
         ("num_live", "u4"),
         ("num_live_everywhere", "u4"),
         ("leader", "u4"),
-        ("turn", "i8"),
         ("reason", "S256"),
     ],
     align=True,
@@ -232,15 +231,6 @@ class JobState:
     @num_live.setter
     def num_live(self, counts: tuple[int, int]) -> None:
         self._header["num_live"], self._header["num_live_everywhere"] = counts
-
-    @property
-    def turn(self) -> int:
-        """The number of the next turn in a recorded order."""
-        return int(self._header["turn"])
-
-    @turn.setter
-    def turn(self, number: int) -> None:
-        self._header["turn"] = number
 
     def signs(self) -> Any:
         """Return numbers that grow when a worker makes progress: an array of shape (signs, rows)."""

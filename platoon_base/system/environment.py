@@ -24,8 +24,6 @@ __all__ = [
     "PREFIX",
     "RANK",
     "RC_FILES",
-    "RECORD_ORDER",
-    "REPLAY_ORDER",
     "REPORTS_AT_ONCE",
     "RULE",
     "STRICT",
@@ -46,7 +44,6 @@ REPORTS_AT_ONCE = "PLATOON_REPORTS_AT_ONCE"  # every reported value is sent, as 
 ERROR_FILE = "PLATOON_ERROR_FILE"  # where a worker writes the exception that ends it
 TERMINAL = "PLATOON_TERMINAL"  # which rank 0 may use for a debugger
 DETERMINISTIC = "PLATOON_DETERMINISTIC"  # the seed of a run that is to have the same bits each time
-RECORD_ORDER, REPLAY_ORDER = "PLATOON_RECORD_ORDER", "PLATOON_REPLAY_ORDER"  # the file with the order of turns
 TRACE = "PLATOON_TRACE"  # the folder to which workers write when each phase began and ended
 TORCH_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the same for processes under torchrun
 FRAMEWORK_RANK = "KERAS_DISTRIBUTION_PROCESS_ID"  # read when a script asks for the framework's own group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Union
 
 import theano
@@ -104,9 +105,9 @@ class _Kinds:
     def _of_reduction(self, node: Any, kind: Kind) -> Kind:
         if isinstance(kind, str):
             return kind if isinstance(node.op.scalar_op, scalar.Add) else UNKNOWN
-        axes = range(node.inputs[0].ndim) if node.op.axis is None else node.op.axis
+        axes: Sequence[int] = range(node.inputs[0].ndim) if node.op.axis is None else node.op.axis
         if kind not in axes:
-            return kind - sum(axis < kind for axis in axes)
+            return kind - sum(int(axis) < kind for axis in axes)
         return SUM if isinstance(node.op.scalar_op, scalar.Add) else UNKNOWN
 
     def _of_quotient(self, node: Any, kind: Kind, divisor: Kind) -> Kind:
@@ -152,7 +153,7 @@ def _measured_axis(variable: Any) -> tuple[Any, int] | None:
         return found.inputs[0], found.op.i
     if not isinstance(found.op, tensor.Subtensor) or len(found.op.idx_list) != 1:
         return None
-    index = found.op.idx_list[0] if isinstance(found.op.idx_list[0], int) else None
+    index: float | None = found.op.idx_list[0] if isinstance(found.op.idx_list[0], int) else None
     if index is None and len(found.inputs) == 2:
         index = next(iter(_constants(found.inputs[1:])), None)
     shape = _stripped(found.inputs[0]).owner

@@ -239,7 +239,6 @@ class Connection:
         try:
             if not failed:
                 finish()
-                self.turns.close()
                 self.progress.mark_left()
             self._arrays.close()
             separate = apart.unused(self._cooperation())

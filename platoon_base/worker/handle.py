@@ -545,14 +545,14 @@ class Worker:
         try:
             self._connection.lock.acquire(timeout_s)
         except BaseException:
-            turns.end("lock")
+            turns.end()
             raise
 
     def unlock(self) -> None:
         """Undo one call of `lock`; undoing the last one releases the job's advisory lock."""
         self._connection.require_open()
         self._connection.lock.release()
-        self._connection.turns.end("lock")
+        self._connection.turns.end()
 
     # The end.
 

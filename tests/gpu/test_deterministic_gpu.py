@@ -1,4 +1,4 @@
-"""--deterministic on CUDA devices: two runs of a script without seeds, and a replayed order."""
+"""--deterministic on CUDA devices: two runs of a script without seeds."""
 
 import pytest
 from scripts_here import script_path
@@ -35,9 +35,3 @@ def test_two_runs_without_seeds_have_the_same_bits(bits, script, length, rule):
     first = bits("--deterministic", script=script, rule=rule, length=length)
     assert bits("--deterministic", script=script, rule=rule, length=length) == first
     assert bits("--deterministic", "--seed", 1, script=script, rule=rule, length=length) != first
-
-
-def test_a_recorded_order_is_replayed(bits, tmp_path):
-    run = {"script": TORCH, "rule": "EASGD(alpha=0.4)", "length": 40}
-    recorded = bits("--record-order", tmp_path / "order", **run)
-    assert bits("--replay-order", tmp_path / "order", **run) == recorded

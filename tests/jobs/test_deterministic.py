@@ -1,4 +1,4 @@
-"""--deterministic, --record-order and --replay-order: the same bits in two runs, and after a resume."""
+"""--deterministic: the same bits in two runs, and after a resume."""
 
 import contextlib
 import os
@@ -11,14 +11,11 @@ import psutil
 import pytest
 from scripts_here import script_path
 
-from platoon_base import __version__
-from platoon_base.checkpoints.files import About, newest_in, read_checkpoint
-from platoon_base.cli.deterministic import Determinism, deterministic_environment
+from platoon_base.checkpoints.files import newest_in, read_checkpoint
+from platoon_base.cli.deterministic import deterministic_environment
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import files as job_files
-from platoon_base.job.hosting import JobOptions
 from platoon_base.shm.segments import SHM_FOLDER
-from platoon_base.shm.turn_order import Header, begin_order, complete_order, read_order
 from platoon_base.system.determinism import LIMITED_THREADS, THREAD_VARIABLES
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
@@ -66,79 +63,6 @@ def test_workers_that_synchronize_unequally_often_do_not_wait_forever(platoon, w
         assert [about.positions[rank].steps for rank in range(WORKERS)] == [30, 28, 30]  # of the end
     assert len(outputs[0]) == WORKERS
     assert outputs[0] == outputs[1]
-
-
-def test_a_single_worker_takes_turns_so_that_its_checkpoints_are_of_one_moment(bits, tmp_path):
-    saving = "--checkpoint-every", "0.02", "--resume", tmp_path / "kept"
-    bits("--record-order", tmp_path / "order", *saving, rule="LocalSGD()", workers=1)
-    turns = [what for _, what in read_order(tmp_path / "order")[1]]
-    assert turns == ["open LocalSGD()", *["sync"] * 9]  # the last one instead of a copy of the center
-
-
-def test_a_recorded_order_is_replayed_and_another_order_gives_other_bits(bits, tmp_path):
-    order = tmp_path / "order"
-    recorded = bits("--record-order", order, rule="EASGD(alpha=0.3)", busy=1)
-    assert bits("--replay-order", order, rule="EASGD(alpha=0.3)", busy=2) == recorded
-    header, entries = read_order(order)
-    assert header.workers == WORKERS
-    assert [what for rank, what in entries if rank == 2] == ["open EASGD(alpha=0.3)", *["sync"] * 8, "read"]
-    # Without turns any order is possible, such as one worker after the other.
-    blocks = [entry for entry in entries if entry[1].startswith("open")]
-    for rank in range(WORKERS):
-        blocks += [(rank, what) for who, what in entries if who == rank and what == "sync"]
-    blocks += [entry for entry in entries if entry[1] == "read"]
-    other = tmp_path / "other"
-    lines = [order.read_bytes().splitlines()[0].decode(), *(f"{rank} {what}" for rank, what in blocks), "end", ""]
-    other.write_text("\n".join(lines))
-    replayed = bits("--replay-order", other, rule="EASGD(alpha=0.3)")
-    assert replayed != recorded
-    assert bits("--replay-order", other, rule="EASGD(alpha=0.3)", busy=0) == replayed
-
-
-def test_a_run_that_differs_from_the_recorded_one_ends_with_an_error(bits, platoon, tmp_path):
-    order = tmp_path / "order"
-    bits("--record-order", order, rule="ASGD()", steps=12)
-    for rule, steps, complaint in (
-        ("ASGD()", 16, "this run is not the recorded one"),
-        ("ASGD()", 8, "this run is not the recorded one"),
-        ("EASGD(alpha=0.3)", 12, "to make 'open ASGD()', and it makes 'open EASGD(alpha=0.3)'"),
-    ):
-        launched = "launch", "-n", WORKERS, "--log-dir", "logs", "--replay-order", order
-        done = platoon(*launched, LOOP, rule, 4, steps)
-        assert done.returncode == 1
-        assert any(complaint in path.read_text() for path in (tmp_path / "logs").glob("rank?.log"))
-    for options, complaint in (
-        (["-n", 2], "launch with -n 3"),
-        (["-n", 3, "--seed", 7], "leave --seed out"),
-        (["-n", 3, "--record-order", "new"], "a run makes an order or follows one"),
-    ):
-        refused = platoon("launch", *options, "--replay-order", order, LOOP, "ASGD()", 4, 12)
-        assert refused.returncode == 2
-        assert complaint in refused.stderr
-
-
-def test_a_record_of_a_run_that_failed_is_refused(platoon, write_script, tmp_path):
-    script = write_script("from platoon_base import connect\nconnect()\nraise SystemExit(3)\n")
-    assert platoon("launch", "-n", 2, "--record-order", "order", script).returncode == 3
-    with pytest.raises(ConfigurationError, match="did not come to its end"):
-        read_order(tmp_path / "order")
-    header = (tmp_path / "order").read_bytes()
-    for content in (b"", b"{}\n", b"end\n", header + b"7 sync\nend\n", header + "² sync\nend\n".encode()):
-        (tmp_path / "order").write_bytes(content)
-        with pytest.raises(ConfigurationError, match="is no record of an order"):
-            read_order(tmp_path / "order")
-    refused = platoon("launch", "-n", 2, "--replay-order", "nowhere", script)
-    assert refused.returncode == 2
-    assert "cannot be read" in refused.stderr
-
-
-def test_an_order_of_another_seed_than_that_of_the_checkpoint_is_refused(tmp_path):
-    order = tmp_path / "order"
-    begin_order(order, Header(version=__version__, workers=2, seed=1))
-    complete_order(order)
-    resumed = JobOptions(resume=(tmp_path / "kept", About(seed=5, size=2, seconds=0.0)))
-    with pytest.raises(ConfigurationError, match="--seed 5, or a checkpoint of it"):
-        Determinism(True, None, order).of_job(resumed, ["cpu", "cpu"], None, [])
 
 
 @pytest.mark.parametrize(
@@ -208,7 +132,7 @@ for step in range(1, 4):
     except PlatoonError:
         break
 """
-    options = "--record-order", "order", "--checkpoint-every", "0.02", "--resume", "kept"
+    options = "--deterministic", "--checkpoint-every", "0.02", "--resume", "kept"
     failed = platoon("launch", "-n", WORKERS, *options, write_script(text))
     assert failed.returncode == 137
     assert positions(tmp_path / "kept") < 3
@@ -248,6 +172,8 @@ def positions(folder):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
+        (["--record-order", "order"], "--deterministic gives each run the same order"),
+        (["--replay-order", "order"], "--deterministic gives each run the same order"),
         (["--max-restarts", 1], "go on by --checkpoint-every and --resume"),
         (["--allow-failures"], "leave --allow-failures out"),
         (["--data-server", str(LOOP)], "the server hands its mini-batches to whoever asks first"),

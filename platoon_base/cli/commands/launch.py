@@ -15,7 +15,7 @@ from platoon_base.cli import report
 from platoon_base.cli.commands.arguments import SCRIPT, hint_of_misplaced, program_and_args, result_file
 from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.data_server import data_server_option
-from platoon_base.cli.deterministic import Determinism, deterministic_options
+from platoon_base.cli.deterministic import deterministic_job, deterministic_options
 from platoon_base.cli.display import summary
 from platoon_base.cli.engine_options import engine_options
 from platoon_base.cli.help_page import GroupedCommand
@@ -82,7 +82,7 @@ _GROUPS = {
     "Failures, checkpoints and the end": (
         *("max_restarts", "checkpoint_every", "resume", "allow_failures", "fail_fast", "grace"),
     ),
-    "The same bits each time": ("deterministic", "record_order", "replay_order"),
+    "The same bits each time": ("deterministic",),
     "Data": ("data_server",),
     "Several hosts": (
         *("host_names", "nnodes", "node_rank", "rdzv_endpoint", "rdzv_timeout", "host_timeout"),
@@ -215,7 +215,7 @@ def command(
     script: str,
     args: tuple[str, ...],
     hosts: HostOptions,
-    determinism: Determinism,
+    deterministic: bool,
 ) -> None:
     """Run SCRIPT with ARGS as N workers of one job; - is a script on standard input, and -- ends the options.
 
@@ -264,8 +264,8 @@ def command(
             saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
             options = options._replace(saving=saving, resume=checkpoint)
             lines.insert(0, report.resumed_from(kept, checkpoint, size))
-        options = determinism.of_job(options, chosen.devices, seed, [*program.argv, *args])
-        if determinism.on:
+        if deterministic:
+            options = deterministic_job(options)
             lines.append(f"each worker has {threads_of(os.environ)}; another number of threads makes other bits")
         if (cores := available_cores()) < len(chosen.devices) and set(chosen.devices) == {"cpu"}:
             lines.append(report.crowded(len(chosen.devices), cores))
@@ -289,7 +289,6 @@ def command(
         if summary_file is not None:
             write_json(summary_file, summary(result, size))
         report.warn_of_lost_output(folder)
-        determinism.complete(result.status)
         signals.ignore_from_now_on()
     sys.exit(result.status)
 
