@@ -7,13 +7,15 @@ import errno
 import math
 import os
 import re
-import resource
 import shutil
 import sys
 import tempfile
 from pathlib import Path
 
 from platoon_base.errors import ConfigurationError
+
+with contextlib.suppress(ImportError):  # Windows has none; the commands are imported there, to say so
+    import resource
 
 __all__ = [
     "available_cores",

@@ -151,7 +151,7 @@ def test_a_value_too_large_to_gather_is_refused(solo_worker):
         solo_worker.gather("x" * 2046)
 
 
-@pytest.mark.parametrize("value", [np.zeros(3), np.float32(1), 1j, object()])
+@pytest.mark.parametrize("value", [np.zeros(3), 1j, object()])
 def test_what_is_not_plain_data_cannot_be_gathered(solo_worker, value):
     with pytest.raises(ProtocolError, match="send numbers, strings, lists and dicts"):
         solo_worker.gather(value)
