@@ -351,4 +351,4 @@ def test_rows_that_fill_no_batch_are_left_out_once_and_not_on_each_worker(make, 
         return [np.asarray(batch[1]).tolist() for batch in stream.get_epoch_iterator()]
 
     parts = [batches(shard_stream(make(), rank=rank, size=size)) for rank in range(size)]
-    assert sorted(sum(parts, [])) == sorted(batches(make()))
+    assert sorted(joined(parts)) == sorted(batches(make()))
