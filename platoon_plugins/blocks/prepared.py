@@ -31,8 +31,8 @@ def prepare(
     strategy: Rule | None = None,
     sync_every: int | None = None,
     policy: str = "any",
-    average: bool | None = None,
     leader_only: Any = (),
+    average: bool | None = None,
     worker: Worker | None = None,
 ) -> Any:
     """Give a main loop the stream and the extensions with which several workers train one model.
@@ -59,12 +59,12 @@ def prepare(
         Batches from one synchronization to the next, with "async".
     policy : {"any", "all", "leader"}
         See `StopTogether`.
-    average : bool, optional
-        With "sync": whether to take the mean of the gradients, or their sum. By default it is the sum if the cost is a
-        sum over the rows of a batch.
     leader_only : extension class or tuple of them, optional
         Extensions of your own that write files: they run on the first worker only, with the center's values; see
         `ParameterSync`.
+    average : bool, optional
+        With "sync": whether to take the mean of the gradients, or their sum. By default it is the sum if the cost is a
+        sum over the rows of a batch.
     worker : Worker, optional
         The default is ``connect()``.
 

@@ -26,6 +26,7 @@ from fuel.schemes import (
 from fuel.streams import DataStream, ServerDataStream
 from fuel.transformers import (
     Batch,
+    Cache,
     Cast,
     Flatten,
     Mapping,
@@ -334,3 +335,20 @@ def test_transformers_draw_other_numbers_on_each_worker(make):
     np.testing.assert_array_equal(parts[2], again)
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert (parts[one] != parts[other]).all()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Cache(stream_of(SequentialScheme(42, 10), 42), ConstantScheme(4)),
+        lambda: Batch(Unpack(stream_of(SequentialScheme(42, 10), 42)), ConstantScheme(4), strictness=1),
+    ],
+    ids=["Cache", "strict Batch"],
+)
+def test_rows_that_fill_no_batch_are_left_out_once_and_not_on_each_worker(make, size):
+    def batches(stream):
+        return [np.asarray(batch[1]).tolist() for batch in stream.get_epoch_iterator()]
+
+    parts = [batches(shard_stream(make(), rank=rank, size=size)) for rank in range(size)]
+    assert sorted(joined(parts)) == sorted(batches(make()))

@@ -40,7 +40,7 @@ DEFAULTS = {
     "policy": "'any'",
     "leader_only": None,
     "uneven": "'keep'",
-    "average": "True",
+    "average": "None",
     "on_nonfinite": "'raise'",
     "statistics": "()",
     "timeout_s": "DEFAULT_TIMEOUT_S",

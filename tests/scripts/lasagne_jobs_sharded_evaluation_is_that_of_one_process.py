@@ -21,7 +21,7 @@ calls = []
 counted = lambda *rows: (calls.append(len(rows[0])), one(*rows))[1]
 shared = [SharedData(array) for array in data]
 worker.report({f"sliced {worker.global_rank}": evaluate(counted, *shared, num_slices=4)})
-assert len(calls) == 4 and sum(calls) in (33, 34), calls
+assert calls == [9, 9, 9, 2 if worker.global_rank == 2 else 9], calls  # whole calls of a function of Python
 tiny = evaluate(two, data[0][:2], data[1][:2], batch_size=1)
 assert len(tiny) == 2
 worker.report({f"tiny {worker.global_rank}": tiny[0]})

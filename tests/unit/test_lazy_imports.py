@@ -74,7 +74,7 @@ def test_the_help_has_three_examples_first_and_all_options_below_headings(name):
     examples = page.partition("Examples:")[2].partition("Workers and devices:")[0]
     assert examples.count(f"\n  platoon {name} ") == 3
     for option in command.params:
-        if isinstance(option, click.Option):
+        if isinstance(option, click.Option) and not option.hidden:
             assert re.search(rf"^  (-\w, )?{max(option.opts, key=len)}\b", page, re.MULTILINE), option.name
 
 

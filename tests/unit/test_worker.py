@@ -144,6 +144,7 @@ def test_alone_a_gathered_value_is_the_own_one(solo_worker, value):
 
 def test_alone_a_gathered_tuple_comes_back_as_a_list(solo_worker):
     assert solo_worker.gather((0, "a"), name="votes") == [[0, "a"]]
+    assert solo_worker.gather((np.int64(0), np.float64(0.5))) == [[0, 0.5]]
 
 
 def test_a_value_too_large_to_gather_is_refused(solo_worker):
@@ -151,7 +152,7 @@ def test_a_value_too_large_to_gather_is_refused(solo_worker):
         solo_worker.gather("x" * 2046)
 
 
-@pytest.mark.parametrize("value", [np.zeros(3), 1j, object()])
+@pytest.mark.parametrize("value", [np.zeros(3), np.complex64(1), 1j, object()])
 def test_what_is_not_plain_data_cannot_be_gathered(solo_worker, value):
     with pytest.raises(ProtocolError, match="send numbers, strings, lists and dicts"):
         solo_worker.gather(value)
