@@ -1,0 +1,184 @@
+"""HDF5 models that Keras 2 saved on Theano, written so that Keras 3 computes the same with them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from platoon_base.errors import BackendUnavailableError, ConfigurationError
+
+__all__ = ["convert", "is_hdf5"]
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_PLAIN = ("Conv1D", "Conv2D", "Conv3D", "Conv2DTranspose", "Conv3DTranspose")
+_SEPARABLE = ("SeparableConv1D", "SeparableConv2D")
+# The kernels by which Theano convolves, where Keras 3 correlates; depthwise kernels are correlated by both.
+_FLIPPED = {**dict.fromkeys(_PLAIN, ("kernel",)), "ConvLSTM2D": ("kernel", "recurrent_kernel")}
+# The weights that make the argument of `activation`.
+_ACTIVATED = {
+    **dict.fromkeys((*_PLAIN, "Dense"), ("kernel", "bias")),
+    **dict.fromkeys(_SEPARABLE, ("pointwise_kernel", "bias")),
+    "DepthwiseConv2D": ("depthwise_kernel", "bias"),
+    "SimpleRNN": ("kernel", "recurrent_kernel", "bias"),
+}
+# The gates that `recurrent_activation` opens, of all parts of the last axis.
+_GATES = {"LSTM": ((0, 1, 3), 4), "ConvLSTM2D": ((0, 1, 3), 4), "GRU": ((0, 1), 3)}
+_HARD = "hard_sigmoid"
+_SCALE = 1.2  # clip(x / 5 + 1/2, 0, 1) of Keras 2 is clip(1.2 x / 6 + 1/2, 0, 1), the hard_sigmoid of Keras 3
+
+
+def is_hdf5(path: Path) -> bool:
+    """Return whether a file begins as HDF5 does."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_SIGNATURE)) == _SIGNATURE
+
+
+def convert(source: Path, target: Path) -> list[str]:
+    """Write a model of Keras 2 on Theano for Keras 3; return the names of the layers whose weights changed.
+
+    Convolution kernels are flipped. Weights before a ``hard_sigmoid`` are multiplied by 1.2, by which that of Keras 3
+    has the same values. The optimizer is left out.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file is no such model, or has layers that compute something else in Keras 3 with any weights.
+    BackendUnavailableError
+        If h5py is not installed.
+    """
+    try:
+        h5py: Any = importlib.import_module("h5py")
+    except ImportError as exc:
+        raise BackendUnavailableError("h5py is not installed here, which reads the file: pip install h5py") from exc
+
+    with h5py.File(source, "r") as file:
+        saved_by = f"Keras {_text(file.attrs.get('keras_version', '?'))} on {_text(file.attrs.get('backend', '?'))}"
+        if not (saved_by.startswith("Keras 2.") and saved_by.endswith(" on theano")):
+            raise ConfigurationError(
+                f"{source} was saved by {saved_by}: only models of Keras 2 on Theano are converted, others are read as "
+                "they are"
+            )
+        if "model_config" not in file.attrs:
+            raise ConfigurationError(
+                f"{source} holds weights alone, which do not say which layers they belong to: save the model by "
+                "model.save(path)"
+            )
+        model = json.loads(_text(file.attrs["model_config"]))
+        layers = dict(_layers(model))
+    if problems := [f"{name}: {why}" for name, layer in layers.items() if (why := _problem(*layer))]:
+        raise ConfigurationError(
+            f"{source} cannot be converted, as Keras 3 computes something else in these layers: {'; '.join(problems)}"
+        )
+    _modernize(model)
+    unfinished = target.with_name(f"{target.name}.{os.urandom(8).hex()}")
+    try:
+        shutil.copyfile(source, unfinished)
+        with h5py.File(unfinished, "r+") as file:
+            changed = _rewrite(file["model_weights"], layers)
+            file.attrs["model_config"] = json.dumps(model).encode()
+            file.attrs["backend"] = "tensorflow"  # which convolves as Keras 3 does
+            for of_optimizer in ("training_config", "optimizer_weights"):
+                file.attrs.pop(of_optimizer, None)
+                file.pop(of_optimizer, None)
+        os.replace(unfinished, target)
+    except OSError as exc:
+        raise ConfigurationError(f"{target} cannot be written: {exc}; name another file") from exc
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+    return changed
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _layers(model: dict[str, Any], name: str = "") -> Iterator[tuple[str, tuple[str, dict[str, Any]]]]:
+    """Yield name, class and configuration of all layers in a model; a wrapper's name is that of the layer in it too."""
+    kind, config = model["class_name"], model["config"]
+    children = config.get("layers", ()) if isinstance(config, dict) else config
+    for child in children:
+        yield from _layers(child)
+    if isinstance(config, dict) and "layer" in config:
+        yield from _layers(config["layer"])
+        inner = config["layer"]
+        for prefix in ("forward_", "backward_") if kind == "Bidirectional" else ("",):
+            own = config["name"] if not prefix else prefix + inner["config"]["name"]
+            yield own, (inner["class_name"], inner["config"])
+    elif isinstance(config, dict) and "name" in config and not children:
+        yield config["name"], (kind, config)
+
+
+def _problem(kind: str, config: dict[str, Any]) -> str:
+    """Return why no weights give a layer the same values in Keras 3; empty if some do."""
+    if config.get("activation") == _HARD and kind not in _ACTIVATED:
+        return f"activation={_HARD!r}, which is another function there: write clip(0.2 * x + 0.5, 0, 1) in the model"
+    if config.get("interpolation") == "bilinear":
+        return "interpolation='bilinear' takes other points"
+    if config.get("padding") != "same":
+        return ""
+    sizes = np.atleast_1d(config.get("kernel_size", config.get("pool_size", ())))
+    if any(sizes % 2 == 0) or any(np.atleast_1d(config.get("strides", ())) > 1):
+        return "padding='same' with an even size, or with strides, begins at another row: use ZeroPadding and 'valid'"
+    return ""
+
+
+def _modernize(model: dict[str, Any]) -> None:
+    """Change a configuration in place: Keras 3 finds wrapped layers by their module, and the shape of inputs apart."""
+    config = model["config"]
+    if "layer" in config:
+        config["layer"]["module"] = "keras.layers"
+        _modernize(config["layer"])
+    layers = config.get("layers", ())
+    for layer in layers:
+        _modernize(layer)
+    if model["class_name"] == "Sequential" and layers and layers[0]["class_name"] != "InputLayer":
+        shape = layers[0]["config"].pop("batch_input_shape", None)
+        if shape is not None:
+            name = f"{layers[0]['config']['name']}_input"
+            layers.insert(0, {"class_name": "InputLayer", "config": {"batch_shape": shape, "name": name}})
+
+
+def _rewrite(group: Any, layers: dict[str, tuple[str, dict[str, Any]]]) -> list[str]:
+    """Change the weights of a file in place; return the names of the layers that have changed."""
+    changed: dict[str, None] = {}
+
+    def visit(path: str, weight: Any) -> None:
+        if not hasattr(weight, "shape"):
+            return
+        *folders, variable = path.split("/")
+        owner = next((folder for folder in reversed(folders) if folder in layers), None)
+        if owner is None:
+            return
+        before = weight[()]
+        after = _converted(before, variable.partition(":")[0], *layers[owner])
+        if not np.array_equal(before, after):
+            weight[...] = after
+            changed[owner] = None
+
+    group.visititems(visit)
+    return list(changed)
+
+
+def _converted(value: Any, variable: str, kind: str, config: dict[str, Any]) -> Any:
+    """Return a weight as Keras 3 needs it."""
+    if variable in _FLIPPED.get(kind, ()):
+        value = np.flip(value, tuple(range(value.ndim - 2)))
+    if config.get("activation") == _HARD and variable in _ACTIVATED.get(kind, ()):
+        value = value * value.dtype.type(_SCALE)
+    if config.get("recurrent_activation") == _HARD and kind in _GATES:
+        gates, parts = _GATES[kind]
+        scales = np.ones(parts, value.dtype)
+        scales[list(gates)] = _SCALE
+        value = value * np.repeat(scales, value.shape[-1] // parts)
+    return value
