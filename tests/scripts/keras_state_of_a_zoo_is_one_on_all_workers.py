@@ -87,7 +87,7 @@ def everything(model):
     normal = model.layers[0]
     found += [(name, keras.ops.convert_to_numpy(getattr(normal, name)).tobytes()) for name in ("mean", "variance")]
     if BACKEND == "torch":
-        found += [(name, bytes(b.numpy().tobytes())) for name, b in model.layers[-2].module.named_buffers()]
+        found += [(name, bytes(b.cpu().numpy().tobytes())) for name, b in model.layers[-2].module.named_buffers()]
     return found
 
 
