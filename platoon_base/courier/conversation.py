@@ -133,7 +133,7 @@ class Conversation:
     gossip : GossipWords
         What the other host has said of this host's messages.
     moved_at, heard_at : float
-        When something was sent or received last, and when something was received, by `awake`.
+        When something other than a keep-alive was sent or received last, and when anything was received, by `awake`.
     """
 
     def __init__(self, stream: Stream, layout: Layout, packing: Packing | None = None) -> None:
@@ -161,14 +161,19 @@ class Conversation:
         self._held = 0  # the kind of the record that waits
         self.gossip = GossipWords()
         self.moved_at = self.heard_at = awake()
+        self._keep_alive_posted = 0  # the number of records up to the latest keep-alive, and with it
+        self._is_keep_alive: bool | None = None  # what was received last; None for a part of a record
 
     def talk(self) -> None:
         """Send and receive without blocking; raises `BrokenStreamError`."""
-        sent = self.stream.push()
+        is_keep_alive = self.stream.posted == self._keep_alive_posted
+        sent = self.stream.push() and not is_keep_alive
+        self._is_keep_alive = None
         received = self.stream.pull(self)
         if received or self.waits:
             self.heard_at = awake()
-        if received or sent:
+        # A host that only keeps the link alive stalls: others do not wait for its copy.
+        if sent or (received and not self._is_keep_alive):
             self.moved_at = awake()
 
     @property
@@ -209,6 +214,7 @@ class Conversation:
         """Send something that the other host knows already, unless more waits to be sent."""
         if self.stamp is not None and not self.sending:
             self.stream.post(_HEARD, self.stamp + 1, b"")
+            self._keep_alive_posted = self.stream.posted
 
     def ask(self, number: int) -> None:
         """Ask for the other host's center, at round ``number`` or a later one."""
@@ -290,6 +296,8 @@ class Conversation:
 
     def done(self, tag: int, offset: int, length: int) -> None:
         """Handle a record whose payload now lies in the buffer that `place` returned."""
+        is_keep_alive = tag == _HEARD and self.knows == offset - 1
+        self._is_keep_alive = is_keep_alive and self._is_keep_alive is not False
         if tag == _ASK:
             self.asked = offset
         elif tag == _STAMP:
