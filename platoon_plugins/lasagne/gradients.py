@@ -116,7 +116,9 @@ def all_reduce_grads(
     roots = loss_or_grads if isinstance(loss_or_grads, (list, tuple)) else [loss_or_grads]
     used = shared_variables([*roots, *grads])
     statistics = find_statistics(used, statistics, params)
-    settings = f"all_reduce_grads(average={average}{kinds_text}, wire_dtype={wire_dtype!r}) of {len(statistics)} statistics"
+    settings = (
+        f"all_reduce_grads(average={average}{kinds_text}, wire_dtype={wire_dtype!r}) of {len(statistics)} statistics"
+    )
     layout = start_together(params, worker, settings)
     average = average is not False
     training = Training.of(worker)
