@@ -142,7 +142,7 @@ def make_equal(
     if not apart:
         return
     if len(summed.ranks) == worker.global_size:
-        with contextlib.suppress(WorkerLostError):  # those left do it by the other way
+        with contextlib.suppress(WorkerLostError):  # The remaining workers copy by the call below.
             copy_values(apart, worker, timeout_s=timeout_s)
             return
     for root in summed.ranks:

@@ -65,7 +65,7 @@ def _compare(path: Any) -> None:
             f"{kind} writes {name}, which another worker has written too, each with parameters of its own: {remedy}"
         )
     except PlatoonError:
-        pass  # the job ends, and says so elsewhere
+        pass  # The job ends, and its end is reported elsewhere.
     finally:
         _asking = False
 
