@@ -63,7 +63,7 @@ class ControlClient:
         self._row, self._clock, self._meet, self._finish = row, clock, meet, finish
         self._call_lock = CallLock()  # a worker waits in one collective call at a time
         self._known_lost: set[int] = set()
-        self._left = self.combined = False  # combined: whether this worker has exchanged values that are no metrics
+        self._left = self.combined = False  # Metrics do not count as combined values.
         self._reports = Reports(self._send_values, 0.0 if os.environ.get(REPORTS_AT_ONCE) else EVERY_S)
 
     def report(self, values: Mapping[str, float | str], timeout_s: float) -> None:

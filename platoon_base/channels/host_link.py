@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 MAX_UNIDENTIFIED = 256  # connections that may be without a message at a time; beyond, the oldest are closed
 _RECONNECT_MS = 100
-_CONNECT_MS, _TRIES = 500, 5  # of a first try; each next one lasts twice as long, and the sixth is like the first
-_ZMQ_HEARTBEAT_MS, _ZMQ_TIMEOUT_MS = 500, 3000  # after which ZeroMQ makes a connection anew, faster than TCP goes on
+_CONNECT_MS, _TRIES = 500, 5  # Timeouts double for 5 tries, then start over.
+_ZMQ_HEARTBEAT_MS, _ZMQ_TIMEOUT_MS = 500, 3000  # ZeroMQ reconnects sooner than TCP retransmits.
 _MAX_FRAME_BYTES = 2 * MAX_PART_BYTES  # that each stranger can make this process reserve
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _FAILURES, _FAILING_S = 5, 1.5  # and for how long, without a success before

@@ -23,7 +23,7 @@ __all__ = ["Lifeline", "Lifelines"]
 
 log = logging.getLogger(__name__)
 
-_FIRST_HOST = 0  # in handshakes; other launchers take a number from their session
+_FIRST_HOST = 0  # Other launchers take their number in handshakes from the session.
 
 
 def _number(session: bytes) -> int:

@@ -51,7 +51,7 @@ Array = np.ndarray[Any, Any]
 
 FORMAT = 1
 KEPT_FILES = 2  # the newest, and the one before, should the newest be damaged
-_NAME = re.compile(r"checkpoint-(\d{8,})\.npz")  # with more digits from 100,000,000 on
+_NAME = re.compile(r"checkpoint-(\d{8,})\.npz")  # Numbers from 100,000,000 on have more digits.
 _DAMAGED = re.compile(r"checkpoint-(\d{8,})\.damaged")
 _UNFINISHED = "unfinished-checkpoint"
 _BLOCK = 1 << 18  # elements

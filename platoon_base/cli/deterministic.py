@@ -43,7 +43,7 @@ def deterministic_job(options: JobOptions) -> JobOptions:
     Parameters
     ----------
     options : JobOptions
-        With the checkpoint that it goes on from, if any.
+        With the checkpoint that is resumed, if any.
     """
     saved = ""
     if options.resume is not None:
@@ -116,7 +116,7 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 def _require_possible(values: Mapping[str, Any]) -> None:
     """Raise `ConfigurationError` about an option by which two runs would differ."""
     because = {
-        "max_restarts": "a worker that is started again takes the center over at a moment of its own; leave "
+        "max_restarts": "a restarted worker starts from the center at a time that differs between runs; leave "
         "--max-restarts out, and go on by --checkpoint-every and --resume",
         "allow_failures": "the others would go on without a worker from a moment on that no second run repeats; leave "
         "--allow-failures out",
@@ -143,7 +143,7 @@ def _require_possible(values: Mapping[str, Any]) -> None:
 def _refuse_order(context: click.Context, parameter: click.Parameter, value: object) -> None:
     if value is not None:
         raise ConfigurationError(
-            "got --record-order or --replay-order, which are no more: --deterministic gives each run the same order, "
+            "got --record-order or --replay-order, which were removed: --deterministic gives each run the same order, "
             "that of the ranks"
         )
 

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-PATIENCE_S = 2.5  # an exchange ends without a host whose link has stalled for so long
+PATIENCE_S = 2.5  # An exchange ends without a host whose link stalls longer.
 _BUSY, _BUSY_ON_A_FULL_MACHINE, _IDLE_CORES = 0.3, 0.02, 0.5
 _REPORT_S = 1.0
 
@@ -105,18 +105,18 @@ class BackgroundExchanges:
         self._states = [layout.empty() for _ in rule.states]
         self._members: frozenset[int] = frozenset()
         self._pairs: dict[int, Pair] = {}
-        self._links: dict[int, Conversation] = {}  # those that the pairs know
+        self._links: dict[int, Conversation] = {}  # The links that the pairs use.
         self._own: OwnCopy | None = None  # the latest one
         self._in_exchange: list[int] = []  # the hosts of the exchange under way
         self._scratch = layout.empty() if packing is not None else []
         self._reference = None if packing is None else Reference(layout, packing)
-        self._terms = wide(layout).empty()  # the sum of those that have not moved the center yet
-        self._hosts: set[int] = set()  # whose terms are in the sum
-        self._unmoved: list[Array] | None = None  # what a locked stripe has kept from moving
-        self._of = (0, 0)  # the stamp and the count of overwrites of the center that both belong to
+        self._terms = wide(layout).empty()  # The sum of the terms that have not moved the center yet.
+        self._hosts: set[int] = set()  # The hosts whose terms are in the sum.
+        self._unmoved: list[Array] | None = None  # The rest of a move that met a locked stripe.
+        self._of = (0, 0)  # Stamp and overwrite count of the center for both.
         self._began = self._next = self._next_report = 0.0
         self._busy_s = 0.0  # of this exchange
-        self._sent_at: dict[int, float] = {}  # by host, when the copy that waits for an answer was sent first
+        self._sent_at: dict[int, float] = {}  # First sending of each host's unanswered copy.
         self._diverged: set[int] = set()
         self.count = 0
 

@@ -129,7 +129,7 @@ class Courier:
         caller = Caller(world.host, bytes.fromhex(world.data_key), frozenset(range(world.host + 1, world.hosts)))
         self._opening = Opening(self._listener, caller, {})
         self._tokens: dict[int, str] = {}  # of the couriers that this one connects to
-        self._ports: dict[int, int] = {}  # and the ports at which they listen
+        self._ports: dict[int, int] = {}  # The ports at which the hosts listen.
         self._conversations: dict[int, Conversation] = {}
         self._asked: Conversation | None = None  # the link that was asked for the initial values
         self._known: set[int] = set()

@@ -43,7 +43,7 @@ __all__ = ["AHEAD", "BatchReader"]
 
 AHEAD = 4  # one to train on, one that was just dropped, two to come
 _RETRY_S = 0.02
-_MAX_WAIT_S = 1.0  # of one poll, see `awake`
+_MAX_WAIT_S = 1.0  # The timeout of one poll; see `awake`.
 _POLL_INTERVAL_S = 1e-3  # how often a waiting reader checks whether the GPU has read a batch
 
 

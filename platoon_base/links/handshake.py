@@ -39,7 +39,8 @@ MAX_PENDING = 256  # who have said nothing so far; the oldest make room for othe
 MAX_GREETED = 64  # who have said which rank they are, and not proven it; or as many as are expected, twice
 _BACKLOG = 256  # those that the system takes until this process looks, as couriers do every 0.05 s; they wait in turn
 _FIRST_CALL_S = 0.5  # that a listener has to answer the first call in; the next have twice the time each
-_CALLS = 5  # after which a listener has as little time again: in a flood many calls are lost, and waited for in vain
+# After 5 attempts the timeout is short again: under a SYN flood most attempts are dropped.
+_CALLS = 5
 _RETRY_INTERVAL_S, _MAX_RETRY_INTERVAL_S = 0.05, 0.5  # between two calls of one listener
 _WRONG_PROOFS = 3  # of one rank, one after the other, that are no chance any more
 _POLL_INTERVAL_S = 0.2  # between two questions whether it makes sense to wait

@@ -65,7 +65,9 @@ class CourierTable:
         self._here = CourierKeeper(files, lambda news: self.handle_news(0, news))
         self._round = RoundTable()
         self._at: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
-        self._apart: dict[tuple[int, int], tuple[float, str]] = {}  # hosts that do not exchange; when one is given up
+        self._apart: dict[
+            tuple[int, int], tuple[float, str]
+        ] = {}  # Pairs without a link: when one host is given up, and why.
         self._changed = False  # since the hosts were sent where they listen
         self._workers: dict[int, int] = {}  # that live, by host, as the couriers know them
         self._changes = -1  # of the roster, when they were counted

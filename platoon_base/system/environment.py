@@ -38,7 +38,7 @@ PREFIX = "PLATOON_"  # of every name here
 
 # Set by the launcher.
 JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
-WORKERS = "PLATOON_WORKERS"  # how many were launched
+WORKERS = "PLATOON_WORKERS"  # The number of launched workers.
 LAUNCHER = "PLATOON_LAUNCHER_PID"  # the process with which this one is to end
 REPORTS_AT_ONCE = "PLATOON_REPORTS_AT_ONCE"  # every reported value is sent, as `platoon tune` needs it
 ERROR_FILE = "PLATOON_ERROR_FILE"  # where a worker writes the exception that ends it

@@ -44,7 +44,8 @@ def decay_as_one_process(pairs: Iterable[tuple[Any, Any]], workers: int) -> list
         numbers = [v for v in inputs([update]) if getattr(v.tag, "number_of_workers", False)]
         for number in numbers:
             number.set_value(np.asarray(workers, number.dtype))
-        decay = 0.0 if numbers or workers == 1 else decay_of(update, variable)
+        decays_not = numbers or workers == 1 or variable.dtype not in T.float_dtypes  # integers are counters
+        decay = 0.0 if decays_not else decay_of(update, variable)
         if decay is None:
             unknown.append(str(variable))
         elif not isinstance(decay, float):

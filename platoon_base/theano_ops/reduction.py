@@ -8,12 +8,15 @@ from typing import Any, Union
 import theano
 from theano import scalar, tensor
 from theano.compile import SharedVariable
+from theano.scan_module.scan_op import Scan
 from theano.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 
 __all__ = ["UNSURE", "add_up_sums", "reduction_of"]
 
 SUM, MEAN, CONSTANT, UNKNOWN = "sum", "mean", "constant", "unknown"
 RATIO = "ratio"  # A sum divided by another value of the batch, such as the sum of the rows' weights.
+# A sum divided by the length of another axis. In batches of sequences that begin with time it is a mean over rows.
+PART = "sum divided by a length"
 
 Kind = Union[str, int]  # An int is the axis of the rows, which are not combined yet.
 _LINEAR = (scalar.Add, scalar.Sub, scalar.Neg, scalar.Identity, scalar.Cast)
@@ -37,7 +40,7 @@ def reduction_of(expression: Any) -> str:
     if not isinstance(expression, theano.Variable) or getattr(expression, "ndim", None) != 0:
         return UNKNOWN
     kind = _Kinds().of(expression)
-    return UNKNOWN if isinstance(kind, int) else kind
+    return UNKNOWN if isinstance(kind, int) or kind == PART else kind
 
 
 def add_up_sums(loss: Any, workers: int) -> tuple[Any, set[str]]:
@@ -86,20 +89,25 @@ class _Kinds:
             return CONSTANT
         if isinstance(node.op, CAReduce):
             return self._of_reduction(node, kinds[0])
+        if isinstance(node.op, (DimShuffle, tensor.Reshape)) and isinstance(kinds[0], str):
+            return kinds[0]
         if isinstance(node.op, DimShuffle):
-            kind = kinds[0]
-            return kind if isinstance(kind, str) else _position(node.op.new_order, kind)
+            return _position(node.op.new_order, kinds[0])
         if _is_elemwise(node, scalar.TrueDiv) and not isinstance(kinds[0], int):
             return self._of_quotient(node, kinds[0], kinds[1])
         axes = [kind for kind in kinds if isinstance(kind, int)]
+        if isinstance(node.op, tensor.Dot) and axes:
+            return _of_product(node, kinds)
         if isinstance(node.op, Elemwise) and axes:
-            return axes[0]
+            return axes[0] if len(set(axes)) == 1 else UNKNOWN  # Several: all pairs of rows.
         reduced = set(kinds) - {CONSTANT}
         scales = _is_elemwise(node, scalar.Mul) and sum(kind != CONSTANT for kind in kinds) == 1
         adds = _is_elemwise(node, _LINEAR) and (CONSTANT not in kinds or MEAN in reduced)
         if (scales or adds) and len(reduced) == 1:
             shrinks = scales and any(0 < abs(c) <= 1 / _LARGEST_FACTOR for c in _constants(node.inputs))
             return UNKNOWN if shrinks and SUM in reduced else reduced.pop()
+        if isinstance(node.op, Scan) and axes:
+            return max(axes) if max(axes) < variable.ndim else UNKNOWN
         return 0 if axes and variable.ndim else UNKNOWN
 
     def _of_reduction(self, node: Any, kind: Kind) -> Kind:
@@ -119,7 +127,19 @@ class _Kinds:
             return RATIO if kind == SUM else UNKNOWN
         array, axis = measured
         counts_rows = self._known.get(array) == axis
-        return (MEAN if kind == SUM else UNKNOWN) if counts_rows else kind
+        if counts_rows:
+            return MEAN if kind in (SUM, PART) else UNKNOWN
+        return PART if kind == SUM else kind
+
+
+def _of_product(node: Any, kinds: Sequence[Kind]) -> Kind:
+    """Return the axis of the rows in a product of vectors or matrices; it is unknown if rows are multiplied."""
+    (left, right), (first, second) = kinds, (each.ndim for each in node.inputs)
+    if right == CONSTANT and left != first - 1:
+        return left
+    if left == CONSTANT and second == 2 and right == 1:
+        return first - 1
+    return UNKNOWN
 
 
 def _is_elemwise(node: Any, ops: Any) -> bool:

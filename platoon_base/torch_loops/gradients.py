@@ -22,7 +22,7 @@ __all__ = ["BUCKET_BYTES", "GradientAverage"]
 
 Tensor = Any
 
-_LEAST_CHANGES = 3  # more than loading a checkpoint makes
+_LEAST_CHANGES = 3  # Loading a checkpoint changes parameters fewer times.
 BUCKET_BYTES = 25 << 20  # that of DistributedDataParallel
 
 

@@ -50,8 +50,10 @@ def default_rule_of(dtype: Any) -> str:
 
 def agree(
     states: Sequence[State], worker: Worker, name: str, weight: float = 1.0, *, timeout_s: float = DEFAULT_TIMEOUT_S
-) -> None:
-    """Set variables to values on which all workers agree; a collective call of those that still take part.
+) -> list[int]:
+    """Set variables to values on which all workers agree; return the ranks that took part.
+
+    A collective call of those workers that still take part.
 
     Parameters
     ----------
@@ -75,11 +77,12 @@ def agree(
     summed = worker.advanced.sum_arrays(name, terms, pairs, timeout_s=timeout_s)
     total = summed.pairs.pop("weight")[0]
     if not total:
-        return
+        return summed.ranks
     for state, value, array in zip(taken, values, summed.arrays):
         state.variable.set_value(_agreed(state, value, array / (total if state.rule == "mean" else 1)))
     if copied:
         copy_to_those_left(copied, worker, min(map(int, summed.pairs)), f"{name}, of the first", timeout_s=timeout_s)
+    return summed.ranks
 
 
 def _term(state: State, value: Array, weight: float) -> Array:
@@ -139,7 +142,7 @@ def make_equal(
     if not apart:
         return
     if len(summed.ranks) == worker.global_size:
-        with contextlib.suppress(WorkerLostError):  # those left do it by the other way
+        with contextlib.suppress(WorkerLostError):  # The remaining workers copy by the call below.
             copy_values(apart, worker, timeout_s=timeout_s)
             return
     for root in summed.ranks:

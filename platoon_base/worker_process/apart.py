@@ -21,9 +21,9 @@ __all__ = ["AFTER_S", "Cooperation", "Intent", "Watch", "intend", "unused", "wat
 
 log = logging.getLogger(__name__)
 
-AFTER_S = 30.0  # from the first step that is seen to the warning
+AFTER_S = 30.0  # The warning follows the first observed step after this time.
 _LEAST_SAMPLES = 3
-_LEAST_STEPS = 20  # steps that the script has counted show a training as well
+_LEAST_STEPS = 20  # Fewer counted steps do not show a training.
 _QUICK_INTERVAL_S, _SLOW_INTERVAL_S, _QUICK_FOR_S = 0.05, 0.5, 120.0
 _ANY_LOOP = "Worker.init_shared_params and sync_params in the loop make them train one model"
 

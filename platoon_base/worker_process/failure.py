@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 INTERRUPTED = "KeyboardInterrupt"  # the kind that is no failure
 _STACK_CHARACTERS, _FILE_BYTES = 2**16, 2**20
-_LOST = ".lost-output"  # the end of the names of files in the job's folder, after the number of an error
+_LOST = ".lost-output"  # Suffix of files in the job's folder, named by error numbers.
 
 
 class Failure(msgspec.Struct, frozen=True):

@@ -62,11 +62,10 @@ def _compare(path: Any) -> None:
         worker.advanced.require_same(f"the writer of {name}"[:256], f"rank {worker.global_rank}", remedy)
     except ConfigurationError:  # raised on the worker that writes later
         warn_once(
-            f"worker {worker.global_rank}: {kind} writes {name}, which another worker has written too, each with "
-            f"parameters of its own: {remedy}"
+            f"{kind} writes {name}, which another worker has written too, each with parameters of its own: {remedy}"
         )
     except PlatoonError:
-        pass  # the job ends, and says so elsewhere
+        pass  # The job ends, and its end is reported elsewhere.
     finally:
         _asking = False
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from platoon_base import Worker
 from platoon_base.theano_ops import decay_as_one_process
+from platoon_base.worker import State, agree
 from platoon_plugins.blocks.model import collected_statistics, updates_of
 
 __all__ = ["Statistics", "decay_statistics"]
@@ -43,10 +44,8 @@ class Statistics:
         statistics = collected_statistics(main_loop.algorithm)
         if not statistics:
             return
-        values = [variable.get_value() for variable in statistics]
-        summed = self._worker.advanced.sum_arrays(f"statistics of {self._name}", values, timeout_s=self._timeout_s)
-        for variable, value, total in zip(statistics, values, summed.arrays):
-            variable.set_value((total / len(summed.ranks)).astype(value.dtype))
+        states = [State(variable, "mean") for variable in statistics]
+        agree(states, self._worker, f"statistics of {self._name}", timeout_s=self._timeout_s)
 
     def warn_if_own(self, main_loop: Any) -> None:
         """Warn, once, if the statistics have changed on this worker since the last average."""

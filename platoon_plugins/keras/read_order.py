@@ -32,8 +32,8 @@ REMEDY = (
     "in fit, or give its own generator a seed, such as numpy.random.default_rng(0). If the script itself divides the "
     "data among the workers, pass callbacks=distribute([...]) to fit, which then takes them as they are"
 )
-_SAMPLED = 256  # values of an array
-_REPORTED = 6  # data sets, the latest ones
+_SAMPLED = 256  # The number of compared values of an array.
+_REPORTED = 6  # The number of the latest data sets that are compared.
 _MASK = 0xFFFFFFFF
 
 
@@ -211,7 +211,7 @@ def require_same_orders(worker: Worker, told: list[Any]) -> None:
                 continue
             differing = difference([Mark(*mark) for mark in marks], [Mark(*mark) for mark in other_marks])
             if differing:
-                order = _orders[worker].pop(number, None)  # compared no more, if the script goes on
+                order = _orders[worker].pop(number, None)  # A script that continues is not compared again.
                 what, remedy = ("the data", "") if order is None else (order.what, order.remedy)
                 where = f"the first {differing} batches" if differing > 1 else "the first batch"
                 raise DataMismatchError(

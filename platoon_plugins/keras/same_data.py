@@ -29,7 +29,7 @@ _ORDER = (
     "by a generator for the order alone that is seeded alike: np.random.default_rng(0). If the script itself divides "
     "the data among the workers, pass callbacks=distribute([...]) to fit, which then takes them as they are"
 )
-_ITEMS = 8  # of a torch Dataset that are compared
+_ITEMS = 8  # The number of compared items of a torch Dataset.
 _READ_AGAIN = 16  # times, to detect labels that are varied at random, even if only in half of the batches
 # The classes of tf.data.Dataset that keep all rows of the tensors from which they are made.
 _ALL_ROWS = (
@@ -143,7 +143,7 @@ def _items(dataset: Any) -> list[Any]:
     length = len(dataset)
 
     def read() -> list[Any]:
-        opened = copy.copy(dataset)  # that opens its files itself, as processes that load data must do
+        opened = copy.copy(dataset)  # The copy opens its files itself, as in loader processes.
         with seeds.Common([length]):
             return [opened[i * (length - 1) // (_ITEMS - 1)] for i in range(_ITEMS)]
 

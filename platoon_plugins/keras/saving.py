@@ -89,4 +89,4 @@ def _warn_if_not_alone(path: str, worker: Worker) -> None:
     try:
         worker.advanced.require_same(f"the writer of {path}", f"rank {worker.global_rank}", _REMEDY)
     except ConfigurationError:  # raised on the worker that writes later
-        warn_once(f"worker {worker.global_rank} writes {path}, which another worker has written too: {_REMEDY}")
+        warn_once(f"this worker writes {path}, which another worker has written too: {_REMEDY}")

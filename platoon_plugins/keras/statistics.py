@@ -42,7 +42,7 @@ class Statistics:
         self._worker, self._backend, self._model = worker, backend, model
         self.variables: list[Any] = []
         self._checksums: list[int] = []
-        self._bases: dict[int, Array] = {}  # of sums, by the number of the variable
+        self._bases: dict[int, Array] = {}  # The bases of sums, by the variable's index.
 
     def start(self) -> None:
         """Record the state, which is equal on all workers at the start of a fit."""

@@ -16,7 +16,7 @@ from platoon_plugins.keras.read_order import REMEDY, ReadOrder, register
 
 __all__ = ["draws_from_all", "every_nth", "is_loader", "is_share", "set_sampler_epoch", "shard_loader"]
 
-_ROUNDS_AHEAD = 32  # of row numbers, which are drawn at once
+_ROUNDS_AHEAD = 32  # Row numbers are drawn for so many rounds in one call.
 
 _COPIED = (
     "num_workers",

@@ -19,7 +19,7 @@ from platoon_base.theano_ops import (
     decay_defaults,
     vary_noise_once,
 )
-from platoon_base.worker import start_together
+from platoon_base.worker import DEFAULT_TIMEOUT_S, start_together
 from platoon_plugins.lasagne.graph import find_statistics, shared_variables
 from platoon_plugins.lasagne.training import Training
 
@@ -116,9 +116,10 @@ def all_reduce_grads(
     roots = loss_or_grads if isinstance(loss_or_grads, (list, tuple)) else [loss_or_grads]
     used = shared_variables([*roots, *grads])
     statistics = find_statistics(used, statistics, params)
-    layout = start_together(
-        [*params, *statistics], worker, f"all_reduce_grads(average={average}{kinds_text}, wire_dtype={wire_dtype!r})"
+    settings = (
+        f"all_reduce_grads(average={average}{kinds_text}, wire_dtype={wire_dtype!r}) of {len(statistics)} statistics"
     )
+    layout = start_together(params, worker, settings)
     average = average is not False
     training = Training.of(worker)
     training.averaged.update(params)
@@ -127,13 +128,14 @@ def all_reduce_grads(
             count_single_worker(params, worker)
         return grads
     training.add(statistics)
+    training.start_statistics(worker, statistics, DEFAULT_TIMEOUT_S)
     decay_defaults(statistics, worker.global_size)
     training.compare_later(params)
     training.intend(worker, "all_reduce_grads")
     vary_noise_once(used, worker.global_rank)
     if wire_dtype is None:
         return all_reduce(*grads, op="mean" if average else "sum", worker=worker, compress=True)
-    return all_reduce_float16(grads, [spec.shape for spec in layout.specs[: len(params)]], average, worker)
+    return all_reduce_float16(grads, [spec.shape for spec in layout.specs], average, worker)
 
 
 def _shared_variables(params: Iterable[Any]) -> list[Any]:

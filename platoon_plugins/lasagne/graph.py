@@ -52,8 +52,9 @@ def find_statistics(used: Iterable[Any], given: Iterable[Any], params: Iterable[
     Parameters
     ----------
     used : iterable of Theano shared variable
-        The variables of the graph. Its statistics are the floats with a ``default_update``, such as the mean and
-        inv_std of Lasagne's BatchNormLayer (more precisely, its clones of them on the same memory).
+        The variables of the graph. Its statistics are those with a ``default_update``, such as the mean and inv_std of
+        Lasagne's BatchNormLayer (more precisely, its clones of them on the same memory) and counters of batches, but
+        no states of random streams.
     given : iterable of Theano shared variable
         The statistics that the user passed.
     params : iterable of Theano shared variable
@@ -61,14 +62,21 @@ def find_statistics(used: Iterable[Any], given: Iterable[Any], params: Iterable[
     """
     given = list(given)
     for variable in given:
-        if not isinstance(variable, SharedVariable) or variable.dtype not in theano.tensor.float_dtypes:
+        if not _is_number(variable):
             raise ConfigurationError(
-                f"got {variable!r} in statistics: pass shared variables of float dtypes, such as "
+                f"got {variable!r} in statistics: pass shared variables of float or integer dtypes, such as "
                 "lasagne.layers.get_all_params(network, batch_norm_stat=True)"
             )
-    found = [v for v in used if getattr(v, "default_update", None) is not None and _is_float(v)]
+    found = [v for v in used if getattr(v, "default_update", None) is not None and _is_number(v)]
     known = {id(param.container) for param in params}
     return [v for v in [*given, *found] if not (id(v.container) in known or known.add(id(v.container)))]  # type: ignore[func-returns-value]
+
+
+def _is_number(variable: Any) -> bool:
+    """Return whether a variable is shared and holds numbers; Theano marks the states of its random streams."""
+    if not isinstance(variable, SharedVariable) or getattr(variable.tag, "is_rng", False):
+        return False
+    return getattr(variable, "dtype", None) in theano.tensor.discrete_dtypes or _is_float(variable)
 
 
 def _is_float(variable: Any) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from platoon_base import Worker, connect
 from platoon_base.schedule import EveryN
-from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values
+from platoon_base.worker import DEFAULT_TIMEOUT_S, State, agree, default_rule_of, require_same_values
 
 __all__ = ["Training", "finish_training", "warn_unless_finished"]
 
@@ -103,22 +103,19 @@ class Training:
             "the first values of statistics", mine, pairs, skips_late=True, timeout_s=timeout_s
         )
         if summed.pairs["first"][0]:
-            _set(statistics, summed.arrays)
+            for variable, value in zip(statistics, summed.arrays):
+                variable.set_value(np.asarray(value, variable.dtype))
 
     def meet(self, worker: Worker, name: str, timeout_s: float) -> list[int]:
         """Wait until every worker has made this call, and average the statistics; return the ranks that took part.
 
         Statistics of a worker that are not finite are left out of the average and replaced by it.
         """
-        values = [variable.get_value() for variable in self.statistics]
-        sound = not self._fresh and all(np.isfinite(value).all() for value in values)
-        mine = values if sound else [np.zeros_like(value) for value in values]
-        summed = worker.advanced.sum_arrays(name, mine, {"sound": (float(sound), 1.0)}, timeout_s=timeout_s)
-        count = summed.pairs["sound"][0]
-        if count and summed.ranks != [worker.global_rank]:
-            _set(self.statistics, [total / count for total in summed.arrays])
+        states = [State(variable, default_rule_of(variable.dtype)) for variable in self.statistics]
+        sound = not self._fresh and all(np.isfinite(variable.get_value()).all() for variable in self.statistics)
+        ranks = agree(states, worker, name, float(sound), timeout_s=timeout_s)
         self._fresh = False
-        return summed.ranks
+        return ranks
 
     def end_round(self, worker: Worker, timeout_s: float) -> None:
         """Synchronize before an evaluation if the rule waits, to end a round that is not complete.
@@ -168,11 +165,6 @@ class Training:
         self._compared = True
         values = [(f"{param} (number {i})", param.get_value(borrow=True)) for i, param in enumerate(self._to_compare)]
         require_same_values(worker, "the parameters of all_reduce_grads", values, _SAME_MODEL, timeout_s=timeout_s)
-
-
-def _set(variables: list[Any], values: list[Any]) -> None:
-    for variable, value in zip(variables, values):
-        variable.set_value(np.asarray(value, variable.dtype))
 
 
 _trainings: weakref.WeakKeyDictionary[Worker, Training] = weakref.WeakKeyDictionary()

@@ -161,7 +161,7 @@ def test_statistics_in_the_updates_are_named_by_the_user(run_lasagne):
 
 
 @pytest.mark.parametrize(
-    "wrong", ["name", np.ones(3), theano.shared(np.ones(3, "int64"))], ids=["text", "array", "int"]
+    "wrong", ["name", np.ones(3), theano.shared(np.ones(3, "complex64"))], ids=["text", "array", "complex"]
 )
 def test_what_cannot_be_averaged_is_refused_as_a_statistic(solo_worker, wrong):
     w = theano.shared(np.ones(3), name="w")

@@ -1,7 +1,7 @@
 import numpy as np
 
 from lasagne_preamble import EASGD, Model, X, Y, all_reduce_grads, evaluate, finish_training, lasagne, rank, size
-from lasagne_preamble import sync_updates, theano
+from lasagne_preamble import T, sync_updates, theano
 
 model = Model()
 count = theano.shared(np.float32(rank), name="count")
@@ -32,3 +32,19 @@ mean = again.statistics[0]
 train = again.compile(lasagne.updates.sgd(all_reduce_grads(again.loss, again.params), again.params, 0.05))
 train(constant, np.zeros(4, "f4"))
 np.testing.assert_allclose(mean.get_value(), 8 * (1 - 0.5**size), rtol=1e-5)
+
+# Counters with an update of their own are the first worker's at the start and at the end, bit for bit.
+for averages in (False, True):
+    finish_training()
+    counted = Model()
+    counter = theano.shared(np.int64(2**40 + rank), name="batches")
+    counter.default_update = counter + 1
+    loss = counted.loss + T.cast(0 * counter, "float32")
+    grads = all_reduce_grads(loss, counted.params) if averages else loss
+    updates = sync_updates(lasagne.updates.sgd(grads, counted.params, 0.05), counted.params)
+    assert counter.get_value() == 2**40 and counter.dtype == "int64"
+    train = theano.function([counted.x, counted.y], loss, updates=updates)
+    for _ in range(size if averages else 1 + rank):
+        train(constant, np.zeros(4, "f4"))
+    evaluate(counted.error, X, Y, 5)
+    assert counter.get_value() == 2**40 + (size if averages else 1)

@@ -44,7 +44,7 @@ class KerasVariable:
         """The rule by which workers agree on the value of a variable that is not trained; "own" if they do not."""
         if self.name.endswith(_SEED):
             return "own"
-        if self.name.endswith("vector_u"):  # of SpectralNormalization: the mean of unit vectors is none
+        if self.name.endswith("vector_u"):  # SpectralNormalization's: a mean of unit vectors is none.
             return "first"
         wanted = _RULES.get(str(getattr(self.variable, "aggregation", None)))
         return wanted or ("mean" if _is_float(self.variable) or self.dtype.startswith("complex") else "first")
