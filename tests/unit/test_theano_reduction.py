@@ -56,6 +56,8 @@ def recurrent():
         ("sum", lambda: T.sqr(X).mean(axis=1).sum()),
         ("sum", lambda: T.sqr(X).sum(axis=0).mean()),
         ("sum", lambda: T.sqr(X.T).sum(axis=1).mean()),
+        ("sum", lambda: T.sqr(X.T).mean(axis=0).sum()),
+        ("mean", lambda: T.sqr(X.T).sum(axis=0).mean()),
         ("sum", lambda: lasagne.objectives.aggregate(ROWS, mode="sum")),
         ("sum", lambda: T.sqr(normalized()).sum()),
         ("sum", lambda: T.sqr(network(dropout)).sum()),
