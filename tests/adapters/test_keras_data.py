@@ -13,7 +13,7 @@ import pytest
 from keras_here import KERAS_2, keras
 from scripts_here import script_path
 
-from platoon_base.errors import ConfigurationError
+from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.fingerprint import fingerprint
 from platoon_plugins.keras import (
     EASGD,
@@ -26,7 +26,11 @@ from platoon_plugins.keras import (
     seeds,
     shard,
 )
+from platoon_plugins.keras.dataset_order import comparable, is_in_order
+from platoon_plugins.keras.fit_arguments import divide
 from platoon_plugins.keras.learning_rate import warn_of_schedules
+from platoon_plugins.keras.read_order import describe
+from platoon_plugins.keras.same_data import SameBatches
 from platoon_plugins.keras.standby import Standby
 from platoon_plugins.keras.statistics import Statistics
 
@@ -320,6 +324,61 @@ def test_a_tf_dataset_is_asked_for_its_shard():
     for shuffled in (tf.data.Dataset.range(7).shuffle(7), tf.data.Dataset.range(7).shuffle(7).batch(2).prefetch(1)):
         with pytest.raises(ConfigurationError, match="shard first"):
             shard(shuffled, worker=places(2)[1])
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")
+def test_a_tf_dataset_whose_parts_keep_the_order_is_not_compared():
+    import tensorflow as tf
+
+    rows = tf.data.Dataset.range(7)
+    mapped = [rows.map(abs, num_parallel_calls=2, deterministic=kept) for kept in (None, True, False)]
+    assert [is_in_order(each) for each in (rows, rows.map(abs), *mapped)] == [True, True, True, True, False]
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")
+def test_a_shorter_reading_of_a_tf_dataset_keeps_no_marks_of_a_longer_one():
+    import tensorflow as tf
+
+    counts, worker = (16, 3, 3, 3, 3), Place(0, 2, 3)
+    rows = map(range, counts)
+    dataset = tf.data.Dataset.from_generator(lambda: next(rows), output_signature=tf.TensorSpec((), tf.int64))
+    read = comparable(dataset, worker, "passed as x")
+    for count in counts:
+        assert sum(1 for _ in read) == count
+        ((_, _, marks),) = describe(worker)
+        assert max(batches for batches, *_ in marks) == count
+
+
+@pytest.mark.parametrize(("steps", "size", "divided"), [(4, 2, 2), (5, 2, 3), (1, 3, 1), (8, 3, 3)])
+def test_the_steps_of_an_epoch_are_divided_and_rounded_up(steps, size, divided):
+    """So that all of one process's batches are read."""
+    values = {"x": None, "steps_per_epoch": steps}
+    divide(None, values, places(size)[-1])
+    assert values["steps_per_epoch"] == divided
+
+
+class Differs(Place):
+    """A worker whose data are not those of the others."""
+
+    def require_same(self, name, fingerprint, remedy):
+        raise ConfigurationError(f"{name} differs")
+
+
+class Whole:
+    """A set of batches."""
+
+
+def test_batches_that_are_drawn_at_random_are_not_compared():
+    """Even if they are often the same; those that stay the same are refused."""
+    drawn = itertools.cycle([0, 0, 0, 1])
+    compared = SameBatches(Whole(), Differs(1, 2, 3))
+    with pytest.warns(PlatoonWarning, match="the order of the Whole cannot be compared between the workers"):
+        compared.check("after its on_epoch_end", lambda: [(np.ones(4), np.full(4, next(drawn)))])
+    compared.require()
+    compared = SameBatches(Whole(), Differs(1, 2, 3))
+    compared.check("after its on_epoch_end", lambda: [(np.ones(4), np.arange(4))])
+    with pytest.raises(ConfigurationError, match="differs"):
+        compared.require()
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")

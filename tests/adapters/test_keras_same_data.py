@@ -1,12 +1,11 @@
 """Data that workers should have alike, and data of which each should have its part, on every back end."""
 
+import numpy as np
 import pytest
+from keras_here import keras
 from scripts_here import script_path
 
-from platoon_base import compat
-
-compat.apply()
-keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .nox/keras3, .nox/tf")
+from platoon_plugins.keras.read_order import ReadOrder, difference
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
@@ -21,6 +20,20 @@ def test_a_fit_of_the_same_data_on_all_workers_says_so(run_keras):
     outcome = run_keras(script_path("keras_same_data_a_fit_of_the_same_data_on_all_workers_says")).require_success()
     text = " WARNING platoon_base.system.warn: the 2 workers train on the same data"  # which the launcher shows
     assert [text in log for log in outcome.logs] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("labels", "others", "agree"),
+    [("012345678", "012345678", True), ("123405678", "012345678", False), ("000000000", "000000000", False)],
+)
+def test_labels_in_the_same_order_identify_batches_whose_inputs_are_random(labels, others, agree):
+    """Not if they are few, nor if they end alike."""
+    orders = [ReadOrder("", "", 2) for _ in range(2)]
+    for order, kinds in zip(orders, (labels, others)):
+        for kind in kinds:
+            order.add((np.random.default_rng().random(4), np.full(4, int(kind))))
+    marks, theirs = (order.reading().marks for order in orders)
+    assert difference(marks, theirs) == (0 if agree else 1)
 
 
 @pytest.mark.parametrize("workers", [2, 3])

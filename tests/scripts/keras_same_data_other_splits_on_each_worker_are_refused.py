@@ -47,6 +47,21 @@ if not KERAS_2 and keras.backend.backend() != "tensorflow":
     splits = lambda seed: td.Subset(rows, np.random.RandomState(seed).permutation(90)[:60].tolist())
     assert complaints(lambda: [td.DataLoader(splits(1))]) == 0
     assert complaints(lambda: [td.DataLoader(splits(2 + rank))]) == 1
+
+    class Noisy(td.Dataset):
+        """Only the labels of its items tell which rows it has."""
+
+        def __init__(self, seed):
+            self.order = np.random.RandomState(seed).permutation(90)[:60]
+
+        def __len__(self):
+            return len(self.order)
+
+        def __getitem__(self, i):
+            return x[self.order[i]] + np.random.default_rng().random(6, "float32"), y[self.order[i]]
+
+    assert complaints(lambda: [td.DataLoader(Noisy(1))]) == 0
+    assert complaints(lambda: [td.DataLoader(Noisy(2 + rank))]) == 1
 if keras.backend.backend() == "tensorflow":
     import tensorflow as tf
 

@@ -60,6 +60,7 @@ except ConfigurationError as error:
         assert mode == "sync" and how in ("lora", "compile")
         assert "end this fit, compile, and call fit again" in str(error), error
 else:
+    assert how in ("end", "lora")
     assert how == "lora" or abs(model.layers[0].get_weights()[0] - kernels[0]).max() > 1e-3
     values = flat([*model.get_weights(), *[keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]])
     assert (everyones(values) == values).all()

@@ -43,7 +43,8 @@ def test_a_training_of_half_a_minute_without_a_word_to_the_others_is_said():
 def test_what_trains_nothing_or_cooperates_is_not():
     assert warnings_of(lambda k: Cooperation(), framework="", seconds=3600) == ""  # it compiles, evaluates, or maps
     assert warnings_of(lambda k: Cooperation(combined=True), seconds=3600) == ""
-    assert warnings_of(lambda k: Cooperation(steps=1), framework="", seconds=3600) == ""
+    for before in (1, 1000):  # steps of earlier fits
+        assert warnings_of(lambda k, steps=before: Cooperation(steps=steps), framework="", seconds=3600) == ""
     assert warnings_of(lambda k: Cooperation(combined=True, steps=k), framework="", seconds=3600) == ""
 
 

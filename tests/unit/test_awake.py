@@ -1,10 +1,12 @@
 """The clock for deadlines, in a process that is really stopped; whole jobs are in jobs/test_suspended.py."""
 
+import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +39,17 @@ def test_the_time_in_which_a_process_is_stopped_does_not_count():
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGCONT)
     assert process.communicate(timeout=30)[0] == "True True True\n"
+
+
+def test_each_of_several_stops_is_left_out():
+    spec = importlib.util.find_spec(module.__name__)
+    another = importlib.util.module_from_spec(spec)  # with a clock of its own
+    spec.loader.exec_module(another)
+    begin = time.monotonic()
+    moments = iter([begin + seconds for seconds in (0, 1, 11, 12, 42, 43)])
+    another.time = SimpleNamespace(monotonic=lambda: next(moments))
+    began = another.awake()
+    assert [another.awake() - began for _ in range(5)] == pytest.approx([1, 1, 2, 2, 3])
 
 
 def test_the_time_in_which_it_runs_counts(monkeypatch):

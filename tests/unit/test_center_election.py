@@ -161,6 +161,15 @@ def test_workers_that_give_a_rule_other_arguments_are_refused(first, second, own
         assert job.answer(2, with_rule(first)) == ATTACH
 
 
+def test_the_rank_that_gave_the_other_arguments_is_named_though_another_creates():
+    job = Job(3).join(0, 1, 2)
+    first, other = (msg.InitCenter(specs=SMALL, rule="EASGD", arguments={"alpha": each}) for each in "12")
+    job.ask(0, first)
+    job.ask(1, first)
+    job.coordinator.worker_ended(0, lost=True)  # rank 1 creates the center that rank 0 asked for
+    require_failure(job.answer(2, other), "ConfigurationError", "got EASGD with alpha=2 on rank 2", "alpha=1 on rank 0")
+
+
 def test_arguments_of_each_worker_alone_may_differ():
     assert arguments_of(GoSGD(seed=1)) == arguments_of(GoSGD(seed=2))
     for rule in (EASGD(), CenterMomentum(), AveragedEASGD()):  # nobody waits for anybody

@@ -292,10 +292,11 @@ def test_a_writer_on_another_host_is_noticed_too(tmp_path):
     CheckpointFolder(tmp_path).close()
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o750])
 @pytest.mark.parametrize("kind", [CheckpointFolder, FolderLock])
-def test_who_may_only_read_a_folder_keeps_no_job_out(tmp_path, kind):
+def test_who_may_only_read_a_folder_keeps_no_job_out(tmp_path, kind, mode):
     """Any user who may read it can lock it. The lock of a job is on a file that others cannot open."""
-    tmp_path.chmod(0o755)
+    tmp_path.chmod(mode)
     (tmp_path / LOCK_FILE).touch(0o644)  # as that of a folder that was copied
     fd = os.open(tmp_path, os.O_RDONLY)
     try:

@@ -113,6 +113,7 @@ def test_a_folder_that_takes_no_files_is_refused(tmp_path):
             OSError(errno.ENOSPC, "No space left on device", "/x/y"),
             "there is no room for /x/y (No space left on device)",
         ),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "there is no room for a file (Disk quota exceeded)"),
         (OSError(errno.ENOENT, "No such file", "/x/y"), ""),
         (ValueError("x"), ""),
     ],

@@ -4,8 +4,10 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from watching import until
 
 from platoon_base.system.orphan import DATA_SERVER, WORKER
 from platoon_base.system.process import readable
@@ -99,9 +101,11 @@ def test_what_a_shell_has_started_beside_it_goes_on(orphan, own_group):
     assert output.endswith("True None\n")
 
 
-def test_one_that_has_found_out_has_time_to_save(orphan):
-    status, output = orphan("found_out()\nbegin()\nrest(1)\nprint('saved')")
-    assert (status, output) == (0, "saved\n")
+def test_one_that_has_found_out_has_time_to_save(orphan, tmp_path):
+    """The warden, too, gives it this time, by a file in the folder of the job."""
+    text = f"os.environ['PLATOON_JOB'] = {str(tmp_path)!r}\nfound_out()\nbegin()\nrest(1)\nprint(os.getpid())"
+    status, output = orphan(text)
+    assert (status, [f"{path.name}\n" for path in tmp_path.iterdir()]) == (0, [f"detected-{output}"])
 
 
 def test_a_watch_may_end(orphan):
@@ -167,9 +171,19 @@ def test_the_warden_kills_those_that_cannot_end_themselves_and_later_those_that_
 
 
 def test_the_warden_ends_with_a_job_that_has_ended_in_order(stuck, tmp_path):
-    guard = Warden(str(tmp_path), ["/bin/touch", str(tmp_path / "tidied")])
-    process, child = stuck()
-    guard.watch(process.pid)
+    guard = Warden(str(tmp_path), ["/bin/touch", str(tmp_path / "tidied")], soon_s=0.0)
+    (process, child), (other, _) = stuck(), stuck()
+    for each in (process, other):
+        guard.watch(each.pid)
+    files = Path("/proc", (tmp_path / "warden").read_text(), "fd")
+
+    def watched():
+        """Return the number of processes that the warden watches."""
+        return sum(os.readlink(each) == "anon_inode:[pidfd]" for each in files.iterdir())
+
+    until(lambda: watched() == 3)  # the launcher, and both workers
+    os.killpg(other.pid, signal.SIGKILL)  # one worker ends before the others
+    until(lambda: watched() == 2)
     guard.close()
     assert process.poll() is None
     assert not readable(child)

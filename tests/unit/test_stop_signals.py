@@ -44,6 +44,18 @@ def test_those_for_the_workers_end_nothing():
         assert signals.take() == signals.take_for_workers() == []
 
 
+def test_those_that_the_parent_has_left_blocked_come_too():
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    try:
+        with StopSignals() as signals:
+            send(signal.SIGTERM)
+            assert signals.take(10) == [signal.SIGTERM]
+        assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    finally:
+        signal.sigtimedwait([signal.SIGTERM], 0)  # else a signal that was left blocked would end the tests
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def test_without_one_it_waits_as_long_as_it_was_told():
     with StopSignals() as signals:
         assert signals.take(0.01) == []

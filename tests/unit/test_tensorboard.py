@@ -29,19 +29,25 @@ needs_writer = pytest.mark.skipif(
 )
 
 
-def scalars(folder):
-    """Return (name, step, value) of all events in the files of a folder: records of length, CRC, data, CRC."""
+def events_in(folder):
+    """Yield all events in the files of a folder: records of length, CRC, data, CRC."""
     from tensorboardX.proto.event_pb2 import Event
 
-    found = []
     for path in sorted(folder.iterdir()):
         data = path.read_bytes()
         while data:
             (size,) = struct.unpack("<Q", data[:8])
-            event = Event.FromString(data[12 : 12 + size])
-            found += [(value.tag, event.step, round(value.simple_value, 4)) for value in event.summary.value]
+            yield Event.FromString(data[12 : 12 + size])
             data = data[16 + size :]
-    return found
+
+
+def scalars(folder):
+    """Return (name, step, value) of all events in the files of a folder."""
+    return [
+        (value.tag, event.step, round(value.simple_value, 4))
+        for event in events_in(folder)
+        for value in event.summary.value
+    ]
 
 
 @pytest.fixture
@@ -105,6 +111,16 @@ def test_reported_values_do_not_step_back_when_a_worker_joins(tmp_path, snapshot
         events.take(before)
         events.take(snapshot(110, 0.5, {"val": 2.0}))
     assert scalars(tmp_path / "center") == [("val", 100, 1.0), ("val", 110, 2.0)]
+
+
+@needs_writer
+def test_a_course_begins_anew_only_where_steps_are_repeated(tmp_path, snapshot):
+    """TensorBoard drops what stands at the step of a beginning, and behind it."""
+    with contextlib.closing(EventFiles(tmp_path, every_s=0.0)) as events:
+        for value, steps in enumerate([100, 100, 200, 150, 250]):
+            events.take(snapshot(steps, 0.5, {"val": float(value)}))
+    begun = [event.step for event in events_in(tmp_path / "center") if event.session_log.status == 1]  # START
+    assert begun == [100, 150]
 
 
 REPORTS = script_path("tensorboard_reports")

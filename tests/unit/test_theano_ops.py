@@ -303,12 +303,14 @@ def test_a_synchronization_takes_part_in_the_order(job_of_one):
 
 
 X, V, DECAY = T.fvector("x"), theano.shared(np.zeros(3, "f4"), "v"), theano.shared(np.float32(0.8))
+ONE = theano.shared(np.float32(1))
 MOVING_AVERAGES = {
     "of Keras 2": V * 0.99 + X * (1.0 - 0.99),
     "of Lasagne": 0.9 * V + 0.1 * (X + 0 * V),
     "as a difference": V - 0.1 * (V - X),
     "divided": V + (X - V) / 4,
     "a shared decay": DECAY * V + (1 - DECAY) * X,
+    "a shared decay of 1": ONE * V + X / 8,
     "cast": T.cast(0.7 * V.astype("float64") + 0.3 * X, "float32"),
     "not averaged": X,
 }
