@@ -79,8 +79,8 @@ def _report(layers: list[Any], workers: int) -> None:
     _log_once(
         f"BatchNormalization: moving statistics use momentum ** {workers}, "
         f"{', '.join(f'{momentum**workers:.4g}' for momentum in momenta)} in place of "
-        f"{', '.join(f'{momentum:.4g}' for momentum in momenta)}, as each of the {workers} workers makes that many "
-        "times fewer steps in an epoch"
+        f"{', '.join(f'{momentum:.4g}' for momentum in momenta)}, as with the same batch_size each of the {workers} "
+        "workers makes that many times fewer steps in an epoch"
     )
     if any(getattr(layer, "synchronized", False) for layer in layers):
         warn_once(
