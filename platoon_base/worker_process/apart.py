@@ -12,12 +12,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import NamedTuple
 
 from platoon_base.frameworks.registered import Registrations, registered
 from platoon_base.system.environment import RANK, WORKERS
 
-__all__ = ["AFTER_S", "Cooperation", "Intent", "Watch", "intend", "unused", "watch"]
+__all__ = ["AFTER_S", "Cooperation", "Intent", "Watch", "intend", "trains", "unused", "watch"]
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +116,7 @@ class Watch:
         self._since: float | None = None
         self._samples = 0
         self._first_steps: int | None = None
+        self._latest_steps = 0
 
     @property
     def has_seen_training(self) -> bool:
@@ -136,10 +138,12 @@ class Watch:
         """
         counted = known.steps - (self._first_steps or 0) if known.steps else 0
         self._first_steps = known.steps if self._first_steps is None and known.steps else self._first_steps
+        active = bool(framework) or known.steps != self._latest_steps
+        self._latest_steps = known.steps
         if framework or (counted and self._since is None):
             self._since = now if self._since is None else self._since
             self._samples += bool(framework)
-        if self._since is None or now < self._since + AFTER_S:
+        if not active or self._since is None or now < self._since + AFTER_S:
             return ""
         if not self.has_seen_training and counted < _LEAST_STEPS:
             return ""
@@ -173,7 +177,7 @@ def _run(decision: Watch) -> None:
         now = time.monotonic()
         known = _cooperation()
         idle = known.combined and all(each.used for each in list(_intents))
-        framework = "" if idle else _trains(found)
+        framework = "" if idle else trains(sys._current_frames().get(threading.main_thread().ident or 0))
         text = decision.sample(now, framework, known, _remedy(found, framework))
         if text and not any(frame.has_group() for frame in found.frameworks.values()):
             log.warning("%s", text)
@@ -181,11 +185,17 @@ def _run(decision: Watch) -> None:
         time.sleep(_SLOW_INTERVAL_S if idle or now > began + _QUICK_FOR_S else _QUICK_INTERVAL_S)
 
 
-def _trains(found: Registrations) -> str:
-    """Return the framework whose function for training the main thread runs now; empty if it runs none."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    while frame is not None:
-        for name, framework in found.frameworks.items():
+def trains(frame: FrameType | None) -> str:
+    """Return the framework whose function for training a stack is in; empty for none, and for a call of this package.
+
+    Parameters
+    ----------
+    frame : frame or None
+        The innermost one. In such a call, as at the start of a fit, a worker may wait for others for long.
+    """
+    found = registered().frameworks
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] != "platoon_base":
+        for name, framework in found.items():
             if framework.trains(frame):
                 return name
         frame = frame.f_back

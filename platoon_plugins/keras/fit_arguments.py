@@ -44,7 +44,7 @@ def divide(model: Any, values: dict[str, Any], worker: Worker) -> None:
         try:
             _divide_validation(values, worker)
         except ConfigurationError as exc:
-            raise ConfigurationError(f"validation_data: {exc}") from exc
+            raise type(exc)(f"validation_data: {exc}") from None
     if _has_rows(values.get(name)):
         _divide_arrays(values, worker)
     elif values.get(name) is not None:

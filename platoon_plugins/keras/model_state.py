@@ -12,6 +12,7 @@ from platoon_base.fingerprint import checksum
 from platoon_base.worker import copy_first_values, make_equal
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.backends.base import Backend, Variable
+from platoon_plugins.keras.moving_averages import decay_for
 from platoon_plugins.keras.optimizers import average_of_model, wrap_again
 from platoon_plugins.keras.requirements import require_distributable, require_weights
 
@@ -50,6 +51,7 @@ def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
     if worker.global_size == 1:
         return
     copy_first_values(first_values(model, backend), worker, "broadcast_variables")
+    decay_for(model, 1)  # a loop has no epochs; steps that divide a batch are as many as those of one process
     values_were_set(model)
     backend.vary_noise(model, worker.global_rank)
     if average is not None:

@@ -79,8 +79,8 @@ def _report(layers: list[Any], workers: int) -> None:
     _log_once(
         f"BatchNormalization: moving statistics use momentum ** {workers}, "
         f"{', '.join(f'{momentum**workers:.4g}' for momentum in momenta)} in place of "
-        f"{', '.join(f'{momentum:.4g}' for momentum in momenta)}, as each of the {workers} workers makes that many "
-        "times fewer steps in an epoch"
+        f"{', '.join(f'{momentum:.4g}' for momentum in momenta)}, as with the same batch_size each of the {workers} "
+        "workers makes that many times fewer steps in an epoch"
     )
     if any(getattr(layer, "synchronized", False) for layer in layers):
         warn_once(
@@ -109,13 +109,11 @@ def _call(layer: Any, *args: Any, **options: Any) -> Any:
 def _raised(layer: Any, workers: int) -> Iterator[None]:
     """Raise the momenta of a layer to a power while it is called or traced."""
     own = {name: vars(layer)[name] for name in _NAMES if workers > 1 and name in vars(layer)}
-    for name, value in own.items():
-        setattr(layer, name, value**workers)
+    vars(layer).update({name: value**workers for name, value in own.items()})  # Keras's setattr takes longer
     try:
         yield
     finally:
-        for name, value in own.items():
-            setattr(layer, name, value)
+        vars(layer).update(own)
 
 
 # Keras 2 puts the update into the graph when the layer is called on its inputs, before a fit.

@@ -19,15 +19,15 @@ from platoon_base.learning_rate import scaled
 from platoon_base.rules import Rule, require_rule
 from platoon_base.schedule import EveryN
 from platoon_base.worker import warn_once
-from platoon_plugins.keras import seeds, trained
+from platoon_plugins.keras import backends, seeds, trained
 from platoon_plugins.keras.callbacks import bounds_of
 from platoon_plugins.keras.fit_arguments import batch_of, build, divide
 from platoon_plugins.keras.gradients import DistributedOptimizer, average_of, plain_again
 from platoon_plugins.keras.learning_rate import scale_schedule
 from platoon_plugins.keras.marks import is_marked
 from platoon_plugins.keras.model_state import broadcast_variables
-from platoon_plugins.keras.moving_averages import decay_for
 from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
+from platoon_plugins.keras.statistics import Statistics
 from platoon_plugins.keras.sync import LEADER_ONLY, distribute, require_settings
 from platoon_plugins.keras.training import train_by_rule
 
@@ -358,14 +358,20 @@ def _stepping(plain: Callable[..., Any]) -> Callable[..., Any]:
         if average is None or not all(member.attached for member in average.members):
             build(model, bound.arguments)
             broadcast_variables(model, worker=settings.worker)
-        decay_for(model, 1)  # these steps are as many as those of one process
+            _state_of_loops[model] = Statistics(settings.worker, backends.current())
+            _state_of_loops[model].start(model)
         own = batch_of(data, settings.worker)
         bound.arguments.update({name: part for name, part in zip(names, own) if part is not None})
-        return plain(*bound.args, **bound.kwargs)
+        logs = plain(*bound.args, **bound.kwargs)
+        _state_of_loops[model].step_ends(model)
+        return logs
 
     step_prepared.fits_prepared = True  # type: ignore[attr-defined]
     return step_prepared
 
+
+# The state of each model that `train_on_batch` trains.
+_state_of_loops: weakref.WeakKeyDictionary[Any, Statistics] = weakref.WeakKeyDictionary()
 
 if connect().global_size > 1:
     seeds.seed_alike(connect().seed)

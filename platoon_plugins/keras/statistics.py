@@ -1,7 +1,8 @@
-"""Agreement on the state of a model that is neither trained nor an optimizer's, at the end of each epoch."""
+"""Agreement on the state of a model that is neither trained nor an optimizer's: in each epoch, or step of a loop."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,6 @@ class Statistics:
     ----------
     worker : Worker
     backend : Backend
-    model : keras.Model
 
     Attributes
     ----------
@@ -38,16 +38,19 @@ class Statistics:
         What `Backend.statistics` returned at the start, without seeds.
     """
 
-    def __init__(self, worker: Worker, backend: Backend, model: Any) -> None:
-        self._worker, self._backend, self._model = worker, backend, model
+    def __init__(self, worker: Worker, backend: Backend) -> None:
+        self._worker, self._backend = worker, backend
         self.variables: list[Any] = []
         self._checksums: list[int] = []
         self._bases: dict[int, Array] = {}  # The bases of sums, by the variable's index.
+        self._steps = 0
+        self._changing: Any = 0  # Flags of the variables that have changed in a loop.
 
-    def start(self) -> None:
-        """Record the state, which is equal on all workers at the start of a fit."""
-        self.variables = [v for v in self._backend.statistics(self._model) if _rule_of(v) != "own"]
-        self._record()
+    def start(self, model: Any) -> None:
+        """Record the state, which is equal on all workers at the start of a fit or loop."""
+        self.variables = [v for v in self._backend.statistics(model) if _rule_of(v) != "own"]
+        self._checksums = [0] * len(self.variables)
+        self._record(range(len(self.variables)))
 
     def changed(self) -> Array:
         """Return a flag for each variable, for a sum over the workers: 1 if it has changed since the last agreement."""
@@ -67,12 +70,27 @@ class Statistics:
         if numbers:
             states = [State(self.variables[i], _rule_of(self.variables[i]), self._bases.get(i)) for i in numbers]
             agree(states, self._worker, name)
-            self._record()
+            self._record(numbers)
 
-    def _record(self) -> None:
-        self._checksums = self._compute_checksums()
-        sums = [i for i, variable in enumerate(self.variables) if _rule_of(variable) == "sum"]
-        self._bases = {i: np.array(self.variables[i].get_value(borrow=True)) for i in sums}
+    def step_ends(self, model: Any) -> None:
+        """Agree after a step of a loop; a collective call.
+
+        Frozen weights may be large, so all variables are looked at after 1, 2, 4, ... steps only, and after the others
+        those that have changed before.
+        """
+        self._backend.attach(model)
+        self._steps += 1
+        if not self._steps & (self._steps - 1):
+            name = f"keras state that changes, step {self._steps}"
+            self._changing = self._changing + self._worker.advanced.sum_arrays(name, [self.changed()]).arrays[0]
+        self.average(f"keras state of step {self._steps}", self._changing)
+
+    def _record(self, numbers: Iterable[int]) -> None:
+        """Record the values of some variables."""
+        for i in numbers:
+            self._checksums[i] = checksum(self.variables[i].get_value(borrow=True))
+            if _rule_of(self.variables[i]) == "sum":
+                self._bases[i] = np.array(self.variables[i].get_value(borrow=True))
 
     def _compute_checksums(self) -> list[int]:
         return [checksum(variable.get_value(borrow=True)) for variable in self.variables]

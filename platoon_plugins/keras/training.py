@@ -101,7 +101,7 @@ class Training:
         self._mode = self._choose_mode(average)
         decay_for(model, worker.global_size)  # before the compiled step is watched, which it may replace
         self._evaluation = Evaluation(worker, backend, model, average)
-        self._statistics = Statistics(worker, backend, model)
+        self._statistics = Statistics(worker, backend)
         self._lost_rows = LostRows(worker, model)
         self._stopping = Stopping(worker, model, self._mode, settings.policy)
         self._batches = _Batches()
@@ -199,7 +199,7 @@ class Training:
             backend.watch_losses(model, average_of_model(model))
         self.participants = participants
         self._mode.start(model, participants)
-        self._statistics.start()
+        self._statistics.start(model)
         self._known = self._trained()
 
     def _trained(self) -> list[Any]:

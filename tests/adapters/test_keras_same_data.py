@@ -36,9 +36,7 @@ def test_labels_in_the_same_order_identify_batches_whose_inputs_are_random(label
     assert difference(marks, theirs) == (0 if agree else 1)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_each_row_is_read_once_or_all_workers_raise(run_keras, workers):
+def test_each_row_is_read_once_or_all_workers_raise(run_keras):
     """By the means of three powers of the labels; orders that differ late, in validation, in each kind of data."""
-    if workers == 3 and keras.backend.backend() != "torch":
-        pytest.skip("takes long: two workers do on the other back ends")
+    workers = 3 if keras.backend.backend() == "torch" else 2
     run_keras(script_path("keras_same_data_the_order_that_is_read"), workers=workers).require_success()

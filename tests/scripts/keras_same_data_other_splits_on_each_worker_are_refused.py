@@ -1,7 +1,8 @@
 import numpy as np
 
 from keras_preamble import KERAS_2, data, everyones, keras, rank, shard, worker
-from platoon_base.errors import PlatoonError
+from platoon_base.errors import DataMismatchError
+from platoon_plugins.keras.fit_arguments import divide
 
 x, y = data(90)
 
@@ -10,7 +11,7 @@ def complaints(make, shards=shard):
     worker.barrier("before")
     try:
         shards(*make())
-    except PlatoonError as exc:
+    except DataMismatchError as exc:  # by which the job ends, after any number of steps
         text = str(exc)
     else:
         text = ""
@@ -34,6 +35,8 @@ whole = lambda *data: shard(*data, validation_split=0.3)
 assert complaints(lambda: split(0)) == 0
 assert complaints(lambda: split(1 + rank)) == 1  # on the one that comes later
 assert complaints(lambda: split(2 + rank), whole) == 1
+validated = lambda *rows: divide(None, {"validation_data": rows}, worker)
+assert complaints(lambda: split(3 + rank), validated) == 1
 assert complaints(lambda: mask(1)) == 0
 assert complaints(lambda: mask(2 + rank)) == 1
 assert complaints(lambda: ({"a": x[:30], "b": [x[rank : 30 + rank]]}, y[:30])) == 1

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from platoon_base import compat
-from platoon_base.frameworks import registered
-from platoon_base.worker_process.apart import AFTER_S, Cooperation, Watch, intend, watch
+from platoon_base.worker_process.apart import AFTER_S, Cooperation, Watch, intend, trains, unused, watch
 
 pytestmark = pytest.mark.base
 
@@ -19,12 +18,8 @@ def of_no_job():
 
 
 def training():
-    """Return the frameworks by which this thread trains now, as the watch finds them."""
-    frame, found = inspect.currentframe().f_back, set()
-    while frame is not None:
-        found |= {name for name, framework in registered().frameworks.items() if framework.trains(frame)}
-        frame = frame.f_back
-    return found
+    """Return the framework by which this thread trains now, as the watch finds it."""
+    return trains(inspect.currentframe().f_back)
 
 
 def warnings_of(known, framework="torch", seconds=AFTER_S + 1, every_s=0.5):
@@ -46,6 +41,13 @@ def test_what_trains_nothing_or_cooperates_is_not():
     for before in (1, 1000):  # steps of earlier fits
         assert warnings_of(lambda k, steps=before: Cooperation(steps=steps), framework="", seconds=3600) == ""
     assert warnings_of(lambda k: Cooperation(combined=True, steps=k), framework="", seconds=3600) == ""
+
+
+def test_a_worker_that_waits_for_the_others_does_not_train():
+    decision = Watch(2)
+    said = [decision.sample(k, "keras" if k < 4 else "", Cooperation(), "") for k in range(600)]
+    assert set(said) == {""}
+    assert "2 separate models" in decision.sample(600, "keras", Cooperation(), "")
 
 
 def test_steps_that_the_script_counts_show_a_training_too():
@@ -81,7 +83,7 @@ def test_the_frames_of_theanos_training():
     w = theano.shared(1.0)
     theano.function([], Watched()(w), updates=[(w, w + 1)])()
     theano.function([], Watched()(w))()
-    assert seen == [{"theano"}, set()]
+    assert seen == ["theano", ""]
 
 
 def test_the_frames_of_torchs_training():
@@ -90,14 +92,17 @@ def test_the_frames_of_torchs_training():
 
     def closure():
         seen.append(training())
+        waits = intend("it", "waits", lambda: seen.append(training()))
+        unused(Cooperation())  # a call of this package, in which a worker may wait for the others
+        assert not waits.used
         return torch.zeros(())
 
     torch.optim.SGD([torch.zeros(2, requires_grad=True)], lr=0.1).step(closure)
-    assert seen == [{"torch"}]
+    assert seen == ["torch", ""]
     weight = torch.zeros(2, requires_grad=True)
     weight.register_hook(lambda gradient: seen.append(training()))
     weight.sum().backward()  # also where inputs are changed for an evaluation
-    assert seen[1:] == [set()]
+    assert seen[2:] == [""]
 
 
 @pytest.mark.keras
@@ -119,4 +124,4 @@ def test_the_frames_of_kerass_training():
 
     model.fit(x, x[:, :1], verbose=0, callbacks=[Look()])
     model.evaluate(x, x[:, :1], verbose=0, callbacks=[Look()])
-    assert seen == {"fit": {"keras"}, "evaluate": set()}
+    assert seen == {"fit": "keras", "evaluate": ""}
