@@ -68,6 +68,9 @@ def test_an_object_that_is_never_used_is_named_with_its_line():
 def test_the_frames_of_theanos_training():
     compat.apply()
     theano = pytest.importorskip("theano", reason="needs Theano: see docs/install.md")
+    from theano.sandbox.rng_mrg import MRG_RandomStreams
+    from theano.tensor.shared_randomstreams import RandomStreams
+
     seen = []
 
     class Watched(theano.Op):
@@ -77,10 +80,14 @@ def test_the_frames_of_theanos_training():
             seen.append(training())
             outputs[0][0] = inputs[0]
 
-    w = theano.shared(1.0)
-    theano.function([], Watched()(w), updates=[(w, w + 1)])()
-    theano.function([], Watched()(w))()
-    assert seen == [{"theano"}, set()]
+    w, total = theano.shared(np.ones(2)), theano.shared(1.0)
+    watched = Watched()(w.sum())
+    theano.function([], watched, updates=[(w, w + 1)])()
+    theano.function([], watched)()
+    theano.function([], watched, updates=[(total, total + w.sum())])()  # as evaluations do
+    for random in (MRG_RandomStreams(1), RandomStreams(1)):
+        theano.function([], watched * random.uniform((2,)))()
+    assert seen == [{"theano"}, set(), set(), set(), set()]
 
 
 def test_the_frames_of_torchs_training():
