@@ -266,7 +266,7 @@ def main() -> int:
     parser.add_argument("--least", type=float, default=95.0, help="percentage of the steps that it must make")
     parser.add_argument("--seed", type=int, default=0, help="of the first job; each later one has the next")
     parser.add_argument("--out", type=Path, default=report.FOLDER, help="folder for the results")
-    parser.add_argument("--stalls", type=int, default=0, help="how often to stop a courier of a job on several hosts")
+    parser.add_argument("--stalls", type=int, default=0, help="how often to stall a job on several hosts")
     os.environ[NAMESPACE] = f"s{os.getpid()}"  # it tidies up: only what is its own
     options = parser.parse_args()
     os.environ["PLATOON_TIMEOUT_S"] = "20"

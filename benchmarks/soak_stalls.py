@@ -1,9 +1,13 @@
-"""Stalls of one courier of 1 to 8 s, at random moments: afterwards the center has to hold every step exactly once."""
+"""Stalls of 1 to 8 s at random moments: afterwards the center has to hold every step exactly once.
+
+A courier, a launcher or a worker is stopped, or as root one direction of all connections to a courier is cut.
+"""
 
 from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,13 +25,37 @@ _SCRIPT = Path(__file__).parent / "scripts" / "soak_stalls.py"
 _BEGIN_S, _PAUSE_S = 120.0, 1.0
 
 
-def _couriers(launchers: list[subprocess.Popen[bytes]]) -> list[psutil.Process]:
-    children = [child for each in launchers for child in psutil.Process(each.pid).children()]
-    return [child for child in children if "platoon_base.courier.process" in " ".join(child.cmdline())]
+def _processes(launchers: list[subprocess.Popen[bytes]], what: str) -> list[psutil.Process]:
+    """Return the launchers, the workers or the couriers."""
+    found = [psutil.Process(each.pid) for each in launchers]
+    if what == "launcher":
+        return found
+    children = [child for each in found for child in each.children()]
+    named = "platoon_base.courier.process" if what == "courier" else "platoon: soak_stalls.py"
+    return [child for child in children if named in " ".join(child.cmdline())]
+
+
+def _stall(process: psutil.Process, seconds: float) -> None:
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(seconds)
+    process.send_signal(signal.SIGCONT)
+
+
+def _cut(courier: psutil.Process, seconds: float) -> None:
+    """Drop what arrives at the ports of a courier, and let pass what it sends."""
+    ports = {each.laddr.port for each in courier.net_connections("tcp") if each.raddr}
+    rules = [["INPUT", "-p", "tcp", "--dport", str(port), "-j", "DROP"] for port in ports]
+    try:
+        for rule in rules:
+            subprocess.check_call(["iptables", "-I", *rule])
+        time.sleep(seconds)
+    finally:
+        for rule in rules:
+            subprocess.call(["iptables", "-D", *rule], stderr=subprocess.DEVNULL)
 
 
 def stalls(count: int, hosts: int, seed: int, longest_s: float = 8.0) -> dict[str, Any]:
-    """Stop a courier ``count`` times; return the steps that the center holds, and those of all workers by hosts.
+    """Stall something ``count`` times; return the steps that the center holds, and those of all workers by hosts.
 
     Both are equal if nothing was lost or counted twice.
     """
@@ -52,15 +80,19 @@ def stalls(count: int, hosts: int, seed: int, longest_s: float = 8.0) -> dict[st
                 raise TimeoutError((folder / "out0").read_text())
             time.sleep(0.1)
         stalled_s = 0.0
+        kinds = ["courier", "launcher", "worker"]
+        if os.geteuid() == 0 and shutil.which("iptables"):
+            kinds.append("cut")
+        first = chance.randrange(len(kinds))
         try:
-            for _ in range(count):
+            for number in range(count):
                 time.sleep(_PAUSE_S * chance.random())
-                courier = chance.choice(_couriers(launchers))
-                seconds = chance.uniform(1.0, longest_s)
+                kind = kinds[(first + number) % len(kinds)]
+                process = chance.choice(_processes(launchers, "courier" if kind == "cut" else kind))
+                # A launcher that is silent for --host-timeout (10 s) is lost.
+                seconds = chance.uniform(1.0, min(longest_s, 5.0) if kind == "launcher" else longest_s)
                 stalled_s += seconds
-                courier.send_signal(signal.SIGSTOP)
-                time.sleep(seconds)
-                courier.send_signal(signal.SIGCONT)
+                (_cut if kind == "cut" else _stall)(process, seconds)
         finally:
             (folder / "end").touch()
             statuses = [launcher.wait(_BEGIN_S) for launcher in launchers]

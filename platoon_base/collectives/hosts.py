@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
@@ -18,7 +19,7 @@ from platoon_base.collectives.hosts_exchange import HostsExchange
 from platoon_base.collectives.hosts_links import Counterpart, Links
 from platoon_base.collectives.hosts_parts import Reduction
 from platoon_base.compression.feedback import ErrorFeedback
-from platoon_base.errors import PlatoonError, WorkerLostError
+from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
 from platoon_base.hosts.world import World
 from platoon_base.links.cipher import require_cipher
 from platoon_base.links.handshake import HANDSHAKE_S, Address, Listener, open_links
@@ -29,6 +30,8 @@ from platoon_base.system.awake import awake
 from platoon_base.system.text import to_bytes
 
 __all__ = ["HostsCollective"]
+
+log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
@@ -102,6 +105,7 @@ class HostsCollective(HostCollective):
             other = world.ranks_on(host)[index]
             return Counterpart(host, other, ranks[other], f"rank {ranks[other]} on {_named(world, host)}")
 
+        self._has_warned = False
         self._codec = gradient_codec(world)
         self._token = object()  # of this group: residuals of another one do not count
         ordered = sorted(streams, key=lambda pair: pair[0])
@@ -137,6 +141,20 @@ class HostsCollective(HostCollective):
             return self._combine("all_reduce", op, array, out, timeout_s, COMPRESSED)
         finally:
             exchange.reduction = Reduction
+
+    def _check_progress(self, header: Array, deadline: float, timeout_s: float) -> float:
+        """Warn of hosts that are not reached, and name them in the error of a call that has timed out."""
+        exchange = self._failure.exchange
+        why = "" if exchange is None else exchange.unanswered()
+        if why and not self._has_warned:
+            log.warning("%s waits: %s", self._named(header).rstrip(","), why)
+        self._has_warned = bool(why)
+        try:
+            return super()._check_progress(header, deadline, timeout_s)
+        except CollectiveTimeoutError as exc:
+            if not why:
+                raise
+            raise CollectiveTimeoutError(f"{exc}. {why}") from None
 
     def _release(self) -> None:
         super()._release()

@@ -168,6 +168,10 @@ class HostsExchange:
             return ""
         return self._links.broken(self._owes)
 
+    def unanswered(self) -> str:
+        """Say which hosts acknowledge nothing that was sent to them; empty if there is none."""
+        return "" if self._within else self._links.unanswered()
+
     def report(self, how: int, text: bytes) -> None:
         """Report to all counterparts that a call has failed."""
         if not self.busy:

@@ -10,6 +10,7 @@ from typing import Any, Callable, NamedTuple, Protocol
 import numpy as np
 
 from platoon_base.collectives.host_exchange import describe
+from platoon_base.links.handshake import WARNING_S
 from platoon_base.links.stream import BrokenStreamError, Stream
 from platoon_base.system.awake import awake
 
@@ -299,6 +300,12 @@ class Links:
             if link.closed and (link.altered or now > link.closed_at + _CAUSE_TIMEOUT_S) and owes(link):
                 return f"the link to {link.to.name} is broken: {link.closed}{'' if link.altered else _REMEDY}"
         return ""
+
+    def unanswered(self) -> str:
+        """Say which hosts acknowledge nothing that was sent to them; empty if there is none."""
+        silent = [(link.to.name, 0.0 if link.closed else link.stream.unanswered_s()) for link in self.all]
+        found = [f"{name} has been unreachable for {seconds:.0f} s" for name, seconds in silent if seconds > WARNING_S]
+        return f"{'; '.join(found)}. Is the network between the hosts slow or cut?" if found else ""
 
     def send_last_record(self, how: int | None, text: bytes) -> None:
         """Report a failed call (``how``), or that this rank leaves (None), by all links, before anything queued."""

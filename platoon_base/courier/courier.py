@@ -252,7 +252,7 @@ class Courier:
     def _why_unlinked(self, host: int, seconds: float) -> str:
         if host < self._world.host and host in self._tokens:
             why = self._opening.why([host]).removeprefix("; ") or "no answer"
-            what = f"host {self._world.host} gets no connection to its port {self._ports[host]} ({why})"
+            what = f"host {self._world.host} gets no connection to port {self._ports[host]} of host {host} ({why})"
         else:
             address = self._listener.address
             what = f"no connection of host {host} has arrived at {address.host} port {address.port}"

@@ -39,11 +39,15 @@ def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
 
 
 def _trains(frame: FrameType) -> bool:
-    """Return whether this is the call of a compiled function that updates shared variables."""
+    """Return whether this is the call of a compiled function that updates weights.
+
+    States of random numbers are integers, and an evaluation sums its values in scalars.
+    """
     if frame.f_globals.get("__name__") != "theano.compile.function_module" or frame.f_code.co_name != "__call__":
         return False
     maker = getattr(frame.f_locals.get("self"), "maker", None)
-    return any(getattr(each, "update", None) is not None for each in getattr(maker, "inputs", ()))
+    updated = [each.variable.type for each in getattr(maker, "inputs", ()) if getattr(each, "update", None) is not None]
+    return any(getattr(kind, "ndim", 0) and kind.dtype.startswith("float") for kind in updated)
 
 
 FRAMEWORK = Framework(

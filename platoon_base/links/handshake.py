@@ -17,6 +17,7 @@ import functools
 import hashlib
 import hmac
 import logging
+import math
 import os
 import secrets
 import selectors
@@ -30,7 +31,7 @@ from platoon_base.links.cipher import Cipher, derive_keys
 from platoon_base.links.stream import Stream
 from platoon_base.system.awake import awake
 
-__all__ = ["HANDSHAKE_S", "Address", "Caller", "Listener", "Opening", "open_links"]
+__all__ = ["HANDSHAKE_S", "WARNING_S", "Address", "Caller", "Listener", "Opening", "open_links"]
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ _CALLS = 5
 _RETRY_INTERVAL_S, _MAX_RETRY_INTERVAL_S = 0.05, 0.5  # between two calls of one listener
 _WRONG_PROOFS = 3  # of one rank, one after the other, that are no chance any more
 _POLL_INTERVAL_S = 0.2  # between two questions whether it makes sense to wait
+WARNING_S = 8.0  # A host whose link does not open, or does not carry data, for so long is named in a warning.
 _GREETING = struct.Struct("<8s32sII")
 _MAGIC = b"PLTNLNK1"
 _NUMBER_BYTES = _PROOF_BYTES = 32
@@ -428,15 +430,20 @@ def open_links(
         If a rank did not come by then, or what listens at its address cannot prove that it is this rank.
     """
     opening = Opening(listener, Caller(rank, data_key, expected), calls)
-    asks_at = 0.0
+    asks_at, warns_at = 0.0, awake() + WARNING_S
     try:
         while opening.missing:
             now = awake()
-            if now >= deadline:
-                raise PlatoonError(
-                    f"rank {rank} has no link to the ranks {opening.missing} of other hosts in time{opening.why()}: do "
-                    "the hosts reach each other at all ports (firewalls), by the addresses that they were given?"
+            if now >= min(deadline, warns_at):
+                who = f"rank {rank} has no link to the ranks {opening.missing} of other hosts"
+                why = (
+                    f"{opening.why()}: do the hosts reach each other at all ports (firewalls), by the addresses that "
+                    "they were given?"
                 )
+                if now >= deadline:
+                    raise PlatoonError(f"{who} in time{why}")
+                warns_at = math.inf
+                log.warning("%s so far%s", who, why)
             wrong = [rank for rank, count in opening.wrong.items() if count >= _WRONG_PROOFS]
             if wrong:
                 raise PlatoonError(f"rank {rank} has no link to the ranks {wrong} of other hosts{opening.why(wrong)}")

@@ -20,6 +20,7 @@ _AT_ONCE = 1 << 16  # bytes asked for where no record has begun: many small ones
 _DIRECT = 1 << 14  # bytes from which on an unencrypted payload is received where it belongs, without a copy
 _BURST = 16  # reads of what nobody takes any more
 _IDLE_S = 30
+_TCP_INFO = struct.Struct("=2xB21xI28xI")  # tcpi_retransmits, tcpi_unacked and tcpi_last_ack_recv
 _RTO_MAX_MS = getattr(socket, "TCP_RTO_MAX_MS", 44)
 _MAX_SILENCE_MS = 24 * 3600 * 1000
 
@@ -125,6 +126,18 @@ class Stream:
         """Drop the queued records of which no byte was sent."""
         self.posted -= len(self._queue)
         self._queue.clear()
+
+    def unanswered_s(self) -> float:
+        """Return for how long nothing has been acknowledged of what was sent again and again; 0 if nothing was.
+
+        The system of the other host acknowledges data even while its process is busy or stopped.
+        """
+        try:
+            info = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        except OSError:
+            return 0.0
+        retransmits, unacknowledged, since_ms = _TCP_INFO.unpack(info)
+        return float(since_ms) / 1e3 if retransmits and unacknowledged else 0.0
 
     def push(self) -> bool:
         """Send without blocking; return whether anything was sent."""

@@ -15,6 +15,7 @@ from platoon_base.coordination.roster import Roster
 from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Keep, LeftOut, Listening, News
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
+from platoon_base.links.handshake import WARNING_S
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.couriers import CourierKeeper, courier_settings
 from platoon_base.multihost.member import Member
@@ -65,9 +66,10 @@ class CourierTable:
         self._here = CourierKeeper(files, lambda news: self.handle_news(0, news))
         self._round = RoundTable()
         self._at: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
-        self._apart: dict[
-            tuple[int, int], tuple[float, str]
-        ] = {}  # Pairs without a link: when one host is given up, and why.
+        self._made: set[int] = set()  # The hosts that have made a center.
+        self._source_due_at = math.inf  # When to warn that the others wait for the center of the source.
+        # Pairs of hosts that do not exchange: when one host is given up, and why.
+        self._apart: dict[tuple[int, int], tuple[float, str]] = {}
         self._changed = False  # since the hosts were sent where they listen
         self._workers: dict[int, int] = {}  # that live, by host, as the couriers know them
         self._changes = -1  # of the roster, when they were counted
@@ -85,6 +87,13 @@ class CourierTable:
     def step(self) -> None:
         """Handle the messages of this host's courier; restart it if it has ended."""
         self._here.step()
+        if awake() > self._source_due_at:
+            self._source_due_at = math.inf
+            log.warning(
+                "workers of host%s %s wait for the initial values, which host %d provides: no worker there has shared "
+                "its parameters so far (init_shared_params, or the fit of a prepared model)",
+                "s" * (len(self._made) > 1), ", ".join(map(str, sorted(self._made))), self._source,
+            )  # fmt: skip
         for hosts, (until, why) in list(self._apart.items()):
             if awake() > until and hosts in self._apart:
                 del self._apart[hosts]
@@ -114,7 +123,7 @@ class CourierTable:
             self._apart[hosts] = awake() + NO_LINK_S if news.never else math.inf, news.why
             self._roster.story.add("courier", [one, two], "", "do not exchange", news.why)
             log.warning(
-                "hosts %d and %d do not exchange what their workers learn, which train on without it: %s",
+                "hosts %d and %d do not exchange what their workers learn: %s",
                 one, two, news.why,
             )  # fmt: skip
         else:
@@ -124,6 +133,9 @@ class CourierTable:
 
     def center_made(self, made: CenterMade) -> None:
         """Begin the exchanges between the center of a host and those of the others."""
+        self._made.add(made.host)
+        due_at = min(self._source_due_at, awake() + WARNING_S)
+        self._source_due_at = math.inf if self._source in self._made else due_at
         layout = made.shared.layout
         specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in layout.specs]
         rule, every_s = courier_settings(os.environ)
@@ -142,7 +154,7 @@ class CourierTable:
         """Start the centers of all hosts from the values of a host that is not host 0."""
         log.warning("%s: centers that are made from now on begin with the values of host %d", source.why, source.host)
         self._roster.story.add("host", [source.host], "", "has the values that all centers begin with", source.why)
-        self._source, self._changed = source.host, True
+        self._source, self._changed, self._source_due_at = source.host, True, math.inf
 
     def round_met(self, met: RoundReached) -> None:
         """Let hosts exchange what their workers have contributed to a round."""
@@ -180,6 +192,7 @@ class CourierTable:
     def center_dropped(self) -> None:
         """End the exchanges between centers: the workers have released their parameters."""
         self._at, self._changed, self._source, self._apart = {}, False, 0, {}
+        self._made, self._source_due_at = set(), math.inf
         self._here.dropped()
         for member in self._members.values():
             member.has_courier = False

@@ -62,13 +62,13 @@ def _is_within(frame: FrameType | None) -> bool:
 
 
 def catches(pid: int, number: signal.Signals) -> bool:
-    """Return whether a process of this host has a handler for a signal; False if that cannot be read."""
+    """Return whether a process of this host has a handler for a signal, or blocks it for `signal.sigwait`."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(errors="replace")
     except OSError:
         return False
-    mask = next((line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:")), "0")
-    return bool(int(mask, 16) >> (number - 1) & 1)
+    masks = [line.split()[1] for line in status.splitlines() if line.startswith(("SigCgt:", "SigBlk:"))]
+    return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
 
 
 @contextlib.contextmanager

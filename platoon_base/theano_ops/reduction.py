@@ -92,7 +92,7 @@ class _Kinds:
         if isinstance(node.op, (DimShuffle, tensor.Reshape)) and isinstance(kinds[0], str):
             return kinds[0]
         if isinstance(node.op, DimShuffle):
-            return _position(node.op.new_order, kinds[0])
+            return _position(node.op.new_order, int(kinds[0]))
         if _is_elemwise(node, scalar.TrueDiv) and not isinstance(kinds[0], int):
             return self._of_quotient(node, kinds[0], kinds[1])
         axes = [kind for kind in kinds if isinstance(kind, int)]
@@ -138,7 +138,7 @@ def _of_product(node: Any, kinds: Sequence[Kind]) -> Kind:
     if right == CONSTANT and left != first - 1:
         return left
     if left == CONSTANT and second == 2 and right == 1:
-        return first - 1
+        return int(first) - 1
     return UNKNOWN
 
 

@@ -19,7 +19,7 @@ from platoon_base.checkpoints.files import Checkpoint, require_alike
 from platoon_base.coordination import messages as msg
 from platoon_base.device_arrays import is_device_array
 from platoon_base.devices.checks import warn_if_not_on_device
-from platoon_base.errors import ConfigurationError, NonFiniteError, PlatoonError
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, NonFiniteError, PlatoonError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign
 from platoon_base.rules.center import (
@@ -128,7 +128,15 @@ class SharedParameters:
         The first that asks creates it, with its own values, so in turns this is one.
         """
         with self._turns.take(f"open {settings_of(self._rule)}", timeout_s, self.finish):
-            self._open_center(centers, timeout_s)
+            try:
+                self._open_center(centers, timeout_s)
+            except CollectiveTimeoutError as exc:
+                if self._rank == self._connection.identity.local_rank:
+                    raise  # The values are those of this host.
+                raise CollectiveTimeoutError(
+                    f"waited {timeout_s:g} s for the initial values of the first host: its workers must share their "
+                    "parameters too, by the same call. Look into the logs of the first host, or give a longer timeout_s"
+                ) from exc
 
     def _open_center(self, centers: CenterFactory, timeout_s: float) -> None:
         layout, rule = self.parameters.layout, self._rule

@@ -156,9 +156,13 @@ class Watch:
         if made is not None:
             return made.text
         alone = "combined no parameters and no gradients with the others" if known.joined else "not joined its job"
+        if self.has_seen_training:
+            done, condition = f"trained for {now - self._since:.0f} s", ""
+        else:
+            done, condition = f"counted {known.steps} steps", "if it trains in them, "
         return (
-            f"this worker has trained for {now - self._since:.0f} s and {alone}: the {self._workers} workers train "
-            f"{self._workers} separate models. {remedy or _ANY_LOOP}"
+            f"this worker has {done} and {alone}: {condition}the {self._workers} workers train {self._workers} "
+            f"separate models, which is no mistake in a search, for instance. {remedy or _ANY_LOOP}"
         )
 
 

@@ -15,6 +15,7 @@ from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.fingerprint import fingerprint
+from platoon_base.worker import State, agree
 from platoon_plugins.keras import (
     EASGD,
     LEADER_ONLY,
@@ -32,7 +33,6 @@ from platoon_plugins.keras.learning_rate import warn_of_schedules
 from platoon_plugins.keras.read_order import describe
 from platoon_plugins.keras.same_data import SameBatches
 from platoon_plugins.keras.standby import Standby
-from platoon_plugins.keras.statistics import Statistics
 
 pytestmark = pytest.mark.keras
 
@@ -679,9 +679,8 @@ def test_statistics_are_averaged_over_the_workers_that_have_sent_theirs():
     """Of three, one has died: the sums are those of two."""
     values = [np.zeros(2, "float32")]
     variable = SimpleNamespace(get_value=lambda borrow: values[-1], set_value=values.append)
-    summed = SimpleNamespace(arrays=[np.array([2.0, 6.0])], ranks=[0, 2])
-    worker = SimpleNamespace(global_size=3, advanced=SimpleNamespace(sum_arrays=lambda name, arrays: summed))
-    statistics = Statistics(worker, SimpleNamespace(statistics=lambda model: [variable]), None)
-    statistics.average("epoch 1", np.ones(1))
+    summed = SimpleNamespace(arrays=[np.array([2.0, 6.0])], pairs={"weight": (2.0, 2.0)}, ranks=[0, 2])
+    worker = SimpleNamespace(advanced=SimpleNamespace(sum_arrays=lambda *args, **options: summed))
+    agree([State(variable, "mean")], worker, "epoch 1")
     np.testing.assert_array_equal(values[-1], [1, 3])
     assert values[-1].dtype == np.float32

@@ -612,12 +612,18 @@ def test_a_listener_that_comes_late_is_found(threads):
         late.close()
 
 
-def test_the_wait_for_a_link_has_an_end_and_says_for_whom(listener):
+@pytest.mark.parametrize("warning_s", [0.1, 10.0])
+def test_the_wait_for_a_link_has_an_end_and_says_for_whom(listener, monkeypatch, caplog, warning_s):
+    monkeypatch.setattr(handshake, "WARNING_S", warning_s)
     closed = Listener("127.0.0.1")
     closed.close()
     deadline = time.monotonic() + 0.3
     with pytest.raises(PlatoonError, match=r"rank 0 has no link to the ranks \[3, 5\].*rank 5 at 127.0.0.1: .*refused"):
         open_links(listener, 0, KEY, {5: closed.address}, frozenset({3}), deadline, lambda ranks: None)
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.partition(";")[0] for text in said] == [
+        "rank 0 has no link to the ranks [3, 5] of other hosts so far"
+    ] * (warning_s < 0.3)
 
 
 def test_the_wait_ends_for_a_reason(listener):

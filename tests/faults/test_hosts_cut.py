@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from pathlib import Path
@@ -65,6 +66,46 @@ def test_a_call_goes_on_after_a_cut(hosts, form, size, cut_s, rate, tmp_path):
         assert ended - began > cut_s
         assert ended - mended[0] < 5  # 0.6 s is usual; the address of the other host may have to be asked for anew
         method.measure(size, 1, 3, check=True)
+
+
+UNREACHABLE = """
+    import socket, sys, time
+
+    from platoon_base.links.stream import Stream
+
+    if sys.argv[1] == "listen":
+        with socket.create_server((sys.argv[2], 29500)) as server:
+            print("ready", flush=True)
+            sock, _ = server.accept()
+            sys.stdin.read()
+    else:
+        sock = socket.create_connection((sys.argv[2], 29500))
+        stream = Stream(sock, None, None)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        began = time.monotonic()
+        stream.post(1, 0, b"x")
+        while stream.unanswered_s() < 1.0 and time.monotonic() < began + float(sys.argv[3]):
+            stream.push()
+            time.sleep(0.05)
+        print(stream.unanswered_s() >= 1.0, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("cut", "seconds"), [(True, "60"), (False, "2")])
+def test_a_host_that_acknowledges_nothing_is_known_while_its_process_is_busy(hosts, cut, seconds):
+    """The process at the other end never reads."""
+    first, second = hosts.all
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    script = [sys.executable, "-c", textwrap.dedent(UNREACHABLE)]
+    with subprocess.Popen([*first.enter(), *script, "listen", first.address], **pipes) as listening:
+        assert listening.stdout.readline() == "ready\n"
+        with subprocess.Popen([*second.enter(), *script, "call", first.address, seconds], **pipes) as calling:
+            assert calling.stdout.readline() == "ready\n"
+            if cut:
+                hosts.cut(1)
+            assert calling.communicate("go\n")[0] == f"{cut}\n"
+        listening.communicate("")
 
 
 def test_the_benchmark_measures(hosts, tmp_path):

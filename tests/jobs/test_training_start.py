@@ -43,8 +43,8 @@ def test_a_vote_of_the_training_before_does_not_count(solo_worker):
 
 
 def test_values_that_workers_cannot_exchange_are_refused(solo_worker):
-    with pytest.raises(ConfigurationError, match="got w of dtype complex128, which cannot be copied"):
-        start_training(solo_worker, "fit", "fit", values=[Variable("w", [1j])])
+    with pytest.raises(ConfigurationError, match="got w of dtype object, which cannot be copied"):
+        start_training(solo_worker, "fit", "fit", values=[Variable("w", [object()])])
 
 
 def test_all_begin_with_the_values_of_the_first(run_job):
@@ -76,7 +76,7 @@ def test_a_worker_with_other_arguments_of_the_rule_or_another_mode_is_refused(ru
     told = run_job(script_path("training_start_other_rules_are_refused")).require_success().reported
     assert "got DiLoCo with outer_lr=0.1 on rank 1, and with outer_lr=0.7 on rank 0" in told["argument"]
     assert "got DiLoCo with momentum=0.5 on rank 1, and with momentum=0.8 on rank 0" in told["environment"]
-    assert "training 2 keeps the models together differs: rank 1 has a rule, rank 0 averaged" in told["mode"]
+    assert "differs between rank 0 and rank 1: rank 1 has a rule, rank 0 averaged gradients" in told["mode"]
 
 
 def test_a_late_worker_is_refused_before_it_meets_anybody(run_job):

@@ -65,6 +65,7 @@ refused(lambda: model.fit(x, y, verbose=0, validation_data=(x[:1], y[:1])), few)
 refused(
     lambda: model.fit(x, y, verbose=0, validation_data=(x[:2], y[:1])), "validation_data: got arrays of [1, 2] rows"
 )
+few = f"validation_data: got 1 batches, too few rows for {size} workers"
 refused(lambda: model.fit(x, y, verbose=0, validation_data=Few()), few)
 assert (flat(model.get_weights()) == begun).all()  # it has not trained
 refused(lambda: model.fit(x, y, verbose=0, validation_split=0.01), "got validation_split=0.01 of 64 rows")

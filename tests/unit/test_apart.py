@@ -30,7 +30,7 @@ def warnings_of(known, framework="torch", seconds=AFTER_S + 1, every_s=0.5):
 def test_a_training_of_half_a_minute_without_a_word_to_the_others_is_said():
     found = warnings_of(lambda k: Cooperation())
     assert "and combined no parameters and no gradients with the others: the 2 workers train 2 separate" in found
-    assert found.endswith("models. Do this")
+    assert found.endswith("models, which is no mistake in a search, for instance. Do this")
     assert "not joined its job" in warnings_of(lambda k: Cooperation(joined=False))
     assert warnings_of(lambda k: Cooperation(), seconds=AFTER_S) == ""
 
@@ -51,7 +51,9 @@ def test_a_worker_that_waits_for_the_others_does_not_train():
 
 
 def test_steps_that_the_script_counts_show_a_training_too():
-    assert "2 separate models" in warnings_of(lambda k: Cooperation(steps=k), framework="")
+    found = warnings_of(lambda k: Cooperation(steps=k), framework="")
+    assert found.startswith("this worker has counted 61 steps and combined no")
+    assert ": if it trains in them, the 2 workers train 2 separate models" in found
 
 
 def test_an_object_that_is_never_used_is_named_with_its_line():
@@ -71,6 +73,9 @@ def test_an_object_that_is_never_used_is_named_with_its_line():
 def test_the_frames_of_theanos_training():
     compat.apply()
     theano = pytest.importorskip("theano", reason="needs Theano: see docs/install.md")
+    from theano.sandbox.rng_mrg import MRG_RandomStreams
+    from theano.tensor.shared_randomstreams import RandomStreams
+
     seen = []
 
     class Watched(theano.Op):
@@ -80,10 +85,14 @@ def test_the_frames_of_theanos_training():
             seen.append(training())
             outputs[0][0] = inputs[0]
 
-    w = theano.shared(1.0)
-    theano.function([], Watched()(w), updates=[(w, w + 1)])()
-    theano.function([], Watched()(w))()
-    assert seen == ["theano", ""]
+    w, total = theano.shared(np.ones(2)), theano.shared(1.0)
+    watched = Watched()(w.sum())
+    theano.function([], watched, updates=[(w, w + 1)])()
+    theano.function([], watched)()
+    theano.function([], watched, updates=[(total, total + w.sum())])()  # as evaluations do
+    for random in (MRG_RandomStreams(1), RandomStreams(1)):
+        theano.function([], watched * random.uniform((2,)))()
+    assert seen == ["theano", "", "", "", ""]
 
 
 def test_the_frames_of_torchs_training():

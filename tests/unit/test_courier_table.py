@@ -2,14 +2,16 @@
 
 import pytest
 
-from platoon_base.coordination.actions import RoundReached
+from platoon_base.coordination.actions import CenterMade, RoundReached, Shared
 from platoon_base.coordination.roster import Roster, relayed_peer
 from platoon_base.courier.messages import Gathered, LeftOut, Listening
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
+from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.multihost import courier_table
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.courier_table import CourierTable
+from platoon_base.multihost.couriers import CourierKeeper
 from platoon_base.multihost.member import Member
 from platoon_base.sharding import START
 from tests.helpers.asking import hello
@@ -101,6 +103,26 @@ def test_the_story_has_couriers_that_are_left_out_or_started_again(table):
         "courier of hosts 0, 2: do not exchange -> exchange again",
         "courier of host 2: started again",
     ]
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_who_waits_for_the_initial_values_of_the_first_host_is_said_once(table, monkeypatch, caplog, first):
+    monkeypatch.setattr(courier_table, "WARNING_S", -1.0)
+    shared = Shared(Layout((ParameterSpec("w", (2,), "float32"),)), "ASGD", "")
+    monkeypatch.setattr(CourierKeeper, "start", lambda *args: None)
+    monkeypatch.setattr(CourierKeeper, "made", lambda *args: None)
+    for host in (first, 1):
+        table.table.center_made(CenterMade(host, shared))
+        table.table.step()
+        table.table.step()
+    said = [record.getMessage() for record in caplog.records]
+    if first:
+        assert [text.partition(" provides")[0] for text in said] == [
+            "workers of host 2 wait for the initial values, which host 0",
+            "workers of hosts 1, 2 wait for the initial values, which host 0",
+        ]
+    else:
+        assert said == []
 
 
 def test_a_host_that_has_never_had_a_link_to_another_one_is_given_up(table, monkeypatch):

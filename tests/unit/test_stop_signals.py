@@ -7,6 +7,7 @@ import time
 import pytest
 
 from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.system.signals import catches
 
 pytestmark = pytest.mark.base
 
@@ -59,3 +60,12 @@ def test_those_that_the_parent_has_left_blocked_come_too():
 def test_without_one_it_waits_as_long_as_it_was_told():
     with StopSignals() as signals:
         assert signals.take(0.01) == []
+
+
+def test_who_blocks_a_signal_to_wait_for_it_in_a_thread_gets_it():
+    assert not catches(os.getpid(), signal.SIGUSR2)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
+    try:
+        assert catches(os.getpid(), signal.SIGUSR2)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
