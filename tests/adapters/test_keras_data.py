@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from keras_here import KERAS_2, keras
+from keras_here import KERAS_2, keras, needs_keras_3
 from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError, PlatoonWarning
@@ -30,6 +30,7 @@ from platoon_plugins.keras import (
 from platoon_plugins.keras.dataset_order import comparable, is_in_order
 from platoon_plugins.keras.fit_arguments import divide
 from platoon_plugins.keras.learning_rate import warn_of_schedules
+from platoon_plugins.keras.moving_averages import decay_for, watch_batch_normalization
 from platoon_plugins.keras.read_order import describe
 from platoon_plugins.keras.same_data import SameBatches
 from platoon_plugins.keras.standby import Standby
@@ -347,6 +348,20 @@ def test_a_shorter_reading_of_a_tf_dataset_keeps_no_marks_of_a_longer_one():
         assert sum(1 for _ in read) == count
         ((_, _, marks),) = describe(worker)
         assert max(batches for batches, *_ in marks) == count
+
+
+@needs_keras_3
+def test_a_compiled_step_takes_other_momenta():
+    watch_batch_normalization()
+    normal = keras.layers.BatchNormalization(momentum=0.9)
+    model = keras.Sequential([keras.Input((1,)), normal, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    ones, kept = np.ones((4, 1), "float32"), 1.0
+    for workers in (1, 2, 1):
+        decay_for(model, workers)
+        model.fit(ones, ones, verbose=0)
+        kept *= 0.9**workers
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(normal.moving_mean), [1 - kept], rtol=1e-5)
 
 
 @pytest.mark.parametrize(("steps", "size", "divided"), [(4, 2, 2), (5, 2, 3), (1, 3, 1), (8, 3, 3)])
