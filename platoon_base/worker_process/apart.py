@@ -21,7 +21,7 @@ __all__ = ["AFTER_S", "Cooperation", "Intent", "Watch", "intend", "unused", "wat
 
 log = logging.getLogger(__name__)
 
-AFTER_S = 30.0  # from the first step that is seen to the warning
+AFTER_S = 30.0  # from the first step that is seen to the warning, without waits for other workers
 _LEAST_SAMPLES = 3
 _LEAST_STEPS = 20  # steps that the script has counted show a training as well
 _QUICK_INTERVAL_S, _SLOW_INTERVAL_S, _QUICK_FOR_S = 0.05, 0.5, 120.0
@@ -67,12 +67,15 @@ class Cooperation(NamedTuple):
         Whether parameters were synchronized with a center.
     joined : bool
         Whether the script has joined the job.
+    waits : bool
+        Whether this worker waits for others now, as in a ``fit`` that they have not begun.
     """
 
     combined: bool = False
     synced: bool = False
     steps: int = 0
     joined: bool = True
+    waits: bool = False
 
 
 _cooperation: Callable[[], Cooperation] = lambda: Cooperation(joined=False)  # noqa: E731 - replaced by `watch`
@@ -113,6 +116,7 @@ class Watch:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._since: float | None = None
+        self._latest = 0.0
         self._samples = 0
         self._first_steps: int | None = None
 
@@ -134,6 +138,11 @@ class Watch:
         remedy : str
             How scripts of that framework train one model.
         """
+        if known.waits and self._since is not None:
+            self._since += now - self._latest
+        self._latest = now
+        if known.waits:
+            return ""
         counted = known.steps - (self._first_steps or 0) if known.steps else 0
         self._first_steps = known.steps if self._first_steps is None and known.steps else self._first_steps
         if framework or (counted and self._since is None):
