@@ -146,8 +146,10 @@ class Connection:
             apart.watch(self._cooperation)
 
     def _cooperation(self) -> apart.Cooperation:
-        synced = bool(self.progress.row["syncs"] or self.progress.row["copies"])
-        return apart.Cooperation(self.combined > 0 or self._client.combined or synced, synced, self.progress.steps)
+        row = self.progress.row
+        synced = bool(row["syncs"] or row["copies"])
+        combined = self.combined > 0 or self._client.combined or synced
+        return apart.Cooperation(combined, synced, self.progress.steps, waits=bool(row["waits"] % 2))
 
     @property
     def client(self) -> ControlClient:

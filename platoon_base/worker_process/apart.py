@@ -22,7 +22,7 @@ __all__ = ["AFTER_S", "Cooperation", "Intent", "Watch", "intend", "trains", "unu
 
 log = logging.getLogger(__name__)
 
-AFTER_S = 30.0  # The warning follows the first observed step after this time.
+AFTER_S = 30.0  # From the first observed step to the warning, without waits for other workers.
 _LEAST_SAMPLES = 3
 _LEAST_STEPS = 20  # Fewer counted steps do not show a training.
 _QUICK_INTERVAL_S, _SLOW_INTERVAL_S, _QUICK_FOR_S = 0.05, 0.5, 120.0
@@ -68,12 +68,15 @@ class Cooperation(NamedTuple):
         Whether parameters were synchronized with a center.
     joined : bool
         Whether the script has joined the job.
+    waits : bool
+        Whether this worker waits for others now, as in a ``fit`` that they have not begun.
     """
 
     combined: bool = False
     synced: bool = False
     steps: int = 0
     joined: bool = True
+    waits: bool = False
 
 
 _cooperation: Callable[[], Cooperation] = lambda: Cooperation(joined=False)  # noqa: E731 - replaced by `watch`
@@ -114,6 +117,7 @@ class Watch:
     def __init__(self, workers: int) -> None:
         self._workers = workers
         self._since: float | None = None
+        self._latest = 0.0
         self._samples = 0
         self._first_steps: int | None = None
         self._latest_steps = 0
@@ -136,6 +140,11 @@ class Watch:
         remedy : str
             How scripts of that framework train one model.
         """
+        if known.waits and self._since is not None:
+            self._since += now - self._latest
+        self._latest = now
+        if known.waits:
+            return ""
         counted = known.steps - (self._first_steps or 0) if known.steps else 0
         self._first_steps = known.steps if self._first_steps is None and known.steps else self._first_steps
         active = bool(framework) or known.steps != self._latest_steps
