@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -119,6 +120,12 @@ def _seed_tensorflow(tensorflow: Any) -> None:
     _seed(tensorflow)
 
 
+def _export(source: Path, target: Path) -> str:
+    from platoon_plugins.registrations.keras_hdf5 import export
+
+    return export(source, target)
+
+
 FRAMEWORK = Framework(
     # The module of Keras 2 that saves and loads through h5py; Keras 3 has none of that name.
     after_import={"keras.engine.saving": _restore_decode, "torch": _seed, "tensorflow": _seed_tensorflow},
@@ -128,5 +135,6 @@ FRAMEWORK = Framework(
     variables=("KERAS", "TF", "XLA", "JAX"),
     rule_goes_to="distribute (Keras)",
     reports_by="a fit of Keras",
+    export=_export,
     center_on_gpu="Keras 3 on torch and JAX",
 )
