@@ -28,6 +28,10 @@ def _no_checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
     return iter(())
 
 
+def _no_export(source: Path, target: Path) -> str:
+    return ""
+
+
 class Framework(NamedTuple):
     """The facts about a framework that the base needs, or about several that go together.
 
@@ -60,6 +64,9 @@ class Framework(NamedTuple):
         Where a script passes ``rule=``, for messages.
     reports_by : str
         What of the adapter calls `Worker.report` by itself, for messages.
+    export : callable
+        ``export(source, target)`` writes a model file of an older version for newer ones, and returns a line about it;
+        it returns an empty text if the file is of another kind.
     center_on_gpu : str
         What has its center in the memory of GPUs by kernels that NVRTC compiles, for messages.
     trains : callable
@@ -80,6 +87,7 @@ class Framework(NamedTuple):
     parameters: str = ""
     rule_goes_to: str = ""
     reports_by: str = ""
+    export: Callable[[Path, Path], str] = _no_export
     center_on_gpu: str = ""
     trains: Callable[[FrameType], bool] = lambda frame: False
     one_model_by: str = ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -137,6 +138,12 @@ def _has_group() -> bool:
     return jax is not None and getattr(jax.global_state, "client", None) is not None
 
 
+def _export(source: Path, target: Path) -> str:
+    from platoon_plugins.registrations.keras_hdf5 import export
+
+    return export(source, target)
+
+
 FRAMEWORK = Framework(
     # The module of Keras 2 that saves and loads through h5py; Keras 3 has none of that name.
     after_import={"keras.engine.saving": _restore_decode, "torch": _seed, "tensorflow": _seed_tensorflow},
@@ -146,6 +153,7 @@ FRAMEWORK = Framework(
     variables=("KERAS", "TF", "XLA", "JAX"),
     rule_goes_to="distribute (Keras)",
     reports_by="a fit of Keras",
+    export=_export,
     center_on_gpu="Keras 3 on torch and JAX",
     trains=_trains,
     one_model_by="In a script of Keras prepare(model) before fit makes them train one model",

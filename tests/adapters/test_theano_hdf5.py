@@ -9,8 +9,8 @@ import pytest
 from keras_here import KERAS_2, keras, needs_keras_3
 
 h5py = pytest.importorskip("h5py")
-from platoon_base.checkpoints.theano_hdf5 import convert
 from platoon_base.errors import ConfigurationError
+from platoon_plugins.registrations.keras_hdf5 import convert
 
 pytestmark = pytest.mark.keras
 MODELS = Path(__file__).parents[1] / "corpus" / "theano_hdf5"  # by tests/scripts/keras2_theano_models.py

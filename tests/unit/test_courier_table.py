@@ -1,6 +1,7 @@
 """What the launcher of the first host lets couriers know: it is sent when it changes, and only then."""
 
 import pytest
+from asking import hello
 
 from platoon_base.coordination.actions import CenterMade, RoundReached, Shared
 from platoon_base.coordination.roster import Roster, relayed_peer
@@ -14,7 +15,6 @@ from platoon_base.multihost.courier_table import CourierTable
 from platoon_base.multihost.couriers import CourierKeeper
 from platoon_base.multihost.member import Member
 from platoon_base.sharding import START
-from tests.helpers.asking import hello
 
 pytestmark = pytest.mark.base
 

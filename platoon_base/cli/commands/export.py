@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.frameworks.registered import registered
 
 __all__ = ["command"]
 
@@ -27,15 +28,13 @@ def command(center: bool, checkpoint: Path, file: Path) -> None:
     Tensors have the names of the parameters; moments of the optimizer, if they were shared, have theirs. It needs
     safetensors. A running job may go on writing to the folder.
 
-    If CHECKPOINT is a model that Keras 2 saved on Theano as HDF5, write it to FILE as HDF5 for Keras 3, which would
-    compute other values with it as it is. It needs h5py.
+    If CHECKPOINT is an HDF5 model that was saved on Theano, write it to FILE as HDF5 for newer versions of its
+    framework, which would compute other values with it as it is. It needs h5py.
     """
-    from platoon_base.checkpoints.theano_hdf5 import convert, is_hdf5
-
-    if is_hdf5(checkpoint):
-        changed = ", ".join(convert(checkpoint, file)) or "no layer"
-        click.echo(f"{file}: {checkpoint} for Keras 3, without its optimizer; converted: {changed}")
-        return
+    for framework in registered().frameworks.values():
+        if said := framework.export(checkpoint, file):
+            click.echo(said)
+            return
     if importlib.util.find_spec("safetensors") is None:
         raise ConfigurationError(
             "safetensors is not installed here, which writes the file: pip install 'platoon-plugins[safetensors]', or "

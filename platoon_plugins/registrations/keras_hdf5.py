@@ -15,7 +15,7 @@ import numpy as np
 
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 
-__all__ = ["convert", "is_hdf5"]
+__all__ = ["convert", "export"]
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _PLAIN = ("Conv1D", "Conv2D", "Conv3D", "Conv2DTranspose", "Conv3DTranspose")
@@ -35,12 +35,15 @@ _HARD = "hard_sigmoid"
 _SCALE = 1.2  # clip(x / 5 + 1/2, 0, 1) of Keras 2 is clip(1.2 x / 6 + 1/2, 0, 1), the hard_sigmoid of Keras 3
 
 
-def is_hdf5(path: Path) -> bool:
-    """Return whether a file begins as HDF5 does."""
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(_SIGNATURE)) == _SIGNATURE
+def export(source: Path, target: Path) -> str:
+    """Convert a model, and return a line about it; empty if the file is no HDF5."""
+    if not source.is_file():
+        return ""
+    with source.open("rb") as file:
+        if file.read(len(_SIGNATURE)) != _SIGNATURE:
+            return ""
+    changed = ", ".join(convert(source, target)) or "no layer"
+    return f"{target}: {source} for Keras 3, without its optimizer; converted: {changed}"
 
 
 def convert(source: Path, target: Path) -> list[str]:
