@@ -89,10 +89,11 @@ class _Kinds:
             return CONSTANT
         if isinstance(node.op, CAReduce):
             return self._of_reduction(node, kinds[0])
-        if isinstance(node.op, (DimShuffle, tensor.Reshape)) and isinstance(kinds[0], str):
-            return kinds[0]
-        if isinstance(node.op, DimShuffle):
-            return _position(node.op.new_order, int(kinds[0]))
+        if isinstance(node.op, (DimShuffle, tensor.Reshape)):
+            kind = kinds[0]
+            if isinstance(kind, str):
+                return kind
+            return _position(node.op.new_order, kind) if isinstance(node.op, DimShuffle) else 0
         if _is_elemwise(node, scalar.TrueDiv) and not isinstance(kinds[0], int):
             return self._of_quotient(node, kinds[0], kinds[1])
         axes = [kind for kind in kinds if isinstance(kind, int)]
@@ -134,7 +135,7 @@ class _Kinds:
 
 def _of_product(node: Any, kinds: Sequence[Kind]) -> Kind:
     """Return the axis of the rows in a product of vectors or matrices; it is unknown if rows are multiplied."""
-    (left, right), (first, second) = kinds, (each.ndim for each in node.inputs)
+    (left, right), (first, second) = kinds, [int(each.ndim) for each in node.inputs]
     if right == CONSTANT and left != first - 1:
         return left
     if left == CONSTANT and second == 2 and right == 1:
