@@ -119,7 +119,8 @@ def _seed_tensorflow(tensorflow: Any) -> None:
     _seed(tensorflow)
 
 
-_TRAINING = ("fit", "fit_generator", "train_on_batch", "apply", "apply_gradients")
+# Keras 2 compiles in its `fit`, and trains in `fit_loop`.
+_TRAINING = ("fit", "fit_loop", "train_on_batch", "apply", "apply_gradients")
 
 
 def _trains(frame: FrameType) -> bool:
@@ -127,7 +128,8 @@ def _trains(frame: FrameType) -> bool:
     if frame.f_code.co_name not in _TRAINING:
         return False
     package, _, module = frame.f_globals.get("__name__", "").partition(".")
-    return package == "keras" and ("train" in module or "optimizer" in module)
+    compiles = frame.f_code.co_name == "fit" and module.startswith("engine.")
+    return package == "keras" and ("train" in module or "optimizer" in module) and not compiles
 
 
 def _has_group() -> bool:

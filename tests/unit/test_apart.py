@@ -65,6 +65,7 @@ def test_an_object_that_is_never_used_is_named_with_its_line():
     assert warnings_of(lambda k: Cooperation(combined=True, synced=True)) == ""  # a rule shares the model
     average.used = True
     assert warnings_of(lambda k: combined) == ""
+    assert warnings_of(lambda k: Cooperation()) == ""  # it is about to combine: the model is compiled first
 
 
 def test_the_frames_of_theanos_training():
@@ -114,6 +115,11 @@ def test_the_frames_of_kerass_training():
     model = keras.models.Model(inputs, keras.layers.Dense(1)(inputs))
     model.compile("sgd", "mse")
 
+    compiled = []
+    if not hasattr(keras, "ops"):
+        make = model._make_train_function
+        model._make_train_function = lambda: [make(), compiled.append(training())]
+
     class Look(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
             seen["fit"] = training()
@@ -124,3 +130,4 @@ def test_the_frames_of_kerass_training():
     model.fit(x, x[:, :1], verbose=0, callbacks=[Look()])
     model.evaluate(x, x[:, :1], verbose=0, callbacks=[Look()])
     assert seen == {"fit": "keras", "evaluate": ""}
+    assert not any(compiled)
