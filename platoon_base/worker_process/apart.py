@@ -159,11 +159,11 @@ class Watch:
         needed = unused(known)
         if needed:
             return needed[0].text
-        if known.combined:
+        made = sorted(_intents, key=lambda each: each.used)
+        if known.combined or (made and made[0].used):  # a fit that builds and compiles its model first
             return ""
-        made = next((each for each in list(_intents) if not each.used), None)
-        if made is not None:
-            return made.text
+        if made:
+            return made[0].text
         alone = "combined no parameters and no gradients with the others" if known.joined else "not joined its job"
         if self.has_seen_training:
             done, condition = f"trained for {now - self._since:.0f} s", ""

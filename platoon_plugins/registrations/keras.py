@@ -120,6 +120,7 @@ def _seed_tensorflow(tensorflow: Any) -> None:
     _seed(tensorflow)
 
 
+# Keras 2 compiles in its `fit`, and trains in `fit_loop`.
 _TRAINING = ("fit", "fit_loop", "train_on_batch", "apply", "apply_gradients")
 
 
@@ -128,9 +129,8 @@ def _trains(frame: FrameType) -> bool:
     if frame.f_code.co_name not in _TRAINING:
         return False
     package, _, module = frame.f_globals.get("__name__", "").partition(".")
-    if module == "engine.training" and frame.f_code.co_name == "fit":  # Keras 2 compiles within, for minutes
-        return False
-    return package == "keras" and ("train" in module or "optimizer" in module)
+    compiles = frame.f_code.co_name == "fit" and module.startswith("engine.")
+    return package == "keras" and ("train" in module or "optimizer" in module) and not compiles
 
 
 def _has_group() -> bool:

@@ -77,6 +77,7 @@ def test_an_object_that_is_never_used_is_named_with_its_line():
     assert warnings_of(lambda k: Cooperation(combined=True, synced=True)) == ""  # a rule shares the model
     average.used = True
     assert warnings_of(lambda k: combined) == ""
+    assert warnings_of(lambda k: Cooperation()) == ""  # it is about to combine: the model is compiled first
 
 
 def test_the_frames_of_theanos_training():
