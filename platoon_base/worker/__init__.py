@@ -15,7 +15,7 @@ from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from platoon_base.collectives.flat import FlatBuffers
-    from platoon_base.worker.agreed_state import RULES, State, agree, default_rule_of, make_equal
+    from platoon_base.worker.agreed_state import RULES, State, agree, agree_in_step, default_rule_of, make_equal
     from platoon_base.worker.divergence import LossWatch
     from platoon_base.worker.flat_all_reduce import FlatAllReduce
     from platoon_base.worker.initial_values import (
@@ -47,6 +47,7 @@ __all__ = [
     "State",
     "Worker",
     "agree",
+    "agree_in_step",
     "copy_first_values",
     "copy_to_those_left",
     "copy_values",
@@ -70,6 +71,7 @@ __getattr__ = lazy_names(
         "RULES": "platoon_base.worker.agreed_state",
         "State": "platoon_base.worker.agreed_state",
         "agree": "platoon_base.worker.agreed_state",
+        "agree_in_step": "platoon_base.worker.agreed_state",
         "copy_first_values": "platoon_base.worker.initial_values",
         "copy_to_those_left": "platoon_base.worker.initial_values",
         "copy_values": "platoon_base.worker.initial_values",

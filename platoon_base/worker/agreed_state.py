@@ -14,7 +14,7 @@ from platoon_base.worker.handle import Worker
 from platoon_base.worker.initial_values import Variable, copy_to_those_left, copy_values
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
-__all__ = ["RULES", "State", "agree", "default_rule_of", "make_equal"]
+__all__ = ["RULES", "State", "agree", "agree_in_step", "default_rule_of", "make_equal"]
 
 Array = np.ndarray[Any, Any]
 RULES = ("mean", "sum", "first")
@@ -83,6 +83,31 @@ def agree(
     if copied:
         copy_to_those_left(copied, worker, min(map(int, summed.pairs)), f"{name}, of the first", timeout_s=timeout_s)
     return summed.ranks
+
+
+def agree_in_step(states: Sequence[State], worker: Worker, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """Set variables to values on which all workers agree, after a step that all of them have made.
+
+    The collective of arrays, of which no worker may be missing, takes a fraction of the time of `agree`.
+    """
+    values = [np.asarray(state.variable.get_value(borrow=True)) for state in states]
+    taken = [(state, value) for state, value in zip(states, values) if state.rule != "first"]
+    copied = [(state, value) for state, value in zip(states, values) if state.rule == "first"]
+    if copied:
+        flat = np.frombuffer(b"".join(value.tobytes() for _, value in copied), np.uint8).copy()
+        worker.broadcast([flat], timeout_s=timeout_s)
+        for (state, value), part in zip(copied, _split(flat, [value.nbytes for _, value in copied])):
+            state.variable.set_value(part.view(value.dtype).reshape(value.shape).copy())
+    if taken:
+        terms = [_term(state, value, 1.0) for state, value in taken]
+        summed = worker.all_reduce(np.concatenate([np.ones(1), *map(np.ravel, terms)]), timeout_s=timeout_s)
+        for (state, value), term, part in zip(taken, terms, _split(summed[1:], [term.size for term in terms])):
+            result = part.reshape(term.shape) / (summed[0] if state.rule == "mean" else 1)
+            state.variable.set_value(_agreed(state, value, result))
+
+
+def _split(flat: Array, sizes: Sequence[int]) -> list[Array]:
+    return np.split(flat, np.cumsum(sizes)[:-1])
 
 
 def _term(state: State, value: Array, weight: float) -> Array:

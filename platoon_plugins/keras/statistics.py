@@ -9,7 +9,7 @@ import numpy as np
 
 from platoon_base import Worker
 from platoon_base.fingerprint import checksum
-from platoon_base.worker import State, agree, default_rule_of
+from platoon_base.worker import State, agree, agree_in_step, default_rule_of
 from platoon_plugins.keras.backends.base import Backend
 
 __all__ = ["Statistics"]
@@ -68,9 +68,11 @@ class Statistics:
         """
         numbers = np.flatnonzero(changed).tolist()
         if numbers:
-            states = [State(self.variables[i], _rule_of(self.variables[i]), self._bases.get(i)) for i in numbers]
-            agree(states, self._worker, name)
+            agree(self._states(numbers), self._worker, name)
             self._record(numbers)
+
+    def _states(self, numbers: Iterable[int]) -> list[State]:
+        return [State(self.variables[i], _rule_of(self.variables[i]), self._bases.get(i)) for i in numbers]
 
     def step_ends(self, model: Any) -> None:
         """Agree after a step of a loop; a collective call.
@@ -83,7 +85,10 @@ class Statistics:
         if not self._steps & (self._steps - 1):
             name = f"keras state that changes, step {self._steps}"
             self._changing = self._changing + self._worker.advanced.sum_arrays(name, [self.changed()]).arrays[0]
-        self.average(f"keras state of step {self._steps}", self._changing)
+        numbers = np.flatnonzero(self._changing).tolist()
+        if numbers:
+            agree_in_step(self._states(numbers), self._worker)
+            self._record(numbers)
 
     def _record(self, numbers: Iterable[int]) -> None:
         """Record the values of some variables."""
