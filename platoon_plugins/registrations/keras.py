@@ -119,17 +119,41 @@ def _seed_tensorflow(tensorflow: Any) -> None:
     _seed(tensorflow)
 
 
+_KERAS_2 = "engine.training"
 _TRAINING = ("fit", "fit_loop", "train_on_batch", "apply", "apply_gradients")
 
 
 def _trains(frame: FrameType) -> bool:
-    """Return whether this is the frame of a fit, or of a step of an optimizer."""
-    if frame.f_code.co_name not in _TRAINING:
+    """Return whether this is the frame of a fit behind its first step, or of a step of an optimizer.
+
+    The first step of a fit, and Keras 2 before it, compile for up to minutes.
+    """
+    name = frame.f_code.co_name
+    package, module = _module_of(frame)
+    if name not in _TRAINING or package != "keras" or not ("train" in module or "optimizer" in module):
         return False
+    if name == "fit":
+        return _has_stepped(frame)
+    outer = frame.f_back
+    while outer is not None:
+        package, module = _module_of(outer)
+        if package in ("jax", "tensorflow"):  # these trace the step
+            return False
+        if package == "keras" and outer.f_code.co_name == "fit":
+            return module == _KERAS_2 or _has_stepped(outer)
+        outer = outer.f_back
+    return True
+
+
+def _has_stepped(fit: FrameType) -> bool:
+    values = fit.f_locals
+    step = values.get("begin_step", values.get("step", 0))  # Keras 3 has had both names
+    return bool(step or values.get("epoch", 0) > values.get("initial_epoch", 0))
+
+
+def _module_of(frame: FrameType) -> tuple[str, str]:
     package, _, module = frame.f_globals.get("__name__", "").partition(".")
-    if module == "engine.training" and frame.f_code.co_name == "fit":  # Keras 2 compiles within, for minutes
-        return False
-    return package == "keras" and ("train" in module or "optimizer" in module)
+    return package, module
 
 
 def _has_group() -> bool:

@@ -129,13 +129,14 @@ def test_the_frames_of_kerass_training():
 
     class Look(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch, logs=None):
-            seen["fit"] = training()
+            seen[f"fit {batch}"] = training()
 
         def on_test_batch_begin(self, batch, logs=None):
             seen["evaluate"] = training()
 
-    expected = {"fit": {"keras"}, "evaluate": set()}
-    if hasattr(model, "_make_train_function"):  # of Keras 2
+    of_keras_2 = hasattr(model, "_make_train_function")
+    expected = {"fit 0": {"keras"} if of_keras_2 else set(), "fit 1": {"keras"}, "evaluate": set()}
+    if of_keras_2:
 
         def make(make=model._make_train_function):
             seen.setdefault("compile", training())
@@ -143,6 +144,15 @@ def test_the_frames_of_kerass_training():
 
         model._make_train_function = make
         expected["compile"] = set()
-    model.fit(x, x[:, :1], verbose=0, callbacks=[Look()])
+    else:
+
+        class Step(keras.optimizers.SGD):
+            def update_step(self, *args, **kwargs):
+                seen.setdefault("first step", training())  # JAX and TensorFlow trace it, and compile then
+                super().update_step(*args, **kwargs)
+
+        model.compile(Step(), "mse")
+        expected["first step"] = set()
+    model.fit(x, x[:, :1], batch_size=2, verbose=0, callbacks=[Look()])
     model.evaluate(x, x[:, :1], verbose=0, callbacks=[Look()])
     assert seen == expected
