@@ -419,7 +419,7 @@ def open_links(
     expected : frozenset of int
         The ranks that connect to this one.
     deadline : float
-        By the monotonic clock.
+        By `awake`.
     give_up : callable
         ``give_up(ranks)`` is called several times a second with the missing ranks; it raises if waiting for them is
         pointless.

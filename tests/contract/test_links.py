@@ -25,6 +25,7 @@ from platoon_base.links import handshake
 from platoon_base.links.cipher import TAG_BYTES, AlteredError, Cipher, derive_keys
 from platoon_base.links.handshake import Address, Caller, Listener, Opening, open_links
 from platoon_base.links.stream import MAX_PAYLOAD_BYTES, BrokenStreamError, Stream
+from platoon_base.system.awake import awake
 
 pytestmark = pytest.mark.base
 
@@ -617,7 +618,7 @@ def test_the_wait_for_a_link_has_an_end_and_says_for_whom(listener, monkeypatch,
     monkeypatch.setattr(handshake, "WARNING_S", warning_s)
     closed = Listener("127.0.0.1")
     closed.close()
-    deadline = time.monotonic() + 0.3
+    deadline = awake() + 0.3
     with pytest.raises(PlatoonError, match=r"rank 0 has no link to the ranks \[3, 5\].*rank 5 at 127.0.0.1: .*refused"):
         open_links(listener, 0, KEY, {5: closed.address}, frozenset({3}), deadline, lambda ranks: None)
     said = [record.getMessage() for record in caplog.records]
