@@ -136,7 +136,6 @@ class Advanced:
     def begin_averages(self) -> None:
         """Begin a training with averaged gradients; see `Connection.require_same_mode`."""
         self._connection.require_same_mode("averaged gradients")
-        self._connection.trainings += 1
 
     def require_same_data(self, *data: Any, kind: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Raise if another worker has passed other data, such as its own random split; does not wait.

@@ -185,8 +185,9 @@ class Connection:
 
         Workers that joined late or were restarted are not compared: they may have missed a training.
         """
+        self.trainings += 1  # Also where it is refused: a script may go on with another.
         if self.identity.size > 1 and not self.identity.late:
-            name = f"the way in which training {self.trainings + 1} keeps the models together"
+            name = f"the way in which training {self.trainings} keeps the models together"
             self.client.ask(msg.Same(name=name, fingerprint=mode, remedy=_SAME_MODE), msg.Done, DEFAULT_TIMEOUT_S)
 
     @property

@@ -56,7 +56,6 @@ class Sharing:
             )
         rule = default_rule() if rule is None else rule
         self.current = share(self._connection, params, rule, on_nonfinite, timeout_s, moments, self._synced)
-        self._connection.trainings += 1
         self._connection.combined += 1
         self._starts += 1
         self.number = self._starts

@@ -32,11 +32,11 @@ def start_training(
 
     The steps, in this order:
 
-    1. A worker that joined late is refused, and so is one that averages gradients while others share by a rule.
+    1. A worker that joined late is refused.
     2. The workers wait for each other, and depend on each other from then on, see `Advanced.meet`.
     3. ``once_met`` is called.
     4. The first worker's values are copied to all others.
-    5. With a rule, the parameters are shared.
+    5. A worker that averages gradients while others share by a rule is refused. With a rule, the parameters are shared.
     6. A barrier: no worker changes the center before all have copied it.
     7. The next vote to stop is opened, see `Advanced.stop_votes`.
 
@@ -84,15 +84,15 @@ def start_training(
             f"this worker joined late: the workers of a {loop} count epochs together from its start; launch the job "
             "with more workers"
         )
-    if rule is None:
-        worker.advanced.begin_averages()
     participants = worker.advanced.meet(name, binds=True, timeout_s=timeout_s)
     worker.advanced.announce(bound=True)
     if once_met is not None:
         once_met(participants)
     if values:
         copy_first_values(values, worker, settings, participants, timeout_s=timeout_s)
-    if rule is not None:
+    if rule is None:
+        worker.advanced.begin_averages()
+    else:
         worker.init_shared_params(parameters, rule, moments=moments, on_nonfinite=on_nonfinite, timeout_s=timeout_s)
     worker.barrier(f"the first batch of {name}", timeout_s=timeout_s)
     worker.advanced.stop_votes.open(worker.advanced.stop_votes.number + 1)

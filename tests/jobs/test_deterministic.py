@@ -259,7 +259,9 @@ def test_the_number_of_threads_is_fixed_and_that_of_the_run_that_is_resumed(plat
     assert f"with OPENBLAS_NUM_THREADS=1, the checkpoint is of a run with {one}" in refused.stdout + refused.stderr
 
 
-def test_what_a_worker_finds_in_its_environment(platoon, write_script, tmp_path):
+def test_what_a_worker_finds_in_its_environment(platoon, write_script, tmp_path, monkeypatch):
+    for name in THREAD_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     names = ["PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "TF_DETERMINISTIC_OPS", "NCCL_ALGO", "XLA_FLAGS"]
     script = write_script(f"import os\nfor name in {names}: print(name, os.environ.get(name))\n")
     environment = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "NCCL_ALGO": "Tree"}

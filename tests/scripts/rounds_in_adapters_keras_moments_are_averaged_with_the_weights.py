@@ -21,9 +21,9 @@ def momentum():
     return keras.optimizers.SGD(0.1, momentum=0.9)
 
 
-def trained(optimizer, rule, period=1):
+def trained(optimizer, rule, period=1, callbacks=()):
     model = dense(optimizer=optimizer)
-    callbacks = distribute(rule=rule, every_n_batches=period)
+    callbacks = distribute(list(callbacks), rule=rule, every_n_batches=period)
     model.fit(*shard(x, y), batch_size=8, shuffle=False, verbose=0, callbacks=callbacks)
     return model
 
@@ -36,8 +36,20 @@ assert abs(moments(alone)).max() > 1e-3
 assert abs(moments(alone) - moments(model)).max() < 1e-5
 assert abs(flat(alone.get_weights()) - flat(model.get_weights())).max() < 1e-5
 assert (everyones(moments(model)) == moments(model)).all()
-own = everyones(moments(trained(momentum(), LocalSGD())))
-assert (own[0] != own[1]).any()
+
+
+class Moments(keras.callbacks.Callback):
+    """Keeps the moments of the latest step."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.latest = moments(self.model)
+
+
+look = Moments()
+left = everyones(moments(trained(momentum(), LocalSGD(), callbacks=[look])))
+own = everyones(look.latest)
+assert (own[0] != own[1]).any(), "each worker keeps its own while it trains"
+assert (left == own[0]).all(), "the first worker's are left on all"
 
 adam = trained(keras.optimizers.Adam(0.01), EASGD(moments=True), period=2)
 everyone = everyones(moments(adam))

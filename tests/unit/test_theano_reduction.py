@@ -56,8 +56,6 @@ def recurrent():
         ("sum", lambda: T.sqr(X).mean(axis=1).sum()),
         ("sum", lambda: T.sqr(T.dot(W.T, X.T)).sum()),
         ("mean", lambda: T.sqr(V.dimshuffle(1, 0, 2)).mean()),
-        ("sum", lambda: T.sqr(X).sum(axis=0).mean()),
-        ("sum", lambda: T.sqr(X.T).sum(axis=1).mean()),
         ("sum", lambda: T.sqr(X.T).mean(axis=0).sum()),
         ("mean", lambda: T.sqr(X.T).sum(axis=0).mean()),
         ("sum", lambda: lasagne.objectives.aggregate(ROWS, mode="sum")),
