@@ -190,7 +190,7 @@ def run_job(tmp_path):
                 words = [str(script), str(tmp_path), *args]
                 command = [*python_main("platoon_base.worker_process.child"), *words]
                 start = job.placed(Start(rank, command, base, log_file(tmp_path, rank)))
-                zygote = zygote_for(script.read_text(), start)
+                zygote = zygote_for(script.read_text(), start, usual=not environment)
                 if zygote is None:
                     job.start(*start)
                 else:

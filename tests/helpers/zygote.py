@@ -18,6 +18,7 @@ import random
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 # What a script may do that must come before its imports, or shows that they were there; to read a variable is neither.
@@ -28,13 +29,19 @@ PREPARES = re.compile(
 # What differs between the workers of a test, and from one test to the next: no import reads it.
 OF_ONE_WORKER = ("PLATOON_JOB", "PLATOON_RANK", "PLATOON_ERROR_FILE", "PYTEST_CURRENT_TEST")
 
+# What the first calls of a worker import, which the package itself puts off.
+OF_THE_BASE = ("numpy.random", "platoon_base.job.joining", "platoon_base.job.backends", "platoon_base.worker.handle")
+OF_THE_BASE += ("platoon_base.rules", "platoon_base.centers.across_hosts", "platoon_base.centers.host_rounds")
+OF_THE_BASE += ("platoon_base.channels.zmq", "platoon_base.checkpoints.residuals", "platoon_base.collectives.groups")
+OF_THE_BASE += ("platoon_base.collectives.host_exchange", "platoon_base.data", "platoon_base.worker_process.child")
+
 _zygotes = {}
 _asked = set()
 
 
 def modules_for(text, environment):
     """Name what the workers of a script import, by the packages that its text names."""
-    modules = ["numpy", "platoon_base"]
+    modules = list(OF_THE_BASE)
     if "keras" in text:
         modules += [environment.get("KERAS_BACKEND", "theano"), "platoon_plugins.keras", "keras"]
     elif "lasagne" in text:
@@ -43,10 +50,12 @@ def modules_for(text, environment):
         modules += ["platoon_plugins.blocks", "blocks.main_loop", "platoon_base.theano_ops"]
     elif "theano" in text:
         modules += ["platoon_base.compat", "theano"]
+    elif "torch" in text:
+        modules += ["torch", "platoon_base.torch_loops"]
     return modules
 
 
-def zygote_for(text, start):
+def zygote_for(text, start, usual=True):
     """Return a zygote for the workers of a script, or None if they start as usual.
 
     Parameters
@@ -55,13 +64,15 @@ def zygote_for(text, start):
         The script.
     start : platoon_base.worker_process.program.Start
         Of one of its workers.
+    usual : bool
+        Whether the test adds nothing to the environment. Most environments of others come once.
     """
     environment = {k: v for k, v in start.environment.items() if k not in OF_ONE_WORKER}
     if environment.get("PLATOON_DEVICE", "cpu") != "cpu" or PREPARES.search(text):
         return None
     modules = modules_for(text, environment)
     key = (tuple(modules), tuple(sorted(environment.items())))
-    if key not in _asked:  # most of the unusual environments come once
+    if not usual and key not in _asked:
         _asked.add(key)
         return None
     if key not in _zygotes:
@@ -175,6 +186,12 @@ def become_worker(request):
     from platoon_base.worker_process import child
 
     child.main()
+    # What Python does at its end, but to tear down the modules: that writes to all pages, which the kernel then copies.
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
