@@ -11,18 +11,16 @@ GPU_PYTHON ?=
 TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano' \
     KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras BLOCKS_CONFIG= FUEL_CONFIG=
 
-.PHONY: help setup demo data test test-ordinary test-hosts test-keras test-newest test-oldest lint bench soak bench-keras bench-gpu dist readme docs clean distclean
+.PHONY: help setup demo data test test-all test-engines test-keras test-newest test-oldest lint bench soak bench-keras bench-gpu dist readme docs clean distclean
 
 help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
 	@echo 'make demo       two worker processes train a Lasagne network on digits'
 	@echo 'make data       fetch Fashion-MNIST for examples and benchmarks (30 MB, with apt-get, without root)'
-	@echo 'make test       tests on Python 3.11, then the base tests on Python 3.9 or 3.13 if found, then the tests of'
-	@echo '                the Keras adapter on Keras 3; of those that start processes a part, by the commit (EVERY=1'
-	@echo '                leaves nothing out, TURN=0 to TURN=3 are the quarters; ARGS="-k name" goes to the first run;'
-	@echo '                BLOCKS=/path/to/a/checkout tests with that Blocks, which is installed otherwise if it can be)'
-	@echo 'make test-ordinary  what is not marked as slow, on Python 3.11 alone'
-	@echo 'make test-hosts  the tests on several hosts, in namespaces: as root; with Slurm, Open MPI and Ray if installed'
+	@echo 'make test       the parts of the code, and a real job through each promise (ARGS="-k name" instead: all tests'
+	@echo '                on Python 3.11 that pytest selects by it; BLOCKS=/path/to/a/checkout tests with that Blocks)'
+	@echo 'make test-all   everything: Python 3.11, 3.9 and 3.13, all back ends of Keras, hosts in namespaces where root'
+	@echo 'make test-engines  the tests with Slurm, Open MPI and Ray, if installed: as root'
 	@echo 'make test-keras the tests of the Keras adapter alone: Theano, PyTorch, JAX, TensorFlow'
 	@echo '                (ARGS="-k name" goes to each)'
 	@echo 'make test-newest, make test-oldest  before a release: on the newest releases of today (ARGS adds packages,'
@@ -49,13 +47,13 @@ data:
 	@.ci/fetch_data .cache/data
 
 test: setup
-	@$(TEST_ENV) $(NOX) -s everything -- $(ARGS)
+	@$(TEST_ENV) $(NOX) -s promises -- $(ARGS)
 
-test-ordinary: setup
-	@$(TEST_ENV) $(VENV)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(ARGS)
+test-all: setup
+	@$(TEST_ENV) $(NOX) -s everything
 
-test-hosts: setup
-	@$(TEST_ENV) EVERY=1 $(VENV)/python -m pytest -n 2 --dist loadgroup tests/hosts tests/jobs/test_two_hosts.py $(ARGS)
+test-engines: setup
+	@$(TEST_ENV) $(VENV)/python -m pytest -n 2 --dist loadgroup -m engine tests/hosts $(ARGS)
 
 test-keras: setup
 	@$(TEST_ENV) $(NOX) -s keras2 keras3 tf -- $(ARGS)

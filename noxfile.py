@@ -22,14 +22,15 @@ nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = False  # CI=true would set it
-nox.options.sessions = ["everything"]
+nox.options.sessions = ["promises"]
 
 ROOT = Path(__file__).parent
 PYTHON = str(ROOT / ".venv" / "bin" / "python")
 VERSIONS = ("3.9", "3.10", "3.12", "3.13")
 OLDEST_LIBC = (2, 17)  # of the systems that NumPy's wheels are for
-# All of it takes longer than it should after each commit: EVERY=1 runs the rest too.
-EVERY = bool(os.environ.get("EVERY"))
+# What the commands test, by the marks in pyproject.toml: the same for every commit.
+PROMISES = "promise and not product and not rare"
+ALL = "not rare and not engine"
 # Tests wait for processes a third of the time; on larger machines memory would bound the number.
 AT_ONCE = min(max(2, (os.cpu_count() or 1) * 3 // 2), 8)
 # Several tests at once keep the cores busy: with a thread for each core they wait for their own threads.
@@ -80,7 +81,7 @@ def run_pytest(
     session: nox.Session, title: str, python: str, *arguments: str, may_be_empty: bool = False, **variables: str
 ) -> None:
     print(f"\n== {title}", flush=True)
-    command = [python, "-m", "pytest", "-n", str(AT_ONCE), "--dist", "worksteal", *arguments]
+    command = [python, "-m", "pytest", "--instafail", "-n", str(AT_ONCE), "--dist", "worksteal", *arguments]
     codes = [0, 5] if may_be_empty else [0]
     variables = {**ONE_THREAD, **os.environ, **variables}
     # Time for pytest to end its jobs after Ctrl-C.
@@ -92,21 +93,6 @@ def own_cache(name: str) -> list[str]:
     return ["-q", "-o", f"cache_dir={ROOT / '.cache' / f'pytest-{name}'}"]
 
 
-def turn() -> int:
-    """Return the number by which each commit tests other parts: that of its hash, or TURN."""
-    if os.environ.get("TURN"):
-        return int(os.environ["TURN"])
-    if shutil.which("git") is None:
-        return 0
-    done = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=ROOT)
-    return int(done.stdout, 16) if done.returncode == 0 else 0
-
-
-def part(parts: int, offset: int = 0) -> list[str]:
-    """Return options for one part of the tests that start processes, of so many; for all of them if EVERY is set."""
-    return [] if EVERY else ["--part", f"{(turn() + offset) % parts + 1}/{parts}"]
-
-
 def faster_theano(session: nox.Session) -> str:
     """Return THEANO_FLAGS by which Theano compiles faster."""
     flags = session.run(PYTHON, ".ci/theano_header.py", silent=True, external=True).strip()
@@ -114,13 +100,19 @@ def faster_theano(session: nox.Session) -> str:
 
 
 @nox.session(python=False)
-def everything(session: nox.Session) -> None:
-    """All tests; arguments are those of the session `tests` alone."""
+def promises(session: nox.Session) -> None:
+    """What `make test` runs. With arguments: all tests on Python 3.11 that they select."""
     session.notify("blocks", posargs=[])
-    session.notify("tests")
-    # By another digit than a part's, so that each of both versions comes to have all parts.
-    bases = VERSIONS if EVERY else [(VERSIONS[0], VERSIONS[-1])[turn() // 16 % 2]]
-    for name in (*(f"base-{each}" for each in bases), "keras3", "tf"):
+    session.notify("tests", posargs=session.posargs or ["-m", PROMISES])
+    for name in ("keras3", "tf") if not session.posargs else ():
+        session.notify(name, posargs=["-m", f"keras and {PROMISES}"])
+
+
+@nox.session(python=False)
+def everything(session: nox.Session) -> None:
+    """What `make test-all` runs: Python 3.11, the oldest and the newest Python, and the back ends of Keras."""
+    session.notify("blocks", posargs=[])
+    for name in ("tests", f"base-{VERSIONS[0]}", f"base-{VERSIONS[-1]}", "keras3", "tf"):
         session.notify(name, posargs=[])
 
 
@@ -147,19 +139,20 @@ def blocks(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
-    """The tests on Python 3.11, in .venv; of those that start processes a quarter, and all of them with arguments."""
+    """The tests on Python 3.11, in .venv."""
     variables = {"THEANO_FLAGS": faster_theano(session), "KERAS_BACKEND": "theano"}
-    options = session.posargs or part(4)
-    run_pytest(session, f"Python 3.11 {' '.join(options)}", PYTHON, *options, **variables)
+    run_pytest(session, "Python 3.11", PYTHON, *(session.posargs or ["-m", ALL]), **variables)
 
 
 def base(session: nox.Session) -> None:
-    """The tests of platoon_base; of those that start processes a sixteenth, another one on another version."""
+    """The tests of platoon_base on another Python."""
     install(session, "setuptools>=70.1")
-    version = session.name.rpartition("-")[2]
-    chosen = part(16, VERSIONS.index(version))
-    options = [*own_cache(session.name), "-m", "base and not slow", *chosen, "tests", *session.posargs]
-    run_pytest(session, f"Python {version}: base tests {' '.join(chosen)}", "python", *options)
+    run_base(session, f"Python {session.name.rpartition('-')[2]}", *session.posargs)
+
+
+def run_base(session: nox.Session, title: str, *arguments: str) -> None:
+    options = [*own_cache(session.name), "-m", f"base and not slow and {ALL}", "tests", *arguments]
+    run_pytest(session, f"{title}: base tests", "python", *options)
 
 
 def interpreter(version: str) -> str:
@@ -174,19 +167,19 @@ for version in VERSIONS:
 
 def run_keras(session: nox.Session, python: str, backend: str, **variables: str) -> None:
     # What is slow is so for the processes it starts and kills, which are alike on all back ends of Keras 3.
-    marks = "keras" if EVERY or backend in ("theano", "torch") else "keras and not slow"
+    marks = f"keras and {ALL}" if backend in ("theano", "torch") else f"keras and not slow and not product and {ALL}"
     # To import other files would take each process as long again.
-    files = [path for path in sorted(Path("tests").rglob("test_*.py")) if "keras" in path.read_text()]
-    if backend == "jax" and not EVERY:  # what is about torch alone has run on it
-        files = [path for path in files if 'torch = pytest.importorskip("torch"' not in path.read_text()]
-    # Other quarters on Theano and on torch, and of all tests a quarter on one of the others too.
-    parts = {"theano": (4, 0), "torch": (4, 2), "jax": (8, 0), "tensorflow": (8, 4)}
-    chosen = session.posargs or part(*parts[backend])
-    options = [*own_cache(f"keras-{backend}"), "-m", marks, *map(str, files), *chosen]
+    files = {path: path.read_text() for path in sorted(Path("tests").rglob("test_*.py"))}
+    files = {path: text for path, text in files.items() if "keras" in text}
+    if backend == "jax":  # what is about torch alone has run on it
+        files = {path: text for path, text in files.items() if 'torch = pytest.importorskip("torch"' not in text}
+    if PROMISES in " ".join(session.posargs):  # those of unit and contract run on Python 3.11
+        files = {path: text for path, text in files.items() if "mark.promise" in text}
+    chosen = session.posargs or ["-m", marks]
     # What the user's arguments select need not be there on each back end.
+    options = [*own_cache(f"keras-{backend}"), *map(str, files), *chosen]
     variables["KERAS_BACKEND"] = backend
-    title = f"Keras on {backend} {' '.join(chosen)}"
-    run_pytest(session, title, python, *options, may_be_empty=bool(session.posargs), **variables)
+    run_pytest(session, f"Keras on {backend}", python, *options, may_be_empty=bool(session.posargs), **variables)
 
 
 @nox.session(python=False)
@@ -199,7 +192,7 @@ def keras2(session: nox.Session) -> None:
 def keras3(session: nox.Session) -> None:
     """The tests of the Keras adapter on torch and JAX."""
     install(session, *KERAS, *TORCH_AND_JAX, constraints="keras3")
-    flags = {} if EVERY else {"XLA_FLAGS": " ".join([QUICKLY_COMPILED, os.environ.get("XLA_FLAGS", "")])}
+    flags = {"XLA_FLAGS": " ".join([QUICKLY_COMPILED, os.environ.get("XLA_FLAGS", "")])}
     steps = {
         "Keras on torch": partial(run_keras, session, "python", "torch", **ON_THE_CPU),
         "Keras on JAX": partial(run_keras, session, "python", "jax", **ON_THE_CPU, **flags),
@@ -225,8 +218,7 @@ def newest(session: nox.Session) -> None:
     session.install("-q", "-U", *KERAS, "jax", "tensorflow-cpu", "tensorboard", "cloudpickle", "pandas", *added)
     built = {"PLATOON_BUILD_EXTENSION": "0"}
     session.install("-q", "-U", "--no-build-isolation", "-e", ".[test]", env=built)
-    options = [*own_cache(session.name), "-m", "base and not slow", *part(16), "tests"]
-    steps = {"base tests": partial(run_pytest, session, f"{session.name}: base tests", "python", *options)}
+    steps = {"base tests": partial(run_base, session, session.name)}
     backends = ["jax", "tensorflow", *(["torch"] if "torch" in added else [])]
     for backend in backends:
         steps[f"Keras on {backend}"] = partial(run_keras, session, "python", backend, **ON_THE_CPU)
@@ -245,8 +237,7 @@ def oldest(session: nox.Session) -> None:
     bounds = re.findall(r'"([\w-]+)>=([\d.]+)', "".join(needed))
     session.install("-q", "setuptools>=70.1", *(f"{name}=={version}" for name, version in bounds))
     session.install("-q", "--no-build-isolation", "-e", ".[test]", env={"PLATOON_BUILD_EXTENSION": "0"})
-    options = [*own_cache("oldest"), "-m", "base and not slow", *part(16), "tests", *session.posargs]
-    run_pytest(session, "the oldest versions: base tests", "python", *options)
+    run_base(session, "the oldest versions", *session.posargs)
 
 
 @nox.session(python=False)

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import textwrap
 import time
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -49,7 +48,6 @@ os.environ[STRICT] = "1"  # a change of a rank that is not possible raises, in a
 # The scripts of workers may import what the tests share, such as `watching`.
 HELPERS = Path(__file__).with_name("helpers")
 LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()  # not every kernel does
-UNIT = Path(__file__).with_name("unit")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(HELPERS)]))
 
 
@@ -69,28 +67,11 @@ if os.environ.get("BLOCKS") and importlib.util.find_spec("theano"):  # other Pyt
     _put_blocks_on_the_path(os.environ["BLOCKS"])
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        "--part", default="1/1", help="1/4 to 4/4: a quarter of the tests that start processes; 1/2, 2/2: a half"
-    )
-
-
-def pytest_collection_modifyitems(config, items):
-    """Leave a part, chosen by the names, of the tests outside of tests/unit, which start processes; skip long ones."""
-    part, parts = map(int, config.getoption("part").split("/"))
-    left = [
-        item
-        for item in items
-        if item.path.is_relative_to(UNIT)
-        or item.get_closest_marker("everywhere")
-        or zlib.crc32(item.nodeid.encode()) % parts == part - 1
-    ]
-    config.hook.pytest_deselected(items=list({*items} - {*left}))
-    items[:] = left
-    if not os.environ.get("EVERY"):
-        for item in items:
-            if item.get_closest_marker("long"):
-                item.add_marker(pytest.mark.skip(reason="takes long: with EVERY=1 it runs"))
+def pytest_collection_modifyitems(items):
+    """All tests of one part of the code and of what has several back ends are among those of promises."""
+    for item in items:
+        if item.path.parent.name in ("unit", "contract"):
+            item.add_marker("promise")
 
 
 def pytest_sessionfinish():

@@ -25,7 +25,7 @@ _GROUPS = [
     "masked_words distillation:sync search lora translation mixed_precision:sync",
 ]
 _IMPORTED = {"torch": " dataloader", "jax": " dataloader", "tensorflow": " tf_data timeseries:sync image_folder"}
-_SHORT = {"torch": 3, "jax": 1, "tensorflow": 1}  # groups from the first on; the others run with EVERY=1
+_SHORT = {"torch": 3, "jax": 1, "tensorflow": 1}  # groups from the first on; the others are rare
 _BACKEND = keras.backend.backend()
 
 
@@ -33,7 +33,7 @@ def _groups():
     short = _SHORT.get(_BACKEND, 0)
     for number, group in enumerate(_GROUPS):
         scripts = group + _IMPORTED[_BACKEND] if number == short - 1 else group
-        yield pytest.param(scripts, id=scripts.replace(" ", "+"), marks=() if number < short else pytest.mark.long)
+        yield pytest.param(scripts, id=scripts.replace(" ", "+"), marks=() if number < short else pytest.mark.rare)
 
 
 def _run(folder, start, how, scripts):
@@ -45,7 +45,6 @@ def _run(folder, start, how, scripts):
     return done, [json.loads(path.read_text()) for path in sorted(folder.glob("rank?.json"))]
 
 
-@pytest.mark.everywhere
 @pytest.mark.parametrize("group", list(_groups()))
 def test_scripts_run_unchanged(group, tmp_path):
     """Both workers have one model and one history at the end, and the history is of the kind of one process's."""

@@ -80,7 +80,7 @@ def kills(other):
 
 @pytest.mark.parametrize(
     ("hosts", "killed", "steps", "codec"),
-    [*kills(0), *(pytest.param(*each, marks=pytest.mark.long) for each in kills(1))],
+    [*kills(0), *(pytest.param(*each, marks=pytest.mark.product) for each in kills(1))],
 )
 def test_a_courier_that_is_killed_at_any_step_changes_no_bit(hosts, killed, steps, codec):
     with Group([1.0] * hosts, RULE, compression=codec) as group:

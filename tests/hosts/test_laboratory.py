@@ -110,7 +110,6 @@ def test_nothing_outlives_a_killed_test(tmp_path, make_laboratory):
     subprocess.run(["rm", "-r", folder], check=True)
 
 
-@pytest.mark.long
 def test_names_need_not_resolve(make_laboratory):
     there = make_laboratory(2, names=False)
     assert there.hosts[0].start("getent", "hosts", "h1").wait() != 0

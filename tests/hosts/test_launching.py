@@ -12,7 +12,7 @@ TOGETHER = script_path("launching_together")
 
 @pytest.mark.parametrize(
     "workers",
-    [(1, 1), pytest.param((2, 1), marks=pytest.mark.long), pytest.param((1, 3, 2), marks=pytest.mark.long)],
+    [(1, 1), pytest.param((2, 1), marks=pytest.mark.product), pytest.param((1, 3, 2), marks=pytest.mark.product)],
     ids=str,
 )
 def test_workers_of_all_hosts_are_one_world(start_job, workers):
@@ -36,20 +36,17 @@ def test_workers_of_all_hosts_are_one_world(start_job, workers):
     assert f"{size} workers on {len(workers)} hosts" in job.output(0)
 
 
-@pytest.mark.long
 def test_the_order_in_which_hosts_come_does_not_matter(start_job):
     job = start_job(TOGETHER, workers=(1, 1, 1), order=(2, 1, 0))
     assert job.wait() == [0, 0, 0], job.text()
 
 
-@pytest.mark.long
 def test_the_name_of_the_first_host_will_do(make_laboratory, start_job):
     there = make_laboratory(2)
     job = start_job(TOGETHER, "--rdzv-endpoint", "h0:29555", in_laboratory=there)
     assert job.wait() == [0, 0], job.text()
 
 
-@pytest.mark.long
 def test_variables_of_torchrun_will_do(laboratory):
     """As a manifest of Kubernetes sets them, whose indexed jobs number the hosts."""
     from launching_in_laboratory import Job, launch_words
@@ -70,14 +67,12 @@ def test_a_stop_that_one_worker_asks_for_ends_all(start_job):
     assert [job.said(rank)[-1] for rank in (0, 1)] == [["stops", "rank 1 has enough"]] * 2
 
 
-@pytest.mark.long
 def test_votes_and_stops_reach_all_of_three_hosts(start_job):
     job = start_job(script_path("two_hosts_what_one_worker_does_all_see"), workers=(1, 1, 1))
     assert job.wait() == [0, 0, 0], job.text()
     assert [job.said(rank) for rank in range(3)] == [[["voted"], ["rank 1 has enough"]]] * 3
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("target", [0, 1, 2])
 def test_a_signal_to_any_launcher_ends_the_job_on_all_hosts(start_job, number, target):
@@ -87,7 +82,6 @@ def test_a_signal_to_any_launcher_ends_the_job_on_all_hosts(start_job, number, t
     assert job.wait(20) == [128 + number] * 3, job.text()
 
 
-@pytest.mark.long
 def test_a_slow_network_is_no_lost_host(make_laboratory, start_job):
     there = make_laboratory(2, delay_ms=50)
     job = start_job(TOGETHER, in_laboratory=there)

@@ -82,7 +82,6 @@ def test_a_killed_launcher_is_a_lost_host_and_leaves_nothing(noting):
     assert end(job, 0, 2) == [130, 130], job.text()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("workers", [(1, 1), (2, 1, 1)], ids=str)
 def test_a_killed_first_launcher_ends_all_within_seconds(noting, workers):
     job = noting(workers=workers)
@@ -94,7 +93,6 @@ def test_a_killed_first_launcher_ends_all_within_seconds(noting, workers):
         assert "host 0 is lost" in job.output(host)
 
 
-@pytest.mark.long
 def test_a_killed_first_host_ends_all_within_its_timeout(noting):
     job = noting("--host-timeout", "4", workers=(1, 1, 1))
     job.laboratory.power_off(job.laboratory.hosts[0])
@@ -104,7 +102,6 @@ def test_a_killed_first_host_ends_all_within_its_timeout(noting):
     assert "host 0 is lost, it was silent for 4." in job.output(1)
 
 
-@pytest.mark.long
 def test_a_host_without_power_is_lost_after_its_timeout(noting):
     job = noting("--host-timeout", "3", workers=(1, 1, 1))
     job.laboratory.power_off(job.laboratory.hosts[2])
@@ -113,7 +110,6 @@ def test_a_host_without_power_is_lost_after_its_timeout(noting):
     assert end(job, 0, 1) == [130, 130], job.text()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("target", [0, 1])
 @pytest.mark.parametrize("seconds", [1, 5])
 def test_a_cut_that_mends_loses_nothing(noting, target, seconds):
@@ -139,7 +135,6 @@ def test_a_cut_that_mends_loses_nothing(noting, target, seconds):
         assert "answers again" in job.output(0)
 
 
-@pytest.mark.long
 def test_several_cuts_lose_nothing(noting):
     job = noting(workers=(1, 1))
     for _ in range(5):
@@ -151,7 +146,6 @@ def test_several_cuts_lose_nothing(noting):
     assert end(job, 0, 1) == [130, 130], job.text()
 
 
-@pytest.mark.long
 def test_a_host_that_is_cut_off_for_ever_is_lost_and_ends_too(noting):
     job = noting("--host-timeout", "3", workers=(1, 1, 1))
     job.laboratory.cut(job.laboratory.hosts[1])
@@ -164,7 +158,6 @@ def test_a_host_that_is_cut_off_for_ever_is_lost_and_ends_too(noting):
     assert end(job, 0, 2) == [130, 130], job.text()
 
 
-@pytest.mark.long
 def test_a_host_that_comes_back_too_late_ends_and_the_others_do_not_care(noting):
     job = noting("--host-timeout", "3", workers=(1, 1, 1))
     job.launchers[1].send_signal(signal.SIGSTOP)  # its workers run, but nobody answers for them
@@ -175,7 +168,6 @@ def test_a_host_that_comes_back_too_late_ends_and_the_others_do_not_care(noting)
     assert end(job, 0, 2) == [130, 130], job.text()
 
 
-@pytest.mark.long
 def test_the_first_host_alone_goes_on_when_all_others_are_lost(noting):
     job = noting("--host-timeout", "3", workers=(2, 1, 1))
     job.laboratory.cut(*job.laboratory.hosts[1:])
@@ -184,7 +176,6 @@ def test_the_first_host_alone_goes_on_when_all_others_are_lost(noting):
     assert [job.launchers[host].wait(20) for host in (1, 2)] == [1, 1]
 
 
-@pytest.mark.long
 def test_workers_that_do_not_wait_are_not_held_up_by_a_cut(start_job):
     job = start_job(script(GOES_ON), "--host-timeout", "20")
     job.until_said("goes on")
@@ -196,7 +187,6 @@ def test_workers_that_do_not_wait_are_not_held_up_by_a_cut(start_job):
     assert [stalls(job, rank) for rank in (0, 1)] == [[], []]
 
 
-@pytest.mark.long
 def test_a_signal_that_comes_while_a_host_is_cut_off_reaches_it_in_the_end(noting):
     job = noting(workers=(1, 1))
     job.laboratory.cut(job.laboratory.hosts[1])
@@ -206,7 +196,6 @@ def test_a_signal_that_comes_while_a_host_is_cut_off_reaches_it_in_the_end(notin
     assert job.wait(20) == [143, 143], job.text()
 
 
-@pytest.mark.long
 def test_ctrl_c_on_the_first_host_while_another_is_cut_off_for_ever(noting):
     job = noting("--host-timeout", "3", workers=(1, 1))
     job.laboratory.cut(job.laboratory.hosts[1])
@@ -216,7 +205,6 @@ def test_ctrl_c_on_the_first_host_while_another_is_cut_off_for_ever(noting):
     assert job.launchers[1].wait(20) == 1, job.text()
 
 
-@pytest.mark.long
 def test_a_killed_worker_of_another_host_is_noticed_everywhere(noting):
     job = noting(workers=(1, 2))
     (pid,) = (pid for pid in job.laboratory.hosts[1].processes() if _environment(pid).get("PLATOON_RANK") == "2")
@@ -231,7 +219,6 @@ def _environment(pid):
     return dict(entry.decode(errors="replace").partition("=")[::2] for entry in entries)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("host", [0, 1])
 def test_the_second_of_two_signals_kills(start_job, host):
     stubborn = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -246,7 +233,6 @@ def test_the_second_of_two_signals_kills(start_job, host):
     assert statuses[0] == statuses[1] != 0, job.text()
 
 
-@pytest.mark.long
 def test_a_failed_job_is_named_on_all_hosts_and_frees_the_port(start_job, make_laboratory):
     there = make_laboratory(2)
     fails = script('worker.barrier("start")\nif rank == 1:\n    raise ValueError("had it")\n')

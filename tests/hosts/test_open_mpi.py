@@ -8,6 +8,9 @@ from laboratory import until
 from launching_in_laboratory import MEETS, launch_words, script
 from scripts_here import written
 
+pytestmark = pytest.mark.engine
+
+
 WORLD = script(
     """
     worker.barrier("start")
@@ -46,7 +49,6 @@ def test_mpirun_launches_one_job_on_all_hosts(mpi):
     assert left == ["key"]
 
 
-@pytest.mark.long
 def test_hosts_by_name_are_started_by_mpirun(mpi):
     """The agent stands for the remote shell that Open MPI is configured with."""
     folder = mpi.laboratory.folder
@@ -66,13 +68,11 @@ def test_hosts_by_name_are_started_by_mpirun(mpi):
     assert [said(mpi, rank)[-1][1:3] for rank in range(4)] == [[rank, 4] for rank in range(4)]
 
 
-@pytest.mark.long
 def test_the_endpoint_may_be_given(mpi):
     running = start(mpi, WORLD, "--rdzv-endpoint", "h0:29444")
     assert running.wait() == 0, running.text()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_mpirun_ends_all(mpi, number):
     running = start(mpi, script(MEETS), workers=1)
@@ -81,20 +81,17 @@ def test_a_signal_to_mpirun_ends_all(mpi, number):
     running.wait(30)
 
 
-@pytest.mark.long
 def test_a_failed_worker_is_the_status_of_mpirun(mpi):
     running = start(mpi, script('worker.barrier("start")\nif rank == 1:\n    sys.exit(7)\n'), workers=1)
     assert running.wait() == 7, running.text()
 
 
-@pytest.mark.long
 def test_two_launchers_on_one_host_are_refused(mpi):
     running = start(mpi, WORLD, slots=2)
     assert running.wait() != 0
     assert "2 of them on one host" in " ".join(running.text().split())
 
 
-@pytest.mark.long
 def test_a_host_that_loses_its_launcher_ends_the_job_of_mpirun(mpi):
     """mpirun ends all that it has started when one process of its own is killed."""
     running = start(mpi, script(MEETS), workers=1)

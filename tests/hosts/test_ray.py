@@ -12,7 +12,7 @@ from laboratory import Laboratory, problem, until
 from launching_in_laboratory import MEETS, script
 from scripts_here import script_path
 
-pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ray")]  # one cluster for all
+pytestmark = [pytest.mark.engine, pytest.mark.xdist_group("ray")]  # one cluster for all
 
 WORLD = script(
     """

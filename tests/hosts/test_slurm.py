@@ -8,6 +8,9 @@ import pytest
 from laboratory import until
 from launching_in_laboratory import MEETS, launch_words, script
 
+pytestmark = pytest.mark.engine
+
+
 WORLD = script(
     """
     worker.barrier("start")
@@ -67,7 +70,6 @@ def test_srun_launches_one_job_on_all_hosts(slurm):
     assert "4 workers on 2 hosts (2 on h0, 2 on h1)" in running.text()
 
 
-@pytest.mark.long
 def test_a_batch_script_launches_one_job(slurm):
     """The file of docs/hosts.md, with another script and Python."""
     launched = Launched(slurm, WORLD)
@@ -84,7 +86,6 @@ def test_a_batch_script_launches_one_job(slurm):
     assert worlds(launched, [3])[0][:3] == ["world", 3, 4]
 
 
-@pytest.mark.long
 def test_hosts_by_name_are_started_by_srun_within_an_allocation(slurm):
     launched = Launched(slurm, WORLD)
     batch = slurm.laboratory.folder / "job.sh"
@@ -97,7 +98,6 @@ def test_hosts_by_name_are_started_by_srun_within_an_allocation(slurm):
     assert worlds(launched, [3])[0][:3] == ["world", 3, 4]
 
 
-@pytest.mark.long
 def test_one_of_several_jobs_does_not_disturb_another(slurm):
     """Two steps at once, each with a port of its own."""
     first, second = Launched(slurm, script(MEETS)), Launched(slurm, script(MEETS))
@@ -110,7 +110,6 @@ def test_one_of_several_jobs_does_not_disturb_another(slurm):
         assert running.wait(30) != 0
 
 
-@pytest.mark.long
 def test_scancel_ends_the_workers_of_all_hosts(slurm):
     launched = Launched(slurm, script(MEETS))
     running = launched.srun(workers=1)
@@ -122,7 +121,6 @@ def test_scancel_ends_the_workers_of_all_hosts(slurm):
                           for words in host.processes().values()), slurm.laboratory.leftovers, 20)  # fmt: skip
 
 
-@pytest.mark.long
 def test_sigterm_by_scancel_lets_scripts_save(slurm):
     """`scancel --signal=TERM` reaches all launchers at once, which count it once: there is time to save."""
     code = MEETS.replace("except PlatoonError", 'except KeyboardInterrupt:\n    say("saves")\nexcept PlatoonError')
@@ -135,14 +133,12 @@ def test_sigterm_by_scancel_lets_scripts_save(slurm):
     assert [launched.said(rank)[-1] for rank in (0, 1)] == [["saves"]] * 2, running.text()
 
 
-@pytest.mark.long
 def test_a_failed_worker_is_the_status_of_srun(slurm):
     launched = Launched(slurm, script('worker.barrier("start")\nif rank == 1:\n    sys.exit(7)\n'))
     running = launched.srun(workers=1)
     assert running.wait() == 7, running.text()
 
 
-@pytest.mark.long
 def test_a_killed_launcher_ends_or_leaves_the_job_as_srun_is_told(slurm):
     """Without --kill-on-bad-exit the other hosts go on."""
     launched = Launched(slurm, script(MEETS))
@@ -163,7 +159,6 @@ def _inner(pid):
         return next(line.split()[-1] for line in file if line.startswith("NSpid"))
 
 
-@pytest.mark.long
 def test_two_launchers_on_one_host_are_refused(slurm):
     launched = Launched(slurm, WORLD)
     running = slurm.start("srun", "-N1", "-n2", *launched.words())
@@ -171,7 +166,6 @@ def test_two_launchers_on_one_host_are_refused(slurm):
     assert "2 of them on one host" in " ".join(running.text().split())
 
 
-@pytest.mark.long
 def test_nnodes_1_makes_each_task_a_job_of_its_own(slurm):
     launched = Launched(slurm, WORLD)
     words = launch_words("--nnodes", 1, "-n", 1, "-D", "cpu", launched.script)
@@ -181,7 +175,6 @@ def test_nnodes_1_makes_each_task_a_job_of_its_own(slurm):
     assert running.text().count('["world", 0, 1, 0') == 2
 
 
-@pytest.mark.long
 def test_srun_is_not_much_slower_than_one_host(slurm):
     """Starting the launchers of two hosts takes at most 1.5 s more than one on one host, on two cores for all."""
     launched = Launched(slurm, WORLD)

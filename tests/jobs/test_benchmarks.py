@@ -53,7 +53,7 @@ def learning_report(learning):
 
 
 @needs_theano
-@pytest.mark.long
+@pytest.mark.rare
 def test_the_originals_api_is_measured_in_pairs_of_windows(tmp_path):
     words = {"units": 8, "vocabulary": 20, "repeats": 4, "requests": 5, "out": tmp_path}
     done = subprocess.run(
@@ -70,7 +70,7 @@ def test_the_originals_api_is_measured_in_pairs_of_windows(tmp_path):
 
 @needs_theano
 @pytest.mark.timeout(800)  # seven starts, the first of which may compile
-@pytest.mark.long
+@pytest.mark.rare
 def test_lstm_measures_all_kinds_and_keeps_its_results(tmp_path):
     done = subprocess.run(
         [
@@ -211,7 +211,7 @@ def test_keras_fit_measures_all_ways_and_keeps_its_results(tmp_path):
 
 @pytest.mark.keras
 @needs_torch
-@pytest.mark.long
+@pytest.mark.rare
 def test_keras_alone_is_compared_with_plain_python(tmp_path):
     command = [sys.executable, BENCHMARKS / "keras_alone.py", "--quick", "--out", tmp_path]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False)
@@ -275,7 +275,7 @@ def test_learning_measures_methods_and_keeps_its_results(tmp_path):
 
 
 @needs_theano
-@pytest.mark.long
+@pytest.mark.rare
 def test_the_tasks_on_lasagne_train_the_same_networks(tmp_path):
     words = ["--methods", "defaults", "averaged", "--slow", "1", "--rates", "0.005", "--epochs", "3"]
     done = learn(tmp_path, "--framework", "lasagne", *words)
@@ -595,7 +595,7 @@ def test_excerpt_measures_all_methods(tmp_path):
 
 
 @needs_theano
-@pytest.mark.long
+@pytest.mark.rare
 def test_function_call_compares_all_ways(tmp_path):
     done = subprocess.run(
         [sys.executable, BENCHMARKS / "function_call.py", "--quick", "--out", tmp_path],

@@ -140,6 +140,6 @@ def test_a_main_loop_of_blocks_learns_as_much_with_a_quarter_of_the_bytes(traine
 
 
 @needs_keras
-@pytest.mark.parametrize("workers", [(1, 1), pytest.param((2, 1), marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("workers", [(1, 1), pytest.param((2, 1), marks=pytest.mark.product)], ids=str)
 def test_keras_learns_as_much_with_a_quarter_of_the_bytes(trained, workers):
     require_same_training(trained, "compressed_gradients_keras", workers)

@@ -66,7 +66,7 @@ def test_workers_that_synchronize_unequally_often_do_not_wait_forever(platoon, w
 
 
 @pytest.mark.parametrize(
-    "rule", [NOT_WAITING[0], *(pytest.param(rule, marks=pytest.mark.long) for rule in NOT_WAITING[1:])]
+    "rule", [NOT_WAITING[0], *(pytest.param(rule, marks=pytest.mark.product) for rule in NOT_WAITING[1:])]
 )
 def test_two_runs_that_go_on_from_one_checkpoint_have_the_same_bits(bits, tmp_path, rule):
     saving = "--deterministic", "--checkpoint-every", "0.02", "--resume"

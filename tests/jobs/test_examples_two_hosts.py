@@ -27,7 +27,7 @@ RUNS = [
         "lasagne_digits.py",
         ["--plot", "", "--num-epochs", "25"],
         id="lasagne",
-        marks=[*marks_of(needs_theano), pytest.mark.long],
+        marks=[*marks_of(needs_theano), pytest.mark.rare],
     ),
     pytest.param(
         "lasagne_digits.py",
@@ -40,7 +40,7 @@ RUNS = [
         "keras_digits.py",
         ["--num-epochs", "15", "--sync"],
         id="keras-sync",
-        marks=[*marks_of(needs_keras), pytest.mark.long],
+        marks=[*marks_of(needs_keras), pytest.mark.rare],
     ),
     pytest.param("blocks_digits.py", ["--num-epochs", "12"], id="blocks", marks=marks_of(needs_blocks)),
     pytest.param("blocks_digits.py", ["--num-epochs", "12", "--sync"], id="blocks-sync", marks=marks_of(needs_blocks)),

@@ -102,7 +102,7 @@ OTHERS = [(rule, *place) for rule in RULES for place in PLACES if (rule, *place)
 
 @pytest.mark.parametrize(
     ("rule", "workers", "codec"),
-    [*AT_LEAST, *(pytest.param(*each, marks=pytest.mark.long) for each in OTHERS)],
+    [*AT_LEAST, *(pytest.param(*each, marks=pytest.mark.product) for each in OTHERS)],
     ids=repr,
 )
 def test_each_round_is_of_one_fragment_and_a_whole_one_of_all(hosts, rule, workers, codec):

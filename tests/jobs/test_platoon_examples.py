@@ -78,7 +78,7 @@ def test_the_lstm_learns_by_asynchronous_easgd_started_by_hand(start, tmp_path):
 @needs_theano
 @pytest.mark.timeout(2 * TIMEOUT_S + 20)
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.rare
 def test_averaged_gradients_by_the_originals_calls_are_those_by_todays(launcher, platoon, tmp_path):
     """The same errors at the same mini-batches, although the programs have other functions and other protocols."""
     words = "--max-mb 400 --valid-freq 200 --summary"
@@ -96,7 +96,7 @@ def test_averaged_gradients_by_the_originals_calls_are_those_by_todays(launcher,
 @needs_theano
 @pytest.mark.timeout(TIMEOUT_S + 20)
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.rare
 def test_the_lstm_learns_by_the_default_rule(platoon, tmp_path):
     done = platoon(
         "launch", "-n", 2, "--summary", "job.json", LSTM / "lstm.py", "--max-mb", 600, "--summary", "script.json"
@@ -110,7 +110,7 @@ def test_the_lstm_learns_by_the_default_rule(platoon, tmp_path):
 
 @needs_theano
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.rare
 def test_the_lstm_alone_ends_when_its_patience_does(tmp_path):
     words = ["--max-mb", "600", "--valid-freq", "1", "--patience", "2", "--summary", "s.json"]
     done = subprocess.run(

@@ -83,7 +83,7 @@ def copy_of_checkpoint(kept, target):
     return has_rounds
 
 
-@pytest.mark.parametrize("codec", ["int4", pytest.param("topk(0.1)", marks=pytest.mark.long)])
+@pytest.mark.parametrize("codec", ["int4", pytest.param("topk(0.1)", marks=pytest.mark.product)])
 def test_a_checkpoint_within_the_training_has_the_residuals_of_its_round(hosts, codec, tmp_path):
     copied = tmp_path / "copied"
     copied.mkdir()

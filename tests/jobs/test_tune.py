@@ -64,7 +64,7 @@ def test_the_methods_run_and_the_values_at_the_budget_are_compared(platoon, writ
 
 @pytest.mark.base
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.rare
 def test_the_built_in_methods_run_within_minutes_of_training_too(platoon, write_script, tmp_path):
     words = ("--minutes", 0.05, "--seeds", 1, "--all", "--no-halving", "--summary", "tune.json")
     done = platoon("tune", "-n", 2, *words, write_script(DESCENT))
@@ -194,7 +194,7 @@ def test_a_keras_example_is_tuned(platoon, tmp_path):
 
 @needs_theano
 @pytest.mark.slow
-@pytest.mark.long
+@pytest.mark.rare
 def test_a_lasagne_example_is_tuned(platoon, tmp_path):
     found = compare(platoon, tmp_path, "lasagne_digits.py", "--plot", "")
     assert found["watched"] == "valid_error"

@@ -65,7 +65,7 @@ def benchmark(folder, *words):
 
 
 @needs_theano
-@pytest.mark.long
+@pytest.mark.rare
 def test_the_benchmark_writes_rates_and_efficiency(tmp_path):
     words = ["--quick", "--devices", "cpu", "cpu", "--models", "alexnet", "--rules", "bsp", "--data", "digits"]
     done = benchmark(tmp_path, *words)
