@@ -11,7 +11,6 @@ from laboratory import ROOT
 from launching_in_laboratory import KEY, MEETS, PORT, Job, launch_words, script
 from scripts_here import script_path
 
-
 QUICK = script('worker.barrier("start")\nsay("together", size)\n')
 SHORT = ("--rdzv-timeout", "6")
 

@@ -7,7 +7,6 @@ import pytest
 from laboratory import until
 from scripts_here import script_path
 
-
 ROUNDS = script_path("slow_links_rounds")
 SHARES = script_path("training_shares")
 

@@ -10,7 +10,6 @@ from laboratory import until
 from launching_in_laboratory import Job, launch_words, script
 from scripts_here import script_path
 
-
 REDUCES = script_path("training_reduces")
 
 

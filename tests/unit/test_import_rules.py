@@ -443,6 +443,7 @@ def test_classes_are_narrow(path):
 # Private names of others than this project, which tests cannot do without: of Python, Blocks and Keras.
 PRIVATE_OF_OTHERS = {"_exit", "_is_protocol", "_replace", "_asdict", "_fields", "_make"}
 PRIVATE_OF_OTHERS |= {"algorithm._function", "_build_aggregator", "_learning_rate", "_make_train_function"}
+PRIVATE_OF_OTHERS |= {"_shutdown", "_run_exitfuncs"}
 PRIVATE_ATTRIBUTE = re.compile(r"(?:\w+|\)|\])\._[A-Za-z]\w*")
 PRIVATE_BY_NAME = re.compile(r"(?:attr|patch|object)\([^()\"']*[\"'](?:[\w.]*\.)?(_[A-Za-z]\w*)[\"']")
 IMPORTED_FROM_OURS = re.compile(r"from\s+platoon_[\w.]+\s+import\s+(\([^)]*\)|[^\n;]*)")
