@@ -1,13 +1,14 @@
 """Sums and means over the rows of a mini-batch are told apart in Theano's graphs."""
 
+import numpy as np
+import pytest
+
 from platoon_base import compat
 
 compat.apply()
+theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
 
 import lasagne
-import numpy as np
-import pytest
-import theano
 import theano.tensor as T
 from lasagne.layers import DenseLayer, InputLayer, LSTMLayer, dropout, get_output
 
