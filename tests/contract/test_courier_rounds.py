@@ -198,10 +198,10 @@ def until_gathered(group, number, *hosts):
     group.until(lambda: all(any(isinstance(n, between.Gathered) and n.number == number for n in of) for of in news))
 
 
-# A round takes four turns of each host; the rest are kills after it. Each kill is made in one kind of rounds, and in
-# the others too with the mark.
+# A round takes four turns of each host; the rest are kills after it. Each second kill is made in one kind of rounds,
+# and with the mark all are in all kinds.
 KILLS = [
-    pytest.param(kind, hosts, killed, steps, marks=[pytest.mark.product] * ((killed + steps + i) % len(KINDS) != 0))
+    pytest.param(kind, hosts, killed, steps, marks=[pytest.mark.product] * ((killed + steps + i) % (2 * len(KINDS)) != 0))
     for i, kind in enumerate(KINDS)
     for hosts in (2, 3)
     for killed in range(hosts)
