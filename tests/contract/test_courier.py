@@ -1,38 +1,53 @@
 """Couriers between hosts: real centers in shared memory, real connections; the hosts are turns of one loop.
 
+They exchange whole copies of centers or compressed differences.
+
 Their processes, and what launchers do about them, are in jobs/test_two_hosts.py.
 """
 
 import contextlib
 import socket
+import struct
 import threading
 import time
 
 import numpy as np
 import pytest
 
+from platoon_base.centers.fragments import Fragments
 from platoon_base.centers.hosts_means import weighted_mean
+from platoon_base.centers.round_totals import RoundTotals
+from platoon_base.compression.codecs import Blocks
+from platoon_base.compression.packing import Packing
 from platoon_base.courier import background, courier
 from platoon_base.courier import messages as between
-from platoon_base.courier.conversation import COPY, Conversation
+from platoon_base.courier.conversation import COPY, MOVE, TOTALS, Conversation
 from platoon_base.courier.messages import LeftOut
 from platoon_base.errors import CollectiveTimeoutError
-from platoon_base.hosts.world import World
 from platoon_base.layout import Layout
-from platoon_base.links.stream import Stream
+from platoon_base.links.stream import BrokenStreamError, Stream
 from platoon_base.rules import ASGD, EASGD, CenterMomentum
-from platoon_base.rules.hosts import AverageHosts, DiLoCoHosts
+from platoon_base.rules.hosts import DiLoCoHosts
 from tests.helpers.breakable import Breakable
-from tests.helpers.couriers_in_turns import KEY, Host, Hosts, listening_of, model, overwrite, require_equal
+from tests.helpers.couriers_in_turns import KEY, Hosts, listening_of, model, overwrite, require_equal
 
 pytestmark = pytest.mark.base
 
 
-@pytest.fixture(autouse=True, params=["none", "int4"])
+@pytest.fixture(autouse=True)
+def quick_turns(monkeypatch):
+    """Let a courier with nothing to do give its turn to the next one soon: all are turns of one loop."""
+    monkeypatch.setattr(courier, "POLL_INTERVAL_S", 0.002)
+
+
+@pytest.fixture(params=["none", "int4"])
 def compression(request, monkeypatch):
     """Let the couriers exchange whole copies of centers, or compressed differences."""
     monkeypatch.setattr(Hosts, "compression", request.param)
     return request.param
+
+
+BOTH = pytest.mark.usefixtures("compression")
 
 
 class SlowWire:
@@ -84,6 +99,28 @@ class SlowWire:
             assert not thread.is_alive()
 
 
+class Wires:
+    """Connections that can be broken, and count what passes."""
+
+    def __init__(self):
+        self.each = []
+
+    def to(self, port):
+        self.each.append(Breakable(port))
+        return self.each[-1].port
+
+    @property
+    def passed(self):
+        return sum(wire.passed for wire in self.each)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        for wire in self.each:
+            wire.close()
+
+
 @pytest.mark.parametrize("key", [KEY, ""])
 def test_all_hosts_start_from_the_values_of_the_first(key):
     with Hosts([1.0, 2.0, 3.0], key=key) as group:
@@ -126,71 +163,35 @@ def test_a_host_does_not_start_before_it_has_the_values_of_the_first():
         group.until(lambda: any(isinstance(n, between.Filled) for n in group.hosts[1].news))
 
 
+@BOTH
 @pytest.mark.parametrize("workers", [[1, 1], [3, 1]])
 def test_centers_come_to_their_mean_weighted_by_workers(workers):
     starts = [float(i) for i in range(len(workers))]
     with Hosts(starts, workers=workers, filled=True) as group:
-        group.introduce()
-        group.made()
-        group.until_exchanged()
+        group.get_ready()
         mean = np.average(starts, weights=workers)
         for host in group.hosts:
             require_equal(host.values(), model(mean))
 
 
-def test_three_centers_come_together():
-    with Hosts([0.0, 1.0, 2.0], filled=True) as group:  # two of them may meet before the third has come
-        group.introduce()
-        group.made()
-        group.until_exchanged()
-        group.until(lambda: np.ptp([host.values()[0][0, 0] for host in group.hosts]) < 1e-3)
-        assert 0 < group.hosts[0].values()[0][0, 0] < 2
-
-
+@BOTH
 @pytest.mark.parametrize("rule", [EASGD(0.5), ASGD(), CenterMomentum(0.5, 0.9, 0.0)], ids=repr)
 def test_workers_move_along_with_their_center(rule):
     """A worker that equals its center equals it after the move too: no spring has pulled it back."""
     with Hosts([0.0, 4.0], rule=rule, filled=True) as group:
         for host in group.hosts:
             host.sync()
-        group.introduce()
-        group.made()
-        group.until_exchanged()
+        group.get_ready()
         for host in group.hosts:
             host.sync()
             require_equal(host.params, model(2.0))
             require_equal(host.values(), model(2.0))
 
 
-def test_what_a_worker_learns_meanwhile_stays():
-    with Hosts([0.0, 4.0], rule=ASGD(), filled=True) as group:
-        for host in group.hosts:
-            host.sync()
-        group.introduce()
-        group.made()
-        group.until_exchanged()
-        for host in group.hosts:
-            for array in host.params:  # learned from where it was, before its next visit
-                array += array.dtype.type(1.0)
-            host.sync()
-        for host in group.hosts:
-            require_equal(host.values(), [array + 1 for array in model(2.0)])
-
-
-def test_outer_steps_keep_hosts_together():
-    with Hosts([0.0, 4.0], hosts_rule=DiLoCoHosts(0.7, 0.9), filled=True) as group:
-        group.introduce()
-        group.made()
-        group.until_exchanged()
-        one, two = group.hosts
-        require_equal(one.values(), two.values())
-
-
+@BOTH
 def test_a_host_that_is_lost_is_left_out_and_one_that_returns_takes_part():
     with Hosts([0.0, 3.0, 6.0], filled=True) as group:
-        group.introduce()
-        group.made()
-        group.until_exchanged()
+        group.get_ready()
         lost = group.hosts[2]
         lost.courier.close()
         for host in group.hosts[:2]:
@@ -205,9 +206,7 @@ def test_a_host_that_is_lost_is_left_out_and_one_that_returns_takes_part():
 
 def test_a_host_that_stands_still_is_left_out_of_a_round_and_delays_no_other_for_long():
     with Hosts([0.0, 3.0, 6.0], filled=True) as group:
-        group.introduce()
-        group.made()
-        group.until_exchanged()
+        group.get_ready()
         two = group.hosts[:2]
         began = time.monotonic()
         group.until_exchanged(two)  # the third takes no turns
@@ -215,6 +214,7 @@ def test_a_host_that_stands_still_is_left_out_of_a_round_and_delays_no_other_for
         group.until_exchanged()  # it goes on
 
 
+@BOTH
 def test_a_center_with_nan_spreads_it_to_no_other_host(caplog):
     with Hosts([0.0, 4.0, 8.0], filled=True) as group:
         group.hosts[1].center.fill(model(np.nan), [])
@@ -226,6 +226,7 @@ def test_a_center_with_nan_spreads_it_to_no_other_host(caplog):
     assert len([r for r in caplog.records if "NaN" in r.getMessage() and "host 1" in r.getMessage()]) >= 1
 
 
+@BOTH
 def test_a_host_whose_own_center_has_nan_takes_part_again_once_that_is_over(caplog):
     with Hosts([np.nan, 4.0], filled=True) as group:
         group.introduce()
@@ -238,20 +239,19 @@ def test_a_host_whose_own_center_has_nan_takes_part_again_once_that_is_over(capl
     assert len([record for record in caplog.records if "host 0" in record.getMessage()]) == 2  # each says it once
 
 
+@BOTH
 def test_large_numbers_of_half_precision_are_exchanged():
     def make(value):
         return [np.full(40000, value, "float16")]  # the sum of which is more than float16 can hold
 
     with Hosts([10.0, 20.0], filled=True, make=make) as group:
-        group.introduce()
-        group.made()
-        group.until_exchanged()
+        group.get_ready()
         for host in group.hosts:
             require_equal(host.values(), make(15.0))
 
 
-@pytest.mark.parametrize("filled", [True, None])
-def test_an_exchange_that_takes_longer_than_patience_is_made(filled, monkeypatch):
+@pytest.mark.parametrize(("filled", "compression"), [(True, "int4"), (None, "none")], indirect=["compression"])
+def test_an_exchange_that_takes_longer_than_patience_is_made(filled, compression, monkeypatch):
     monkeypatch.setattr(background, "PATIENCE_S", 1.0)
 
     def make(value):
@@ -267,9 +267,7 @@ def test_an_exchange_that_takes_longer_than_patience_is_made(filled, monkeypatch
 
 def test_a_host_without_living_workers_follows_and_does_not_count():
     with Hosts([0.0, 4.0], filled=True) as group:
-        group.introduce()
-        group.made()
-        group.until_exchanged()
+        group.get_ready()
         for host in group.hosts:
             host.courier.handle_order(between.Peers(listening_of(group.hosts), {0: 1, 1: 0}))
         group.until_exchanged()
@@ -305,9 +303,7 @@ def test_a_host_that_does_not_answer_is_reported_until_it_does(monkeypatch):
     monkeypatch.setattr(courier, "SILENT_WARNING_S", 0.1)
     monkeypatch.setattr(courier, "CHECK_S", 0.05)
     with Hosts([0.0, 3.0], filled=True) as group:
-        group.introduce()
-        group.made()
-        group.until_exchanged()
+        group.get_ready()
         news = group.hosts[0].news
         group.until(lambda: [n for n in news if isinstance(n, LeftOut) and n.host == 1 and n.why], group.hosts[:1])
         group.until(lambda: LeftOut(1, "") in news)
@@ -387,19 +383,19 @@ def test_all_that_is_learned_counts_once_whatever_stalls_or_breaks(workers, seed
             np.testing.assert_allclose(host.values()[0], learned, rtol=1e-9)
 
 
-@pytest.mark.parametrize("writer", [0, 1])
-def test_who_overwrites_the_center_does_so_on_all_hosts(writer):
+@pytest.mark.parametrize(("writer", "compression"), [(0, "int4"), (1, "none")], indirect=["compression"])
+def test_who_overwrites_the_center_does_so_on_all_hosts(writer, compression):
     with Hosts([0.0, 1.0, 2.0]) as group:
-        group.introduce()
-        group.made()
-        group.until_exchanged()
+        group.get_ready()
         for value in (5.0, 7.0):
             overwrite(group, writer, value)
             for host in group.hosts:
                 require_equal(host.values(), model(value))
-        group.until_exchanged()
-        for host in group.hosts:
-            require_equal(host.values(), model(7.0))
+        for _ in range(4):
+            group.until_exchanged()
+            for host in group.hosts:
+                for found, expected in zip(host.values(), model(7.0)):
+                    assert found.tobytes() == expected.tobytes()
 
 
 def test_a_host_that_has_just_got_the_first_values_gets_what_is_overwritten_before_the_writer_goes_on():
@@ -424,9 +420,7 @@ def test_a_host_that_has_just_got_the_first_values_gets_what_is_overwritten_befo
 
 def test_two_hosts_that_overwrite_the_center_at_once_agree():
     with Hosts([0.0, 1.0]) as group:
-        group.introduce()
-        group.made()
-        group.until_exchanged()
+        group.get_ready()
         values = (5.0, 7.0)
         writing = [
             threading.Thread(target=host.center.write, args=(model(value), True, 20))
@@ -455,9 +449,7 @@ def test_a_host_that_comes_late_gets_what_was_overwritten():
 
 def test_the_others_get_what_was_overwritten_by_a_new_courier():
     with Hosts([0.0, 1.0]) as group:
-        group.introduce()
-        group.made()
-        group.until_exchanged()
+        group.get_ready()
         host = group.hosts[0]
         writing = threading.Thread(target=host.center.write, args=(model(5.0), True, 20))
         writing.start()
@@ -477,27 +469,6 @@ def test_without_its_courier_an_overwrite_has_a_deadline():
         group.hosts[0].center.write(model(1.0), True, 0.1)
 
 
-def test_another_key_opens_no_link():
-    with Hosts([0.0, 4.0], filled=True) as group:
-        world = World([1, 1], 1, ["h"] * 2, ["127.0.0.1"] * 2, "00" * 32)
-        stranger = Host(world, 9.0, EASGD(0.5), AverageHosts(), filled=True)
-        try:
-            group.introduce()
-            group.made()
-            (listening,) = [news for news in group.hosts[0].news if isinstance(news, between.Listening)]
-            stranger.courier.handle_order(between.Peers({0: (listening.address, listening.port, listening.token)}))
-            stranger.courier.handle_order(between.Made())
-            group.until_exchanged()
-            deadline = time.monotonic() + 1
-            while time.monotonic() < deadline:
-                for host in [*group.hosts, stranger]:
-                    host.courier.step([])
-            assert stranger.exchanges == 0
-            require_equal(group.hosts[0].values(), model(2.0))
-        finally:
-            stranger.close()
-
-
 def test_the_mean_of_half_precision_numbers_does_not_overflow():
     copies = [[np.full(3, 60000, "float16")] for _ in range(4)]
     (mean,) = weighted_mean(copies, [1, 1, 1, 1])
@@ -511,3 +482,151 @@ def test_the_mean_of_equal_centers_is_that_center_bit_by_bit(dtype, weights):
     (mean,) = weighted_mean([[values.copy()] for _ in weights], weights)
     assert mean.dtype == values.dtype
     np.testing.assert_array_equal(mean, values)
+
+
+def scatter(group):
+    """Give each center values of its own; returns their mean, in float64."""
+    random = np.random.default_rng(5)
+    starts = [[random.standard_normal(array.shape).astype(array.dtype) for array in model(0)] for _ in group.hosts]
+    for host, start in zip(group.hosts, starts):
+        host.center.fill(start, [])
+    return [np.mean([np.asarray(a, "f8") for a in arrays], axis=0) for arrays in zip(*starts)]
+
+
+def spread(group):
+    return max(np.ptp([host.values()[i].astype("f8") for host in group.hosts], axis=0).max() for i in range(3))
+
+
+@pytest.mark.parametrize("codec", ["none", "float16", "bfloat16", "int8", "int4", "int2"])
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_centers_come_to_their_mean_as_closely_as_they_like(codec, hosts, monkeypatch):
+    monkeypatch.setattr(Hosts, "compression", codec)
+    with Hosts([1.0] * hosts) as group:
+        group.get_ready()  # whole copies first: now differences travel
+        mean = scatter(group)
+        group.until(lambda: spread(group) < 2e-3)  # float16 parameters have steps of 1e-3
+        for found, expected in zip(group.hosts[0].values(), mean):
+            np.testing.assert_allclose(found.astype("f8"), expected, atol=0.02 if hosts == 2 else 0.5)
+
+
+@BOTH
+def test_outer_steps_keep_hosts_together():
+    with Hosts([0.0, 4.0], hosts_rule=DiLoCoHosts(0.7, 0.5), filled=True) as group:
+        group.get_ready()
+        scatter(group)
+        group.until(lambda: spread(group) < 0.01)
+
+
+@pytest.mark.parametrize("codec", ["bfloat16", "int4"])
+def test_fewer_bytes_travel_than_whole_copies_have(codec, monkeypatch):
+    monkeypatch.setattr(Hosts, "compression", codec)
+    with Wires() as wires, Hosts([1.0, 1.0]) as group:
+        group.get_ready(wires)
+        before = [host.exchanges for host in group.hosts]
+        passed = wires.passed
+        group.until(lambda: all(host.exchanges >= count + 40 for host, count in zip(group.hosts, before)))
+        sent = sum(host.exchanges - count + 2 for host, count in zip(group.hosts, before))  # with those under way
+        assert 0 < wires.passed - passed < 0.7 * sent * group.hosts[0].layout.nbytes
+
+
+def test_a_link_that_breaks_begins_again_with_whole_copies(monkeypatch):
+    monkeypatch.setattr(Hosts, "compression", "int4")
+    with Wires() as wires, Hosts([1.0, 1.0]) as group:
+        group.get_ready(wires)
+        for _ in range(3):
+            scatter(group)
+            for _ in range(3):  # in the middle of anything
+                for host in group.hosts:
+                    host.courier.step([])
+            for wire in wires.each:
+                wire.cut()
+            group.until_exchanged()
+        mean = scatter(group)
+        group.until(lambda: spread(group) < 2e-3)
+        np.testing.assert_allclose(group.hosts[0].values()[0], mean[0], atol=0.02)
+
+
+BROKEN = {
+    "copy without content": (COPY, b""),
+    "move without content": (MOVE, b""),
+    "totals without content": (TOTALS, b""),
+    "no kind": (99, b""),
+    "move before a copy": (MOVE, bytes(64)),
+    **{f"round {head}": (TOTALS, struct.pack("d", head) + bytes(120)) for head in (np.nan, np.inf, -1.0, 2.0**40)},
+}
+
+
+def talk(conversation):
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        conversation.talk()
+
+
+@pytest.mark.parametrize(("tag", "payload"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_record_ends_the_link_and_nothing_else(tag, payload):
+    layout = Layout.of([np.zeros(16, "f4")])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = socket.create_connection(server.getsockname())
+        here = server.accept()[0]
+    with here, there:
+        conversation = Conversation(Stream(here, None, None), layout, Packing(layout, Blocks(8)))
+        conversation.totals_buffer = RoundTotals(Fragments(layout, [()]))
+        there.sendall(struct.pack("<IIQ", len(payload), tag, 0) + payload)
+        with pytest.raises(BrokenStreamError, match="got"):
+            talk(conversation)
+    assert not conversation.fresh
+    assert conversation.take_totals(1) is None
+
+
+def test_without_a_center_on_the_first_host_all_start_from_another_and_so_does_the_first_later():
+    with Hosts([1.0, 2.0, 3.0], rule=ASGD()) as group:
+        group.introduce()
+        group.made(1, 2)
+        for _ in range(5):
+            for host in group.hosts:
+                host.courier.step([])
+        assert not any(isinstance(n, between.Filled) for host in group.hosts for n in host.news)
+        group.introduce(source=1)
+        group.until_filled(1, 2)
+        require_equal(group.hosts[2].values(), model(2.0))
+        overwrite(group, 2, 7.0)  # also without a center on the first host
+        require_equal(group.hosts[1].values(), model(7.0))
+        group.made(0)
+        group.until_filled(0)
+        require_equal(group.hosts[0].values(), model(7.0))
+        group.until_exchanged()
+
+
+def test_a_courier_that_is_started_again_keeps_the_values_of_the_source():
+    with Hosts([1.0, 2.0]) as group:
+        group.introduce(source=1)
+        group.made()
+        group.until_filled()
+        for host in group.hosts:
+            require_equal(host.values(), model(2.0))
+            host.filled = True
+        group.hosts[1].restart()
+        group.introduce(source=1)
+        group.made(1)
+        group.until_exchanged()
+        for host in group.hosts:
+            require_equal(host.values(), model(2.0))
+
+
+def test_when_the_source_is_lost_all_start_from_the_next():
+    """Also a host that has got values of the lost one, which the launcher did not hear of."""
+    with Hosts([1.0, 2.0, 3.0, 4.0]) as group:
+        group.introduce(source=1)
+        group.made(1, 3)
+        group.until_filled(1, 3)
+        group.made(2)
+        group.hosts[1].courier.close()
+        rest = [group.hosts[0], *group.hosts[2:]]
+        for host in rest:
+            host.courier.handle_order(between.Lost(1))
+        for host in rest:
+            host.courier.handle_order(between.Peers(listening_of(rest), source=2))
+        group.until(lambda: all(abs(host.values()[0] - 3.0).max() < 1e-6 for host in rest[1:]), rest)
+        group.until_exchanged(rest[1:])
+        for host in rest[1:]:
+            require_equal(host.values(), model(3.0))

@@ -1,22 +1,107 @@
 """Rounds of workers on several hosts, by real couriers and centers: who is behind, idle, lost or cut off meanwhile.
 
+Workers that wait for each other make exact, compressed and fragmented rounds; those that do not, find their mean.
 The hosts are turns of one loop; jobs with real launchers are in jobs/test_rounds_of_hosts.py.
 """
 
+import contextlib
 import threading
 import time
 import tracemalloc
 
 import numpy as np
 import pytest
-from rounds_in_turns import KILLS, RULE, Group, model, require_alike, require_same_center, state_of
+from rounds_in_turns import RULE, Group, model, require_alike, require_same_center, state_of
 
+from platoon_base.centers.stripes import cut
+from platoon_base.compression.codecs import Blocks
+from platoon_base.compression.packing import Residuals
 from platoon_base.courier import courier
 from platoon_base.courier import messages as between
+from platoon_base.courier.carriage import CompressedCarriage
+from platoon_base.courier.conversation import TOTALS, Conversation
 from platoon_base.errors import CollectiveTimeoutError
-from platoon_base.rules import EASGD, CenterMomentum
+from platoon_base.rules import EASGD, CenterMomentum, DiLoCo
 
 pytestmark = pytest.mark.base
+
+PLAIN = DiLoCo(1.0, 0.0)  # the center moves by the mean of what the workers have added
+IN_FRAGMENTS = DiLoCo(0.5, 0.5, fragments=3)
+MEAN = EASGD(0.5)  # its workers wait for no one, but for the mean
+# The rule and the codec of each kind of rounds.
+KINDS = {
+    "exact": (RULE, "none"),
+    "int4": (RULE, "int4"),
+    "topk": (RULE, "topk(0.1)"),
+    "fragments": (IN_FRAGMENTS, "none"),
+    "fragments int4": (IN_FRAGMENTS, "int4"),
+    "mean": (MEAN, "none"),
+}
+CODECS = ["float16", "bfloat16", "int8", "int4", "int2", "topk(0.01)"]
+
+
+@pytest.fixture(autouse=True)
+def quick_turns(monkeypatch):
+    """Let a courier with nothing to do give its turn to the next one soon: all are turns of one loop."""
+    monkeypatch.setattr(courier, "POLL_INTERVAL_S", 0.002)
+
+
+@contextlib.contextmanager
+def group_of(kind, hosts):
+    """Make hosts with equal centers."""
+    rule, codec = KINDS[kind]
+    with Group([1.0] * hosts, rule, compression=codec) as group:
+        group.get_ready()
+        yield group
+
+
+def fragments_of(kind):
+    return getattr(KINDS[kind][0], "fragments", 1)
+
+
+def train(group, hosts, number):
+    """Let the workers of these hosts train, each its own way, and contribute to a round."""
+    for each in hosts:
+        host, random = group.hosts[each], np.random.default_rng([number, each])
+        if host.rule is MEAN:
+            host.center.fill([random.standard_normal(a.shape).astype(a.dtype) for a in host.params], [])
+            continue
+        for array in host.params:
+            array += random.standard_normal(array.shape).astype(array.dtype)
+        assert host.center.contribute(host.params, 1.0, 10) is None
+
+
+def make(group, number, disturb=lambda: None, hosts=None):
+    hosts = hosts or range(len(group.hosts))
+    train(group, hosts, number)
+    group.begin(number, hosts)
+    disturb()
+    group.end(number, *hosts)
+
+
+def bits(group):
+    """Return all bits of the centers, of the workers and of the residuals."""
+    require_same_center(*group.hosts)
+    found = []
+    for host in group.hosts:
+        values, states = host.center.snapshot()
+        residuals = Residuals(host.layout, host.memory).latest if np.frombuffer(host.memory, np.uint8).any() else []
+        found.append([array.tobytes() for arrays in (values, *states, host.params, residuals) for array in arrays])
+    return found
+
+
+EXPECTED = {}
+
+
+def expected(kind, hosts):
+    """Return the bits after each of five rounds that nothing disturbs."""
+    if (kind, hosts) not in EXPECTED:
+        with group_of(kind, hosts) as group:
+            found = EXPECTED[kind, hosts] = []
+            for number in range(1, 6):
+                make(group, number)
+                found.append(bits(group))
+    return EXPECTED[kind, hosts]
 
 
 class OneHost:
@@ -33,9 +118,7 @@ class OneHost:
 
 def test_hosts_make_the_same_steps():
     with Group([1.0, 5.0, 9.0]) as group:
-        group.introduce()
-        group.made()
-        group.until_filled()
+        group.get_ready()
         oracle = OneHost(1.0)
         for number in (1, 2, 3):
             for host, progress in zip(group.hosts, (1.0, 2.0, 6.0)):
@@ -44,13 +127,191 @@ def test_hosts_make_the_same_steps():
             group.end(number)
             require_alike(*group.hosts)
             assert group.hosts[1].params[1][0] == pytest.approx(oracle.round(number, 2.0 * number, 6.0 * number))
+        assert not any(any(host.memory) for host in group.hosts)  # without compression there are no residuals
+
+
+class Oracle:
+    """What the center of hosts without compression would be, in float64; what it lacks is on the hosts as residuals."""
+
+    def __init__(self, group):
+        self.group = group
+        self.center = [np.array(each, "f8") for each in group.hosts[0].center.values]
+        self.random = np.random.default_rng(7)
+
+    def contribute(self, *hosts):
+        """Let the worker of each host add numbers of its own."""
+        for number in hosts:
+            host = self.group.hosts[number]
+            progress = [self.random.standard_normal(a.shape).astype(a.dtype) for a in host.params]
+            for array, start, added in zip(host.params, host.center.values, progress):
+                np.copyto(array, start + added)
+            for total, array, start in zip(self.center, host.params, host.center.values):
+                total += (array - start).astype("f8") / len(hosts)
+            assert host.center.contribute(host.params, 1.0, 10) is None
+
+    def require_residuals_have_the_rest(self, *hosts):
+        require_same_center(*self.group.hosts)
+        residuals = [Residuals(self.group.hosts[each].layout, self.group.hosts[each].memory).latest for each in hosts]
+        for i, whole in enumerate(self.center):
+            rest = np.mean([np.array(each[i], "f8") for each in residuals], axis=0)
+            np.testing.assert_allclose(self.group.hosts[0].center.values[i] + rest, whole, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("codec", "hosts"),
+    [(codec, 2 + i % 2) for i, codec in enumerate(CODECS)]
+    + [pytest.param(codec, 3 - i % 2, marks=pytest.mark.product) for i, codec in enumerate(CODECS)],
+)
+def test_all_hosts_hold_equal_bits_and_no_progress_is_lost(codec, hosts):
+    with Group([1.0] * hosts, PLAIN, compression=codec) as group:
+        group.get_ready()
+        oracle = Oracle(group)
+        for number in range(1, 7):
+            oracle.contribute(*range(hosts))
+            group.begin(number, range(hosts))
+            group.end(number)
+            for host in group.hosts[1:]:
+                for array, first in zip(host.params, group.hosts[0].params):
+                    assert array.tobytes() == first.tobytes()
+            oracle.require_residuals_have_the_rest(*range(hosts))
+
+
+def test_progress_of_a_round_that_all_gave_up_counts_once():
+    """The workers' timeout ended it before a decision; what they have contributed is part of their next round."""
+    with Group([1.0, 1.0], PLAIN, compression="topk(0.01)") as group:
+        group.get_ready()
+        oracle = Oracle(group)
+        for number in (1, 2, 3):
+            if number < 3:
+                oracle.contribute(0, 1)
+            group.begin(number, [0, 1])
+            if number == 2:
+                until_gathered(group, 2, 0, 1)
+            else:
+                group.end(number)
+        oracle.require_residuals_have_the_rest(0, 1)
+
+
+def until_gathered(group, number, *hosts):
+    """Wait until these hosts have the contributions of all to a round."""
+    news = [group.hosts[host].news for host in hosts]
+    group.until(lambda: all(any(isinstance(n, between.Gathered) and n.number == number for n in of) for of in news))
+
+
+# A round takes four turns of each host; the rest are kills after it. Each second kill is made in one kind of rounds,
+# and with the mark all are in all kinds.
+KILLS = [
+    pytest.param(kind, hosts, killed, steps, marks=[pytest.mark.product] * ((killed + steps + i) % (2 * len(KINDS)) != 0))
+    for i, kind in enumerate(KINDS)
+    for hosts in (2, 3)
+    for killed in range(hosts)
+    for steps in range(5 * hosts)
+]
+
+
+@pytest.mark.parametrize(("kind", "hosts", "killed", "steps"), KILLS)
+def test_a_courier_that_is_killed_at_any_step_changes_no_bit(kind, hosts, killed, steps):
+    last = fragments_of(kind) + 1  # the first round after which there are residuals for all that it packs
+    with group_of(kind, hosts) as group:
+        for number in range(1, last + 2):
+            make(group, number, lambda at=number: group.kill(killed, steps) if at == last else None)
+            assert bits(group) == expected(kind, hosts)[number - 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.product) for seed in range(1, 6))])
+def test_couriers_that_are_killed_again_and_again_in_any_order_of_turns_change_no_bit(kind, seed):
+    random = np.random.default_rng(seed)
+    with group_of(kind, 3) as group:
+
+        def kill():
+            for killed in random.integers(3, size=random.integers(3)):
+                for host in random.integers(3, size=random.integers(40)):
+                    group.hosts[host].courier.step([])
+                    group.report()
+                group.hosts[killed].restart()
+                group.introduce()
+
+        for number in range(1, 6):
+            make(group, number, kill)
+            assert bits(group) == expected(kind, 3)[number - 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("has_sent", [False, True])
+def test_a_host_lost_in_the_midst_counts_on_all_others_or_on_none(has_sent, kind):
+    with group_of(kind, 3) as group:
+        make(group, 1)
+        train(group, range(3), 2)
+        if has_sent:
+            group.begin(2, range(3))
+            until_gathered(group, 2, 0, 1)
+            group.lose(2)
+        else:
+            group.lose(2)
+            group.begin(2, [0, 1])
+        group.end(2, 0, 1)
+        require_same_center(*group.hosts[:2])
+        if has_sent and kind != "mean":
+            assert state_of(group.hosts[0]) == expected(kind, 3)[1][0][: len(state_of(group.hosts[0]))]
+        for number in (3, 4, 5, 6):
+            make(group, number, hosts=[0, 1])
+            require_same_center(*group.hosts[:2])
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mean"])
+def test_an_overwritten_center_gets_nothing_of_earlier_training(kind):
+    fragments = fragments_of(kind)
+    with group_of(kind, 2) as group:
+        number = 0
+        for value in (5.0, 7.0):
+            for _ in range(fragments + 1):
+                number += 1
+                make(group, number)
+            writing = threading.Thread(target=group.hosts[1].center.write, args=(model(value), True, 20))
+            writing.start()
+            group.until(lambda thread=writing: not thread.is_alive())
+            require_same_center(*group.hosts)
+            for host in group.hosts:
+                host.center.read(host.params, True, 10, begin=True)
+            for _ in range(fragments):
+                number += 1
+                for host in group.hosts:
+                    host.contribute(0.0)
+                group.begin(number, [0, 1])
+                group.end(number)
+            require_same_center(*group.hosts)
+            assert all((array == value).all() for array in group.hosts[0].center.values)
+
+
+@pytest.mark.parametrize(("kind", "killed"), [("int4", False), ("int4", True), ("fragments int4", False)])
+def test_progress_that_does_not_count_leaves_the_residual_as_it_was(kind, killed):
+    fragments = fragments_of(kind)
+    with group_of(kind, 2) as group:
+        for number in range(1, fragments + 1):
+            make(group, number)
+        second = Residuals(group.hosts[1].layout, group.hosts[1].memory)
+        before = [array.tobytes() for array in second.latest]
+        assert any(array.any() for array in second.latest)
+        for number in range(fragments + 1, 2 * fragments + 1):
+            make(group, number, hosts=[0])  # while nobody works on the second host, whose center falls behind
+        number = 2 * fragments + 1
+
+        def kill():
+            if killed:
+                until_gathered(group, number, 1)
+                group.kill(1, 0)
+
+        make(group, number, kill)
+        require_same_center(*group.hosts)
+        assert [array.tobytes() for array in second.latest] == before
+        for more in range(1, 5):
+            make(group, number + more)
+            require_same_center(*group.hosts)
 
 
 def test_a_worker_that_comes_between_the_exchange_and_the_step_is_too_late_for_both():
-    with Group([1.0, 1.0]) as group:
-        group.introduce()
-        group.made()
-        group.until_filled()
+    with group_of("exact", 2) as group:
         for host in group.hosts:
             host.contribute(1.0)
         group.begin(1, [0, 1])
@@ -70,10 +331,7 @@ def test_a_worker_that_comes_between_the_exchange_and_the_step_is_too_late_for_b
 
 
 def test_a_host_that_is_behind_gets_the_center_first_and_its_progress_does_not_count():
-    with Group([1.0, 1.0]) as group:
-        group.introduce()
-        group.made()
-        group.until_filled()
+    with group_of("exact", 2) as group:
         first, second = group.hosts
         oracle = OneHost(1.0)
         for number in (1, 2):  # while nobody works on the second host
@@ -95,25 +353,16 @@ def test_a_host_that_is_behind_gets_the_center_first_and_its_progress_does_not_c
         assert first.params[1][0] == pytest.approx(oracle.round(1.0, 2.0))
 
 
-def test_a_host_without_workers_gets_the_center_after_the_step():
-    with Group([1.0, 1.0]) as group:
-        group.introduce()
-        group.made()
-        group.until_filled()
-        first, second = group.hosts
-        second.contribute(2.0)
-        group.begin(1, [1], idle=[0])
-        group.end(1, 1)
-        group.until(lambda: first.center.across_hosts.made == 1)
-        assert state_of(first) == state_of(second)
-
-
-@pytest.mark.usefixtures("quick_turns")
-@pytest.mark.parametrize("killed", [0, 1])
-@pytest.mark.parametrize("steps", range(8))
+@pytest.mark.parametrize(
+    ("killed", "steps"),
+    [
+        pytest.param(killed, steps, marks=[pytest.mark.product] * ((killed + steps) % 2))
+        for killed in (0, 1)
+        for steps in range(8)
+    ],
+)
 def test_a_host_without_workers_gets_the_center_though_a_courier_is_killed(killed, steps):
-    with Group([1.0, 1.0]) as group:
-        group.get_ready()
+    with group_of("exact", 2) as group:
         first, second = group.hosts
         second.contribute(2.0)
         group.begin(1, [1], idle=[0])
@@ -144,197 +393,44 @@ def test_a_host_without_a_center_keeps_nothing_of_those_of_others():
             tracemalloc.stop()
 
 
-def test_who_overwrites_the_center_does_so_on_all_hosts():
-    with Group([1.0, 1.0]) as group:
-        group.introduce()
-        group.made()
-        group.until_filled()
-        first, second = group.hosts
-        for number, value in ((1, 5.0), (2, 7.0)):
-            writing = threading.Thread(target=second.center.write, args=(model(value), True, 20))
-            writing.start()
-            group.until(lambda thread=writing: not thread.is_alive())
-            assert (first.center.values[1] == value).all()
-            require_same_center(first, second)
-            for host, progress in zip(group.hosts, (1.0, 3.0)):
-                host.center.read(host.params, True, 10, begin=True)
-                host.contribute(progress)
-            group.begin(number, [0, 1])
-            group.end(number)
-            require_alike(first, second)
-            assert first.params[1][0] > value
-
-
-@pytest.mark.parametrize("has_sent", [False, True])
-def test_a_host_lost_in_the_midst_counts_on_all_others_or_on_none(has_sent):
-    with Group([1.0, 1.0, 1.0]) as group:
-        group.introduce()
-        group.made()
-        group.until_filled()
-        for host, progress in zip(group.hosts, (1.0, 2.0, 6.0)):
-            host.contribute(progress)
-        if has_sent:
-            group.begin(1, [0, 1, 2])
-            has_all = [host.news for host in group.hosts[:2]]
-            group.until(lambda: all(any(isinstance(n, between.Gathered) for n in news) for news in has_all))
-            group.lose(2)
-        else:
-            group.lose(2)
-            group.begin(1, [0, 1])
-        group.end(1, 0, 1)
-        require_alike(*group.hosts[:2])
-        expected = OneHost(1.0).round(*(1.0, 2.0, 6.0)[: 3 if has_sent else 2])
-        assert group.hosts[0].params[1][0] == pytest.approx(expected)
-
-
-@pytest.fixture
-def quick_turns(monkeypatch):
-    """Let a courier with nothing to do give its turn to the next one soon: all are turns of one loop."""
-    monkeypatch.setattr(courier, "POLL_INTERVAL_S", 0.002)
-
-
-@pytest.mark.usefixtures("quick_turns")
-@pytest.mark.parametrize(("hosts", "killed", "steps"), KILLS)
-def test_a_courier_that_is_killed_at_any_step_loses_nothing(hosts, killed, steps):
-    progress = (1.0, 2.0, 6.0)[:hosts]
-    with Group([1.0] * hosts) as group:
-        group.introduce()
-        group.made()
-        group.until_filled()
-        group.keep_filled()
-        oracle = OneHost(1.0)
-        for number in (1, 2):
-            for host, each in zip(group.hosts, progress):
-                host.contribute(each)
-            group.begin(number, range(hosts))
-            if number == 1:
-                group.kill(killed, steps)
-            group.end(number)
-            require_alike(*group.hosts)
-            assert group.hosts[0].params[1][0] == pytest.approx(oracle.round(*progress))
-
-
-def scatter(group, seed):
-    """Give each center values of its own; returns the first parameters."""
-    random = np.random.default_rng(seed)
-    starts = [[random.normal(size=a.shape).astype(a.dtype) for a in model(0)] for _ in group.hosts]
-    for host, start in zip(group.hosts, starts):
-        host.center.fill(start, [])
-    return [start[0] for start in starts]
-
-
-@pytest.mark.parametrize("rule", [EASGD(0.5), CenterMomentum(0.5, 0.9, 0.0)], ids=repr)
-@pytest.mark.parametrize("workers", [[1, 1], [3, 1], [1, 2, 1]], ids=repr)
-def test_workers_that_stand_still_find_their_mean_on_all_hosts(rule, workers):
-    with Group([1.0] * len(workers), rule) as group:
-        group.introduce()
-        group.made()
-        group.until_filled()
+@pytest.mark.parametrize(
+    ("rule", "workers", "codec"),
+    [(MEAN, [1, 1], "int4"), (MEAN, [1, 2, 1], "none"), (CenterMomentum(0.5, 0.9, 0.0), [3, 1], "none")],
+    ids=repr,
+)
+def test_workers_that_do_not_wait_find_their_exact_mean_on_all_hosts_and_exchanges_leave_it(rule, workers, codec):
+    with Group([1.0] * len(workers), rule, workers, codec) as group:
+        group.get_ready()
         for number in (1, 2, 5):
-            starts = scatter(group, number)
+            starts = []
+            for host in group.hosts:
+                random = np.random.default_rng([number, host.world.host])
+                starts.append([random.normal(size=a.shape).astype(a.dtype) for a in model(0)])
+                host.center.fill(starts[-1], [])
             group.begin(number, range(len(workers)), workers=workers)
             group.end(number)
             require_same_center(*group.hosts)
-            mean = np.average(starts, axis=0, weights=workers)
-            np.testing.assert_allclose(group.hosts[0].center.values[0], mean, atol=1e-6)
-
-
-@pytest.mark.parametrize("workers", [[1, 1], [1, 2, 3]], ids=repr)
-def test_exchanges_go_on_after_a_mean_and_do_not_change_a_bit_of_it(workers):
-    with Group([1.0] * len(workers), EASGD(0.5), workers) as group:
-        group.introduce()
-        group.made()
-        group.until_filled()
-        starts = scatter(group, 3)
-        group.begin(1, range(len(workers)), workers=workers)
-        group.end(1)
+            for found, *each in zip(group.hosts[0].center.values, *starts):
+                np.testing.assert_allclose(found, np.average(each, axis=0, weights=workers), atol=1e-6)
         before, state = [host.courier.exchanges for host in group.hosts], state_of(group.hosts[0])
         group.until(lambda: all(host.courier.exchanges > count + 3 for host, count in zip(group.hosts, before)))
-        for host in group.hosts:
-            assert state_of(host) == state
-        mean = np.average(starts, axis=0, weights=workers)
-        np.testing.assert_allclose(group.hosts[0].center.values[0], mean, atol=1e-6)
-
-
-def test_a_host_without_workers_gets_the_mean_and_does_not_count():
-    with Group([1.0, 1.0, 1.0], EASGD(0.5)) as group:
-        group.introduce()
-        group.made()
-        group.until_filled()
-        starts = scatter(group, 3)
-        group.begin(4, [0, 2], idle=[1])
-        group.end(4, 0, 2)
-        group.until(lambda: group.hosts[1].center.across_hosts.made == 4)
-        np.testing.assert_allclose(group.hosts[0].center.values[0], (starts[0] + starts[2]) / 2, atol=1e-6)
+        assert codec != "none" or all(state_of(host) == state for host in group.hosts)
 
 
 def test_a_center_with_nan_does_not_count(caplog):
-    with Group([1.0, 1.0], EASGD(0.5)) as group:
-        group.introduce()
-        group.made()
-        group.until_filled()
-        starts = scatter(group, 3)
+    with group_of("mean", 2) as group:
+        train(group, [0], 1)
+        start = group.hosts[0].center.values[0].copy()
         group.hosts[1].center.fill(model(np.nan), [])
         group.begin(1, [0, 1])
         group.end(1)
         require_same_center(*group.hosts)
-        np.testing.assert_array_equal(group.hosts[1].center.values[0], starts[0])
+        np.testing.assert_array_equal(group.hosts[1].center.values[0], start)
     assert "NaN" in caplog.text
 
 
-@pytest.mark.usefixtures("quick_turns")
-@pytest.mark.parametrize(("hosts", "killed", "steps"), KILLS)
-def test_a_mean_survives_couriers_that_are_killed(hosts, killed, steps):
-    with Group([1.0] * hosts, EASGD(0.5)) as group:
-        group.introduce()
-        group.made()
-        group.until_filled()
-        group.keep_filled()
-        for number in (1, 2):
-            starts = scatter(group, number)
-            group.begin(number, range(hosts))
-            if number == 1:
-                group.kill(killed, steps)
-            group.end(number)
-            require_same_center(*group.hosts)
-            np.testing.assert_allclose(group.hosts[0].center.values[0], np.mean(starts, axis=0), atol=1e-6)
-
-
-@pytest.mark.usefixtures("quick_turns")
-@pytest.mark.parametrize("rule", [RULE, EASGD(0.5)], ids=repr)
-@pytest.mark.parametrize("seed", range(6))
-def test_couriers_that_are_killed_again_and_again_in_any_order_of_turns_lose_nothing(rule, seed):
-    random, progress, oracle = np.random.default_rng(seed), (1.0, 2.0, 6.0), OneHost(1.0)
-    with Group([1.0, 1.0, 1.0], rule) as group:
-        group.introduce()
-        group.made()
-        group.until_filled()
-        group.keep_filled()
-        for number in (1, 2, 3):
-            starts = scatter(group, number) if rule is not RULE else None
-            if starts is None:
-                for host, each in zip(group.hosts, progress):
-                    host.contribute(each)
-            group.begin(number, range(3))
-            for killed in random.integers(3, size=random.integers(3)):
-                for host in random.integers(3, size=random.integers(40)):
-                    group.hosts[host].courier.step([])
-                    group.report()
-                group.hosts[killed].restart()
-                group.introduce()
-            group.end(number)
-            require_same_center(*group.hosts)
-            if starts is None:
-                assert group.hosts[0].params[1][0] == pytest.approx(oracle.round(*progress))
-            else:
-                np.testing.assert_allclose(group.hosts[0].center.values[0], np.mean(starts, axis=0), atol=1e-6)
-
-
 def test_a_round_that_another_host_never_ends_has_a_deadline():
-    with Group([1.0, 1.0]) as group:
-        group.introduce()
-        group.made()
-        group.until_filled()
+    with group_of("exact", 2) as group:
         group.hosts[0].contribute(1.0)
         group.begin(1, [0, 1])
         for _ in range(3):
@@ -370,8 +466,7 @@ def end_first_round(group, hosts):
 
 
 def test_a_center_that_a_worker_waits_for_comes_from_another_host_if_the_source_is_lost():
-    with Group([1.0] * 3) as group:
-        group.get_ready()
+    with group_of("exact", 3) as group:
         begin_first_round(group, [1, 2], [0])
         end_first_round(group, [1, 2])
         for host in (1, 2):
@@ -397,9 +492,127 @@ def test_a_center_that_a_worker_waits_for_comes_to_a_host_that_was_filled_during
 
 
 def test_a_center_that_a_worker_waits_for_comes_where_nobody_lives_to_make_the_step():
-    with Group([1.0] * 2) as group:
-        group.get_ready()
+    with group_of("exact", 2) as group:
         begin_first_round(group, [0, 1], [])
         end_first_round(group, [0, 1])
         group.hosts[0].take_over(1)
         want_until_made(group, [1, 0], 1)
+
+
+def carriage_of(host, bits):
+    residuals = Residuals(host.layout, host.memory)
+    return CompressedCarriage(host.center.across_hosts, Blocks(bits), residuals, host.center.overwrites), residuals
+
+
+def test_a_stripe_without_a_contribution_adds_nothing_and_keeps_its_residual():
+    with Group([1.0], PLAIN, compression="int4") as group:
+        carriage, residuals = carriage_of(group.hosts[0], 4)
+        for array in residuals.latest:
+            array[...] = 0.25
+        own = group.hosts[0].center.across_hosts.new_totals()
+        for array in own.arrays:
+            array[...] = 1.0
+        own.number, own.counts[:] = 4, [1, 0]
+        received = carriage.buffer()
+        received.buffer[:] = carriage.seal(own)
+        theirs = carriage.open(received)
+        silent = next(iter(own.without_contribution()))
+        for totals in (own, theirs):
+            assert totals.counts.tolist() == [1, 0]
+            assert totals.arrays[0][0] == pytest.approx(1.25)
+            assert totals.arrays[0][-1] == 0
+        assert residuals.latest[0][-1] == 0.25
+        assert [piece.parameter for piece in silent] == [0, 1]
+
+
+def test_nan_is_not_hidden_and_does_not_stay():
+    with Group([1.0], PLAIN, compression="int8") as group:
+        carriage, residuals = carriage_of(group.hosts[0], 8)
+        own = group.hosts[0].center.across_hosts.new_totals()
+        own.number, own.counts[:] = 1, 1
+        own.arrays[0][5] = np.nan
+        carriage.seal(own)
+        assert np.flatnonzero(np.isnan(own.arrays[0])).tolist() == [5]
+        assert all(np.isfinite(array).all() for array in residuals.latest)
+
+
+def test_a_round_leaves_the_other_fragments_alone():
+    with group_of("fragments int4", 2) as group:
+        host = group.hosts[0]
+        before = [array.copy() for array in host.center.values]
+        for number in range(1, 7):
+            make(group, number)
+            taken = [np.zeros(array.shape, bool) for array in before]
+            for mask in cut(taken, host.center.fragments.of_round(number).pieces):
+                mask[...] = True
+            changed = [a != b for a, b in zip(host.center.values, before)]
+            assert not any((c & ~t).any() for c, t in zip(changed, taken))
+            assert sum(c.sum() for c in changed) > 0.9 * sum(t.sum() for t in taken)
+            before = [array.copy() for array in host.center.values]
+
+
+@pytest.mark.parametrize(("codec", "least"), [("none", 1.0), ("int8", 3.8)])
+def test_a_round_sends_its_fragment_alone_and_compressed(codec, least, monkeypatch):
+    posted, post = [], Conversation.post
+
+    def counting(conversation, kind, data):
+        posted.append((kind, len(data)))
+        post(conversation, kind, data)
+
+    monkeypatch.setattr(Conversation, "post", counting)
+
+    def sent(fragments):
+        posted.clear()
+        with Group([1.0, 1.0], DiLoCo(0.5, 0.5, fragments=fragments), compression=codec) as group:
+            group.get_ready()
+            for number in range(1, 4):
+                make(group, number)
+        return [size for kind, size in posted if kind == TOTALS]
+
+    nbytes = sum(array.nbytes for array in model(0))
+    whole, thirds = sent(1), sent(3)
+    assert len(whole) == len(thirds) == 6
+    assert max(whole) < 1.01 * nbytes / least
+    assert max(thirds) < 0.36 * min(whole)
+    assert sum(thirds) == pytest.approx(sum(whole) / 3, rel=0.01)
+
+
+def test_the_step_of_a_round_that_overlaps_is_made_on_each_host_by_those_of_the_next_one():
+    with group_of("fragments", 2) as group:
+        train(group, [0, 1], 1)
+        group.begin(1, [0, 1])
+        centers = [host.center for host in group.hosts]
+        for center in centers:
+            center.note_met(1, 10)
+        group.until(lambda: group.report() or all(center.across_hosts.are_gathered(1) for center in centers))
+        group.until(lambda: all(center.across_hosts.are_gathered(1) for center in centers))
+        group.begin(2, [0, 1])
+        group.end(2)
+        require_same_center(*group.hosts)
+        found = state_of(group.hosts[0])
+    with group_of("fragments", 2) as group:
+        make(group, 1)
+        assert state_of(group.hosts[0]) == found
+
+
+def test_what_was_contributed_to_a_fragments_round_that_was_given_up_counts_at_the_next_turn():
+    with group_of("fragments", 2) as group:
+        train(group, [0, 1], 1)
+        for host in group.hosts:
+            host.center.note_met(1, 10)
+        for number in (2, 3):
+            make(group, number)
+        before = [array.copy() for array in group.hosts[0].center.values]
+        make(group, 4)
+        require_same_center(*group.hosts)
+        assert any((a != b).any() for a, b in zip(group.hosts[0].center.values, before))
+
+
+def test_who_fetches_the_center_keeps_the_contributions_to_other_fragments():
+    with group_of("fragments", 2) as group:
+        make(group, 1)
+        make(group, 2)
+        values, states = group.hosts[0].center.snapshot()
+        assert group.hosts[1].center.replace(values, states, 2)
+        make(group, 3)
+        assert bits(group) == expected("fragments", 2)[2]

@@ -90,6 +90,12 @@ class Hosts:
         for number in hosts or range(len(self.hosts)):
             self.hosts[number].courier.handle_order(between.Made())
 
+    def get_ready(self, wire=None):
+        """Wait until each has exchanged its center."""
+        self.introduce(wire)
+        self.made()
+        self.until_exchanged()
+
     def until_filled(self, *hosts):
         each = [self.hosts[number] for number in hosts or range(len(self.hosts))]
         self.until(lambda: all(any(isinstance(n, between.Filled) for n in host.news) for host in each))

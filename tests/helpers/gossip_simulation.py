@@ -1,6 +1,7 @@
 """GoSGD as the paper has it, with lists of messages, and what the tests of jobs compare with it."""
 
 import numpy as np
+from learned_progress import progress
 
 from platoon_base.rules import GoSGD
 
@@ -51,7 +52,7 @@ class Simulation:
         return [sum(w * x[i] for x, w in models) / total for i in range(len(SHAPES))]
 
     def synchronize(self, turn, rank):
-        x = [a + np.random.default_rng([turn, a.size]).standard_normal(a.shape) for a in self.x[rank]]
+        x = [a + progress(rank, turn, a.shape, "float64") for a in self.x[rank]]
         for theirs, w in self.mail[rank]:
             total = self.w[rank] + w
             x = [(self.w[rank] * a + w * b) / total for a, b in zip(x, theirs)]

@@ -195,7 +195,3 @@ def require_alike(*hosts):
     for host in hosts:
         for array in host.params:
             assert (array == array.reshape(-1)[0]).all()
-
-
-# A round takes four turns of each host; the rest are kills after it.
-KILLS = [(hosts, killed, steps) for hosts in (2, 3) for killed in range(hosts) for steps in range(5 * hosts)]

@@ -60,24 +60,19 @@ def load(folder, *ranks, name=""):
     return {rank: np.load(folder / f"{name}{rank}.npz") for rank in ranks}
 
 
-def test_two_workers_by_turns_follow_the_equations(run_job, tmp_path):
-    turns = list(enumerate([0, 1, 1, 0, 0, 0, 1, 0, 1]))
-    run_job(
-        script_path("center_momentum_turns"),
-        args=[json.dumps(turns)],
-    ).require_success()
-    Replay([0, 1]).take_turns(load(tmp_path, 0, 1), turns, living=2)
+SCRIPT = script_path("workers_in_turns")
+
+
+def words(plan, *turns):
+    """Return the arguments of the script."""
+    return ["CenterMomentum", plan, *map(json.dumps, turns)]
 
 
 @pytest.mark.parametrize("end", ["leaves", "killed"])
 def test_the_number_of_workers_is_that_of_the_living(run_job, tmp_path, end):
     """Of three workers one leaves, or is killed; the momentum that it gave is kept."""
     of_three, of_two = [(0, 2), (1, 0), (2, 1), (3, 2), (4, 1)], [(5, 0), (6, 1), (7, 1), (8, 0)]
-    outcome = run_job(
-        script_path("center_momentum_one_ends"),
-        args=[json.dumps(of_three), json.dumps(of_two), end],
-        workers=3,
-    )
+    outcome = run_job(SCRIPT, args=words(end, of_three, of_two), workers=3)
     ended = {exit.rank: exit.status for exit in outcome.result.exits}
     assert ended[0] == ended[1] == 0, outcome.logs
     replay, found = Replay([0, 1, 2]), load(tmp_path, 0, 1, 2)
@@ -88,10 +83,7 @@ def test_the_number_of_workers_is_that_of_the_living(run_job, tmp_path, end):
 def test_a_late_worker_begins_in_the_moved_frame(run_job, tmp_path):
     """If it began with another sum of moves, its first synchronization would carry it past the center."""
     of_two, of_three, after = [(0, 0), (1, 1), (2, 0), (3, 1)], [(4, 2), (5, 2)], [(6, 1), (7, 0)]
-    run_job(
-        script_path("center_momentum_late"),
-        args=[json.dumps(of_two), json.dumps(of_three), json.dumps(after)],
-    ).require_success()
+    run_job(SCRIPT, args=words("late", of_two, of_three, after)).require_success()
     replay, found = Replay([0, 1]), load(tmp_path, 0, 1, 2)
     replay.take_turns(found, of_two, living=2)
     assert np.abs(replay.s[1]).mean() > 0.01, "else there would be nothing to ride by"
@@ -103,9 +95,8 @@ def test_a_late_worker_begins_in_the_moved_frame(run_job, tmp_path):
 def test_a_resumed_job_goes_on_with_momentum_and_frame(platoon, tmp_path):
     """As if both workers had copied the center: they begin there, in the frame as it was, with the momentum it had."""
     before, after = [(0, 0), (1, 1), (2, 1), (3, 0)], [(4, 1), (5, 0), (6, 0), (7, 1)]
-    script = script_path("center_momentum_resumed")
     for job, turns in (("first", before), ("second", after)):
-        done = platoon("launch", "-n", 2, "--resume", "kept", script, tmp_path, json.dumps(turns), job)
+        done = platoon("launch", "-n", 2, "--resume", "kept", SCRIPT, tmp_path, *words(job, turns))
         assert done.returncode == 0, done.stdout + done.stderr
     replay = Replay([0, 1])
     replay.take_turns(load(tmp_path, 0, 1, name="first"), before, living=2)
@@ -116,10 +107,7 @@ def test_a_resumed_job_goes_on_with_momentum_and_frame(platoon, tmp_path):
 
 def test_who_overwrites_the_center_ends_its_momentum_and_stays_in_its_frame(run_job, tmp_path):
     before, after = [(0, 0), (1, 1), (2, 1), (3, 0)], [(4, 1), (5, 0), (6, 0), (7, 1)]
-    run_job(
-        script_path("center_momentum_overwritten"),
-        args=[json.dumps(before), json.dumps(after)],
-    ).require_success()
+    run_job(SCRIPT, args=words("overwritten", before, after)).require_success()
     replay, found = Replay([0, 1]), load(tmp_path, 0, 1)
     replay.take_turns(found, before, living=2)
     assert all((x != c).all() for x, c in zip(replay.workers[1][0], replay.c))
@@ -130,10 +118,8 @@ def test_who_overwrites_the_center_ends_its_momentum_and_stays_in_its_frame(run_
 def test_a_worker_that_resumes_a_job_alone_ends_the_momentum(platoon, tmp_path):
     """A late worker would be carried off by it otherwise. Where the center stays, the momentum does, too."""
     before = [(0, 0), (1, 1), (2, 1), (3, 0)]
-    script = script_path("center_momentum_resumed_alone")
     for workers in (2, 1):
-        done = platoon(
-            "launch", "-n", workers, "--resume", "kept", "--log-dir", "logs", script, tmp_path, json.dumps(before)
-        )
+        options = ["--resume", "kept", "--log-dir", "logs"]
+        done = platoon("launch", "-n", workers, *options, SCRIPT, tmp_path, *words("alone", before))
         logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("*.log"))
         assert done.returncode == 0, done.stdout + done.stderr + logs

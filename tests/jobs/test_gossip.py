@@ -10,17 +10,19 @@ from tests.helpers.gossip_simulation import Simulation, load, some_turns
 pytestmark = pytest.mark.base
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_workers_by_turns_follow_the_paper(run_job, tmp_path, workers):
-    turns = some_turns(workers, 0, 14)
-    run_job(script_path("gossip_turns"), workers, args=[json.dumps(turns)]).require_success()
-    Simulation(workers).take_turns(load(tmp_path, *range(workers)), turns)
+SCRIPT = script_path("workers_in_turns")
 
 
+def words(plan, *turns):
+    """Return the arguments of the script."""
+    return ["GoSGD", plan, *map(json.dumps, turns)]
+
+
+@pytest.mark.promise
 @pytest.mark.parametrize("end", ["leaves", "killed"])
 def test_the_weight_of_one_that_leaves_is_given_away_and_that_of_the_dead_lost(run_job, tmp_path, end):
     of_three, of_two = some_turns(3, 0, 12), some_turns(2, 20, 8)
-    outcome = run_job(script_path("gossip_one_ends"), 3, args=[json.dumps(of_three), json.dumps(of_two), end])
+    outcome = run_job(SCRIPT, 3, args=words(end, of_three, of_two))
     ended = {exit.rank: exit.status for exit in outcome.result.exits}
     assert ended[0] == ended[1] == 0, outcome.logs
     simulation, found = Simulation(3), load(tmp_path, 0, 1, 2)
@@ -31,9 +33,7 @@ def test_the_weight_of_one_that_leaves_is_given_away_and_that_of_the_dead_lost(r
 
 def test_a_late_worker_takes_half_of_a_weight(run_job, tmp_path):
     of_two, of_three, after = some_turns(2, 0, 9), some_turns([2], 20, 4), some_turns(2, 30, 6)
-    run_job(
-        script_path("gossip_late"), args=[json.dumps(of_two), json.dumps(of_three), json.dumps(after)]
-    ).require_success()
+    run_job(SCRIPT, args=words("late", of_two, of_three, after)).require_success()
     simulation, found = Simulation(2), load(tmp_path, 0, 1, 2)
     simulation.take_turns(found, of_two)
     simulation.join(2)
@@ -44,9 +44,7 @@ def test_a_late_worker_takes_half_of_a_weight(run_job, tmp_path):
 
 def test_one_that_is_started_again_takes_half_of_a_weight(run_job, tmp_path):
     before, again, after = some_turns(3, 0, 10), some_turns([1], 20, 3), some_turns([0, 2], 30, 8)
-    outcome = run_job(
-        script_path("gossip_again"), 3, args=list(map(json.dumps, (before, again, after))), max_restarts=1
-    )
+    outcome = run_job(SCRIPT, 3, args=words("again", before, again, after), max_restarts=1)
     assert {exit.rank: exit.status for exit in outcome.result.exits} == {0: 0, 1: 0, 2: 0}, outcome.logs
     simulation, found = Simulation(3), load(tmp_path, 0, 1, 2)
     simulation.take_turns({**found, **load(tmp_path, 1, name="first")}, before)
@@ -59,9 +57,8 @@ def test_one_that_is_started_again_takes_half_of_a_weight(run_job, tmp_path):
 
 def test_a_resumed_job_goes_on_from_the_consensus(platoon, tmp_path):
     before, after = some_turns(2, 0, 8), some_turns(2, 20, 8)
-    script = script_path("gossip_resumed")
     for job, turns in (("first", before), ("second", after)):
-        done = platoon("launch", "-n", 2, "--resume", "kept", script, tmp_path, json.dumps(turns), job)
+        done = platoon("launch", "-n", 2, "--resume", "kept", SCRIPT, tmp_path, *words(job, turns))
         assert done.returncode == 0, done.stdout + done.stderr
     simulation = Simulation(2)
     simulation.take_turns(load(tmp_path, 0, 1, name="first"), before)

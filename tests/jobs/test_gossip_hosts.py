@@ -18,12 +18,12 @@ def hosts_of(workers):
     return [host for host, count in enumerate(workers) for _ in range(count)]
 
 
-@pytest.mark.parametrize("workers", [(1, 1), (2, 1), (1, 2, 1)])
+@pytest.mark.parametrize("workers", [(2, 1), (1, 2, 1)])
 def test_workers_of_several_hosts_by_turns_follow_the_paper(hosts, workers):
     size = sum(workers)
     turns = some_turns(size, 0, 20)
-    code = script_path("gossip_hosts_turns")
-    done = hosts.run(code, workers=workers, args=[str(hosts.folder), json.dumps(turns)])
+    args = [str(hosts.folder), "GoSGD", "on hosts", json.dumps(turns)]
+    done = hosts.run(script_path("workers_in_turns"), workers=workers, args=args)
     assert done == [0] * len(workers), "".join(map(hosts.output, range(len(workers))))
     found = load(hosts.folder, *range(size))
     Simulation(size, hosts=hosts_of(workers)).take_turns(found, turns)
