@@ -17,7 +17,7 @@ from platoon_base.views import array_on
 pytestmark = pytest.mark.base
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.promise)])
 def test_a_closed_handle_answers_from_its_last_copy_or_refuses(run_job, workers):
     outcome = run_job(
         script_path("close_a_closed_handle_answers_from_its_last_copy"),
@@ -26,7 +26,7 @@ def test_a_closed_handle_answers_from_its_last_copy_or_refuses(run_job, workers)
     assert outcome.result.stopped_by == "enough"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.promise)])
 def test_threads_that_ask_a_handle_while_it_is_closed_and_the_process_ends(run_job, workers):
     run_job(
         script_path("close_threads_that_ask_a_handle_while_it_is_closed"),

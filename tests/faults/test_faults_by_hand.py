@@ -31,6 +31,7 @@ def test_no_controller_at_the_port(work, serve):
     end(controller)
 
 
+@pytest.mark.promise
 def test_a_port_in_use(serve, start, work, tmp_path):
     controller, port = serve()
     second = start(SERVE, at(port))
@@ -100,6 +101,7 @@ def answering(body):
     return SERVE.replace('return {"req": req, "id": worker_id, "info": req_info}', body)
 
 
+@pytest.mark.promise
 def test_a_handler_that_raises_is_an_error_of_the_worker_that_asked(serve, work):
     body = "return sys.exit(7) if req == 'exit' else {'a': 1, 'bad': {1, 2}}[req] if req != 'late' else self.nothing"
     controller, port = serve(answering(body))
@@ -174,6 +176,7 @@ def test_how_a_script_ended_that_was_started_by_hand(serve, work, ending, own, s
     end(controller, status)
 
 
+@pytest.mark.promise
 def test_workers_notice_within_a_second_that_the_controller_was_killed(serve, work):
     controller, port = serve()
     worker = work(script_path("faults_by_hand_workers_notice_within_a_second"), port)
@@ -185,6 +188,7 @@ def test_workers_notice_within_a_second_that_the_controller_was_killed(serve, wo
     assert running() == []
 
 
+@pytest.mark.promise
 def test_the_port_is_on_the_loopback_and_answers_nobody_without_the_keys(serve, work):
     controller, port = serve()
     listening = [c for c in psutil.Process(controller.pid).net_connections(kind="inet") if c.status == "LISTEN"]

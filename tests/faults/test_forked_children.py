@@ -13,7 +13,7 @@ from platoon_base.system.own_locks import disown, own
 pytestmark = pytest.mark.base
 
 
-@pytest.mark.parametrize("fork", ["Python", "C"])
+@pytest.mark.parametrize("fork", [pytest.param("Python", marks=pytest.mark.promise), "C"])
 def test_an_all_reduce_learns_that_a_worker_is_gone_though_its_child_lives(run_job, fork):
     outcome = run_job(
         script_path("forked_children_an_all_reduce_learns_that_a_worker_is_gone"),

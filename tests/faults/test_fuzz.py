@@ -59,6 +59,7 @@ def survive(inputs):
 # What arrives.
 
 
+@pytest.mark.promise
 def test_the_corpus_does_no_harm():
     """See fuzz_messages.py for where it comes from."""
     files = sorted(CORPUS.iterdir())
@@ -265,6 +266,7 @@ def dangers(source):
 
 
 @pytest.mark.parametrize("name", REACHABLE)
+@pytest.mark.promise
 def test_nothing_that_a_message_reaches_can_make_code_of_it(name):
     assert dangers((BASE / name).read_text(encoding="utf-8")) == set()
 

@@ -6,6 +6,7 @@ from scripts_here import script_path
 pytestmark = pytest.mark.base
 
 
+@pytest.mark.promise
 def test_a_handler_talks_to_the_job_while_its_worker_waits_for_the_others(run_job):
     outcome = run_job(
         script_path("signal_handlers_a_handler_talks_to_the_job_while_its_worker"),

@@ -108,7 +108,7 @@ worker.all_reduce(x)
     ("middle", "number"),
     [
         *((middle, signal.SIGINT) for middle in MIDDLES),
-        ("synchronizations", signal.SIGTERM),
+        pytest.param("synchronizations", signal.SIGTERM, marks=pytest.mark.promise),
         ("waits of a barrier", signal.SIGTERM),
         ("waits of an all-reduce", signal.SIGHUP),
     ],
@@ -141,6 +141,7 @@ def test_a_hangup_that_is_ignored_is_no_reason_to_end(launch, output_of, tmp_pat
     assert launcher.wait(PATIENCE_S) == 0, output_of()
 
 
+@pytest.mark.promise
 def test_workers_of_a_launcher_in_the_background_have_time_to_save(launch, output_of, tmp_path):
     """A shell without job control starts it with SIGINT ignored."""
     launcher = launch(script_path("signals_a_worker_that_is_interrupted_saves"), 2, shell="trap '' INT")
@@ -151,7 +152,7 @@ def test_workers_of_a_launcher_in_the_background_have_time_to_save(launch, outpu
     assert all((tmp_path / f"saved{rank}").exists() for rank in range(2)), output_of()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGXCPU])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.promise), signal.SIGXCPU])
 def test_a_script_that_handles_a_signal_to_the_launcher_gets_it(launch, output_of, tmp_path, number):
     """One that nobody handles is not lost without a word; one that asks for the end still ends the job."""
     launcher = launch(script_path("signals_handlers_of_the_script"), 2)
@@ -200,6 +201,7 @@ def test_an_interrupt_is_not_lost_in_a_finalizer(launch, output_of, tmp_path):
     assert "SIGKILL" not in output_of()
 
 
+@pytest.mark.promise
 def test_a_second_ctrl_c_ends_workers_that_would_take_their_time(launch, output_of, tmp_path):
     launcher = launch(
         script_path("signals_a_second_ctrl_c_ends_workers_that_would_take"),
@@ -260,8 +262,15 @@ while True:
 }
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("middle", ONE)
+@pytest.mark.parametrize(
+    ("middle", "number", "status"),
+    [
+        pytest.param("a synchronization", signal.SIGTERM, 143, marks=pytest.mark.promise),
+        ("a barrier", signal.SIGINT, 130),
+        ("a computation", signal.SIGINT, 130),
+        ("a computation", signal.SIGTERM, 143),
+    ],
+)
 def test_a_signal_to_one_worker_ends_that_one_and_the_others_go_on(launch, output_of, tmp_path, middle, number, status):
     launcher = launch(
         JOIN
@@ -337,7 +346,7 @@ def test_a_wait_that_ctrl_c_has_cut_short_can_be_repeated(launch, output_of, tmp
 # Stopped for a while.
 
 
-@pytest.mark.parametrize("by", ["itself", "another"])
+@pytest.mark.parametrize("by", ["itself", pytest.param("another", marks=pytest.mark.promise)])
 def test_the_others_train_while_one_is_stopped_and_it_catches_up(run_job, by):
     """By another: wherever it is, maybe with a part of the center locked, which the others then leave out."""
     outcome = run_job(
@@ -476,7 +485,9 @@ if "before they join" in sys.argv:
 """
 
 
-@pytest.mark.parametrize("where", ORPHANS)
+@pytest.mark.parametrize(
+    "where", [pytest.param("in no call", marks=pytest.mark.promise), *sorted(ORPHANS.keys() - {"in no call"})]
+)
 def test_workers_of_a_launcher_that_is_killed_end_by_themselves(launch, tmp_path, where):
     """With the reason, or well if their script does so; the last one out leaves no shared memory."""
     text, reasons = ORPHANS[where]

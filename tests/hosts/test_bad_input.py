@@ -11,7 +11,6 @@ from laboratory import ROOT
 from launching_in_laboratory import KEY, MEETS, PORT, Job, launch_words, script
 from scripts_here import script_path
 
-
 QUICK = script('worker.barrier("start")\nsay("together", size)\n')
 SHORT = ("--rdzv-timeout", "6")
 
@@ -156,6 +155,7 @@ def test_another_number_of_hosts(job):
         assert "says --nnodes 3, the first host 2" in job.output(host)
 
 
+@pytest.mark.promise
 def test_a_wrong_key(job):
     job.write_key(job.laboratory.hosts[1], key="77" * 32)
     assert launch_both(job, "--rdzv-timeout", "4") == [2, 2], job.text()

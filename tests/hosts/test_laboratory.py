@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
 from scripts_here import script_path
 
 HELPERS = Path(__file__).parents[1] / "helpers"

@@ -15,6 +15,7 @@ TOGETHER = script_path("launching_together")
     [(1, 1), pytest.param((2, 1), marks=pytest.mark.product), pytest.param((1, 3, 2), marks=pytest.mark.product)],
     ids=str,
 )
+@pytest.mark.promise
 def test_workers_of_all_hosts_are_one_world(start_job, workers):
     summary = "summary.json"
     job = start_job(TOGETHER, workers=workers, each={0: ["--summary", summary]})

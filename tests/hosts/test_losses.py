@@ -82,7 +82,7 @@ def test_a_killed_launcher_is_a_lost_host_and_leaves_nothing(noting):
     assert end(job, 0, 2) == [130, 130], job.text()
 
 
-@pytest.mark.parametrize("workers", [(1, 1), (2, 1, 1)], ids=str)
+@pytest.mark.parametrize("workers", [pytest.param((1, 1), marks=pytest.mark.promise), (2, 1, 1)], ids=str)
 def test_a_killed_first_launcher_ends_all_within_seconds(noting, workers):
     job = noting(workers=workers)
     job.launchers[0].kill()
@@ -102,6 +102,7 @@ def test_a_killed_first_host_ends_all_within_its_timeout(noting):
     assert "host 0 is lost, it was silent for 4." in job.output(1)
 
 
+@pytest.mark.promise
 def test_a_host_without_power_is_lost_after_its_timeout(noting):
     job = noting("--host-timeout", "3", workers=(1, 1, 1))
     job.laboratory.power_off(job.laboratory.hosts[2])
@@ -176,6 +177,7 @@ def test_the_first_host_alone_goes_on_when_all_others_are_lost(noting):
     assert [job.launchers[host].wait(20) for host in (1, 2)] == [1, 1]
 
 
+@pytest.mark.promise
 def test_workers_that_do_not_wait_are_not_held_up_by_a_cut(start_job):
     job = start_job(script(GOES_ON), "--host-timeout", "20")
     job.until_said("goes on")

@@ -10,7 +10,6 @@ from laboratory import until
 from launching_in_laboratory import Job, launch_words, script
 from scripts_here import script_path
 
-
 REDUCES = script_path("training_reduces")
 
 
@@ -91,6 +90,7 @@ def test_a_killed_courier_is_started_again(make_laboratory, start_job, host):
 COUNTS = script_path("training_counts")
 
 
+@pytest.mark.promise
 def test_a_job_is_resumed_on_another_number_of_hosts(make_laboratory, start_job):
     """The checkpoints are on the first host alone."""
     there = make_laboratory(3)

@@ -10,7 +10,9 @@ from scripts_here import script_path
 pytestmark = pytest.mark.base
 
 
-@pytest.mark.parametrize("rule", ["EASGD()", "EASGD(0.5)", "ASGD()", "GoSGD(1.0)"])
+@pytest.mark.parametrize(
+    "rule", [pytest.param("EASGD()", marks=pytest.mark.promise), "EASGD(0.5)", "ASGD()", "GoSGD(1.0)"]
+)
 def test_the_only_worker_trains_as_if_it_were_alone(run_job, tmp_path, rule):
     run_job(script_path("alone_the_only_worker"), workers=1, args=[rule]).require_success()
     with np.load(tmp_path / "seen.npz") as seen:
@@ -22,7 +24,7 @@ def test_the_only_worker_trains_as_if_it_were_alone(run_job, tmp_path, rule):
     ("rule", "late_value", "own_value", "center"),
     # The center is 5 when the late worker comes and adds 4; then the first worker adds 1 and synchronizes.
     [
-        ("EASGD(0.5)", 7.0, 6.5, 6.5),
+        pytest.param("EASGD(0.5)", 7.0, 6.5, 6.5, marks=pytest.mark.promise),
         ("EASGD()", 9 - 0.45 * 4, 6 + 0.45 * 0.8, 6.8 - 0.45 * 0.8),
         ("ASGD()", 9.0, 10.0, 10.0),
         ("GoSGD(1.0)", 9.0, (6 + 9) / 2, (6 + 9) / 2),  # it takes half of the weight, and gives it back

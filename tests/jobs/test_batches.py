@@ -256,6 +256,7 @@ print("all sent", flush=True)
 """
 
 
+@pytest.mark.promise
 def test_a_server_is_launched_beside_the_workers(platoon, write_script, tmp_path):
     write_script(SERVER, "server.py")
     script = script_path("batches_a_server_is_launched_beside_the_workers")

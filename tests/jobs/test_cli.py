@@ -36,6 +36,7 @@ HELLO = """
 """
 
 
+@pytest.mark.promise
 def test_launch_runs_the_script_on_all_workers_and_writes_the_summary(platoon, write_script, tmp_path):
     script = write_script(HELLO)
     done = platoon("launch", "-n", 2, "--log-dir", "logs", "--summary", "out.json", script, "-n", "7", "--log-dir", "x")
@@ -54,6 +55,7 @@ def test_launch_runs_the_script_on_all_workers_and_writes_the_summary(platoon, w
     assert re.search(r"answer +42", done.stdout)
 
 
+@pytest.mark.promise
 def test_a_file_describes_a_run(platoon, write_script, tmp_path):
     """Its rule holds where the script names none, and the command line wins over it."""
     write_script(
@@ -102,7 +104,7 @@ def test_the_exit_status_is_the_worst_and_the_end_of_that_log_is_shown(platoon, 
     assert "RuntimeError: the reason why" in done.stdout
 
 
-@pytest.mark.parametrize(("survives", "status"), [(True, 0), (False, 137)])
+@pytest.mark.parametrize(("survives", "status"), [pytest.param(True, 0, marks=pytest.mark.promise), (False, 137)])
 def test_failures_can_be_allowed_but_not_of_all(platoon, write_script, survives, status):
     script = write_script(
         f"""
@@ -120,6 +122,7 @@ def test_failures_can_be_allowed_but_not_of_all(platoon, write_script, survives,
     assert "worker 1: killed by SIGKILL" in done.stdout
 
 
+@pytest.mark.promise
 def test_the_logs_of_an_earlier_run_are_put_aside(platoon, write_script, tmp_path):
     failing = script_path("cli_the_logs_of_an_earlier_run_are_put_aside")
     assert platoon("launch", "-n", 2, "--log-dir", "logs", failing).returncode == 1
@@ -170,7 +173,13 @@ ALONE = script_path("cli_alone")
 @pytest.mark.parametrize(
     ("way", "workers", "alone", "warning"),
     [
-        ("meets", 2, [0, 1], "the 2 workers shared and averaged nothing: these were 2 separate runs of the script"),
+        pytest.param(
+            "meets",
+            2,
+            [0, 1],
+            "the 2 workers shared and averaged nothing: these were 2 separate runs",
+            marks=pytest.mark.promise,
+        ),
         ("compares", 2, [0, 1], "the 2 workers shared and averaged nothing: these were 2 separate runs"),
         ("one shares", 3, [0, 2], "workers 0, 2 shared and averaged nothing with the others"),
         ("fails", 2, [0], "worker 0 shared and averaged nothing with the others"),
@@ -237,6 +246,7 @@ def test_a_package_runs_by_its_main_module(platoon, package):
     assert log.read_text().endswith("package.inner package.inner.__main__\n")
 
 
+@pytest.mark.promise
 def test_run_takes_a_module_as_python_does(platoon, package):
     command = [sys.executable, "-m", "package.inner.train", "-n", "7"]
     plain = subprocess.run(command, cwd=package, capture_output=True, text=True, check=True, timeout=120).stdout
@@ -449,6 +459,7 @@ def test_ctrl_c_reaches_the_script_as_a_keyboard_interrupt(tmp_path):
     assert "interrupted: True SIGINT" in (tmp_path / "logs" / "rank0.log").read_text()
 
 
+@pytest.mark.promise
 def test_jobs_lists_the_running_job_and_join_adds_a_worker(platoon, write_script, tmp_path):
     late = write_script(HELLO.replace("worker.sync_params()", "print('ready', flush=True)"), "late.py")
     script = write_script(
@@ -506,6 +517,7 @@ def test_a_worker_that_joins_has_the_rule_and_the_period_of_the_job(platoon, wri
     assert "late: LocalSGD() 7" in (tmp_path / "logs" / "rank0.log").read_text()
 
 
+@pytest.mark.promise
 def test_clean_removes_what_a_dead_job_left_and_nothing_else(platoon, tmp_path):
     script = script_path("cli_clean_removes_what_a_dead_job_left")
     platoon("launch", "-n", 1, "--log-dir", "logs", script, environment={"PLATOON_NO_PREFORK": "1"})
@@ -524,7 +536,10 @@ UNSEEN = script_path("cli_unseen")
 
 @pytest.mark.parametrize(
     "how",
-    ["removed", pytest.param("apart", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount, as root"))],
+    [
+        pytest.param("removed", marks=pytest.mark.promise),
+        pytest.param("apart", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount, as root")),
+    ],
 )
 def test_a_job_lives_though_the_names_of_its_memory_are_gone_or_out_of_sight(platoon, tmp_path, how):
     """As after systemd-logind's RemoveIPC, or in two containers with one /tmp; `clean` leaves it, joining says why."""

@@ -11,7 +11,7 @@ WHY = "needs Theano: `make setup` installs it on Python 3.11"
 pytestmark = [pytest.mark.theano, pytest.mark.skipif(not HERE, reason=WHY)]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.promise), 3])
 def test_training_is_that_of_one_process_on_all_rows(run_function, workers):
     """Also with a last batch of fewer rows than workers, and with lists that only the first worker has so."""
     run_function(

@@ -74,6 +74,7 @@ def launch(tmp_path, write_script):
         yield run
 
 
+@pytest.mark.promise
 def test_a_running_job_is_listed_watched_and_its_logs_are_shown(platoon, launch, tmp_path):
     job = launch()
 
@@ -208,6 +209,7 @@ def test_a_terminal_gets_the_live_table_and_ctrl_c_ends_the_view_alone(launch):
     assert job.launcher.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.promise
 def test_stop_ends_a_job_as_ctrl_c_does(platoon, launch, tmp_path):
     job = launch("--checkpoint-every", "600", "--summary", "out.json")
     done = platoon("stop")
@@ -355,7 +357,7 @@ STUCK = {
 }
 
 
-@pytest.mark.parametrize("how", STUCK)
+@pytest.mark.parametrize("how", [pytest.param("stopped", marks=pytest.mark.promise), "holds the GIL"])
 def test_workers_that_a_killed_launcher_has_left_stuck_are_killed(platoon, launch, how):
     """With what they have started in their process group; the memory and the folder of the job are removed."""
     begin = 'import ctypes, signal, subprocess\nchild = subprocess.Popen(["sleep", "600"])'

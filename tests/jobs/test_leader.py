@@ -31,7 +31,7 @@ def test_the_leader_is_the_lowest_rank_that_is_not_lost():
 
 
 # The last one has left the job when it is known that it fails.
-@pytest.mark.parametrize("end", ["killed", "exits", "leaves and raises"])
+@pytest.mark.parametrize("end", [pytest.param("killed", marks=pytest.mark.promise), "exits", "leaves and raises"])
 def test_another_worker_becomes_the_leader(run_job, tmp_path, end):
     outcome = run_job(script_path("leader_changes"), workers=3, args=[end])
     assert [path.name for path in tmp_path.glob("by *")] == ["by 1"], outcome.logs
@@ -99,7 +99,10 @@ FAILING = script_path("leader_fails")
 
 @pytest.mark.parametrize(
     ("moment", "options", "said"),
-    [("early", [], "before its first step (ValueError)"), ("late", ["--fail-fast"], "as --fail-fast asks")],
+    [
+        pytest.param("early", [], "before its first step (ValueError)", marks=pytest.mark.promise),
+        ("late", ["--fail-fast"], "as --fail-fast asks"),
+    ],
 )
 def test_a_fatal_failure_ends_the_job(platoon, tmp_path, moment, options, said):
     summary = tmp_path / "summary.json"

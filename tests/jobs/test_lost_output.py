@@ -47,6 +47,7 @@ def test_a_reader_that_has_gone(script, tmp_path):
     require_whole(tmp_path)
 
 
+@pytest.mark.promise
 def test_a_full_disk_under_the_output(script, tmp_path):
     with open("/dev/full", "w") as full:
         launcher = subprocess.Popen(

@@ -88,6 +88,7 @@ def test_output_comes_while_the_worker_runs(start, write_script, tmp_path):
     assert launcher.wait(60) == 0
 
 
+@pytest.mark.promise
 def test_a_failure_is_shown_while_the_others_go_on(start, write_script, tmp_path):
     """And also if the job is ended by Ctrl-C afterwards; the failure is what stopped it."""
     os.mkfifo(tmp_path / "fifo")
@@ -156,6 +157,7 @@ def test_those_that_fail_because_another_is_gone_are_told_after_it(platoon, tmp_
     assert summary["stopped_by"] == "end of script", "the others have trained to the end"
 
 
+@pytest.mark.promise
 def test_a_worker_that_writes_much_without_an_end_of_line_disturbs_nothing(start, tmp_path):
     """Its log is complete, the screen shows a bit of it, and the others' lines come as ever."""
     os.mkfifo(tmp_path / "fifo")
@@ -189,6 +191,7 @@ def test_the_tail_shown_is_that_of_the_last_process(platoon):
     assert "(it has written nothing)" in done.stdout[last:]
 
 
+@pytest.mark.promise
 def test_the_error_files_are_those_of_torchelastic(platoon, tmp_path):
     script = script_path("output_the_error_files_are_those_of_torchelastic")
     outer = tmp_path / "outer.json"

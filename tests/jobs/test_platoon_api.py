@@ -27,7 +27,7 @@ SHAPES = [(3, 4), (), (5,)]
 TRAIN = script_path("platoon_api_train")
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.promise), 3])
 def test_every_rule_does_what_its_equations_say(run_job, tmp_path, size):
     run_job(TRAIN, workers=size).require_success()
     seen = [load(tmp_path / f"seen{rank}.npz") for rank in range(size)]
@@ -90,6 +90,7 @@ def test_alone_the_rules_are_those_of_one_worker(worker):
     assert ops.AllReduceSum(x, worker=worker) is x
 
 
+@pytest.mark.promise
 def test_a_new_alpha_holds_from_the_next_step_on(worker):
     x, c, alpha = shared(8), shared(0), theano.shared(0.5, name="alpha")
     by_number, by_variable = global_dynamics.EASGD(worker), global_dynamics.EASGD(worker)

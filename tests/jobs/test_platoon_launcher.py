@@ -65,6 +65,7 @@ def test_an_experiment_without_a_controller_of_its_own(launcher, tmp_path):
     assert running() == []
 
 
+@pytest.mark.promise
 def test_an_experiment_with_a_controller(launcher, tmp_path):
     (tmp_path / "demo_controller.py").write_text(CONTROLLER)
     controller_args = f"--greeting 'good day' --control-port {free_port()}"

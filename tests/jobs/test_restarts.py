@@ -31,7 +31,7 @@ def launch(platoon, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("how", ["kill", "raise"])
+@pytest.mark.parametrize("how", [pytest.param("kill", marks=pytest.mark.promise), "raise"])
 def test_a_worker_that_fails_goes_on_where_it_last_synchronized(launch, how):
     done, summary, logs = launch("--max-restarts", 2, how=how, wait=True)
     assert done.returncode == 0, done.stdout + "".join(logs)
@@ -94,6 +94,7 @@ def starts(log):
     return [line for line in log.splitlines() if line.startswith("starts at")]
 
 
+@pytest.mark.promise
 def test_workers_that_need_each_other_are_all_started_again_from_the_checkpoint(launch, tmp_path):
     done, summary, logs = launch("--max-restarts", 2, "--checkpoint-every", 1000, script=TOGETHER, failures=2)
     assert done.returncode == 0, done.stdout + "".join(logs)

@@ -136,6 +136,7 @@ def test_an_argument_that_is_no_utf_8_is_shown_with_escapes(platoon, tmp_path):
     assert Page(tmp_path / "run.html").of("h1")[0].endswith("\\udcff.txt")
 
 
+@pytest.mark.promise
 def test_losses_and_restarts_are_on_the_timeline(platoon, tmp_path):
     options = ("--max-restarts", "1", "--checkpoint-every", "0.2", "--report", "run.html", "--log-dir", "logs")
     ran = platoon("launch", "-n", "2", *options, script_path("run_report_fails"))

@@ -47,6 +47,7 @@ def test_other_data_under_the_same_name_are_refused_where_they_come_later(run_jo
     assert len(refusals) == 3
 
 
+@pytest.mark.promise
 def test_a_worker_that_dies_while_it_fills_the_memory_is_replaced(run_job):
     outcome = run_job(
         script_path("shared_data_a_worker_that_dies_while_it_fills_the_memory"),
@@ -66,6 +67,7 @@ def test_the_memory_goes_with_the_job_when_its_maker_is_killed(run_job):
     assert sum("read ['" in log for log in outcome.logs) == 1
 
 
+@pytest.mark.promise
 def test_data_that_do_not_fit_are_refused_before_anything_is_written(run_job):
     room = os.statvfs(SHM_FOLDER)
     total = room.f_blocks * room.f_frsize

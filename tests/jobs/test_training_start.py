@@ -72,6 +72,7 @@ def test_other_values_and_purposes_are_refused_everywhere_and_nothing_is_changed
     assert f"got {part.format(0)}, worker 1 has {part.format(1)}: what they" in told["long purpose 0"]
 
 
+@pytest.mark.promise
 def test_a_worker_with_other_arguments_of_the_rule_or_another_mode_is_refused(run_job):
     told = run_job(script_path("training_start_other_rules_are_refused")).require_success().reported
     assert "got DiLoCo with outer_lr=0.1 on rank 1, and with outer_lr=0.7 on rank 0" in told["argument"]

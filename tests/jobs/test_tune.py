@@ -151,6 +151,7 @@ def test_the_picture_is_png_where_its_name_says_so(platoon, write_script, tmp_pa
 
 
 @pytest.mark.base
+@pytest.mark.promise
 def test_a_method_that_fails_is_told_and_the_others_go_on(platoon, write_script, tmp_path):
     failing = "if 'EASGD' in os.environ.get('PLATOON_RULE', ''):\n    raise RuntimeError('the reason')\nx = np"
     script = write_script(DESCENT.replace("x = np", failing, 1))
