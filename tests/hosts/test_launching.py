@@ -37,17 +37,6 @@ def test_workers_of_all_hosts_are_one_world(start_job, workers):
     assert f"{size} workers on {len(workers)} hosts" in job.output(0)
 
 
-def test_the_order_in_which_hosts_come_does_not_matter(start_job):
-    job = start_job(TOGETHER, workers=(1, 1, 1), order=(2, 1, 0))
-    assert job.wait() == [0, 0, 0], job.text()
-
-
-def test_the_name_of_the_first_host_will_do(make_laboratory, start_job):
-    there = make_laboratory(2)
-    job = start_job(TOGETHER, "--rdzv-endpoint", "h0:29555", in_laboratory=there)
-    assert job.wait() == [0, 0], job.text()
-
-
 def test_variables_of_torchrun_will_do(laboratory):
     """As a manifest of Kubernetes sets them, whose indexed jobs number the hosts."""
     from launching_in_laboratory import Job, launch_words
@@ -81,9 +70,3 @@ def test_a_signal_to_any_launcher_ends_the_job_on_all_hosts(start_job, number, t
     job.until_said("meets")
     job.launchers[target].send_signal(number)
     assert job.wait(20) == [128 + number] * 3, job.text()
-
-
-def test_a_slow_network_is_no_lost_host(make_laboratory, start_job):
-    there = make_laboratory(2, delay_ms=50)
-    job = start_job(TOGETHER, in_laboratory=there)
-    assert job.wait() == [0, 0], job.text()

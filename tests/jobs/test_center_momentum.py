@@ -62,10 +62,7 @@ def load(folder, *ranks, name=""):
 
 def test_two_workers_by_turns_follow_the_equations(run_job, tmp_path):
     turns = list(enumerate([0, 1, 1, 0, 0, 0, 1, 0, 1]))
-    run_job(
-        script_path("center_momentum_turns"),
-        args=[json.dumps(turns)],
-    ).require_success()
+    run_job(script_path("center_momentum_turns"), args=[json.dumps(turns)]).require_success()
     Replay([0, 1]).take_turns(load(tmp_path, 0, 1), turns, living=2)
 
 
@@ -74,9 +71,7 @@ def test_the_number_of_workers_is_that_of_the_living(run_job, tmp_path, end):
     """Of three workers one leaves, or is killed; the momentum that it gave is kept."""
     of_three, of_two = [(0, 2), (1, 0), (2, 1), (3, 2), (4, 1)], [(5, 0), (6, 1), (7, 1), (8, 0)]
     outcome = run_job(
-        script_path("center_momentum_one_ends"),
-        args=[json.dumps(of_three), json.dumps(of_two), end],
-        workers=3,
+        script_path("center_momentum_one_ends"), args=[json.dumps(of_three), json.dumps(of_two), end], workers=3
     )
     ended = {exit.rank: exit.status for exit in outcome.result.exits}
     assert ended[0] == ended[1] == 0, outcome.logs
@@ -89,8 +84,7 @@ def test_a_late_worker_begins_in_the_moved_frame(run_job, tmp_path):
     """If it began with another sum of moves, its first synchronization would carry it past the center."""
     of_two, of_three, after = [(0, 0), (1, 1), (2, 0), (3, 1)], [(4, 2), (5, 2)], [(6, 1), (7, 0)]
     run_job(
-        script_path("center_momentum_late"),
-        args=[json.dumps(of_two), json.dumps(of_three), json.dumps(after)],
+        script_path("center_momentum_late"), args=[json.dumps(of_two), json.dumps(of_three), json.dumps(after)]
     ).require_success()
     replay, found = Replay([0, 1]), load(tmp_path, 0, 1, 2)
     replay.take_turns(found, of_two, living=2)
@@ -116,10 +110,7 @@ def test_a_resumed_job_goes_on_with_momentum_and_frame(platoon, tmp_path):
 
 def test_who_overwrites_the_center_ends_its_momentum_and_stays_in_its_frame(run_job, tmp_path):
     before, after = [(0, 0), (1, 1), (2, 1), (3, 0)], [(4, 1), (5, 0), (6, 0), (7, 1)]
-    run_job(
-        script_path("center_momentum_overwritten"),
-        args=[json.dumps(before), json.dumps(after)],
-    ).require_success()
+    run_job(script_path("center_momentum_overwritten"), args=[json.dumps(before), json.dumps(after)]).require_success()
     replay, found = Replay([0, 1]), load(tmp_path, 0, 1)
     replay.take_turns(found, before, living=2)
     assert all((x != c).all() for x, c in zip(replay.workers[1][0], replay.c))

@@ -122,10 +122,7 @@ def test_the_script_ends_as_under_plain_python(run_forked, tmp_path, end):
 
 
 def test_each_worker_has_its_own_environment_log_session_and_random_numbers(run_forked):
-    outcome = run_forked(
-        script_path("forkserver_each_worker_has_its_own_environment_log"),
-        workers=4,
-    )
+    outcome = run_forked(script_path("forkserver_each_worker_has_its_own_environment_log"), workers=4)
     assert outcome.result.status == 0, outcome.logs
     lines = [log.splitlines() for log in outcome.logs]
     assert all(map(forked, outcome.logs))
@@ -147,11 +144,7 @@ def test_nothing_that_made_the_fork_server_end_early_is_left_in_a_worker(run_for
 
 @pytest.mark.promise
 def test_forked_workers_train_together(run_forked):
-    outcome = run_forked(
-        script_path("job_every_update_reaches"),
-        workers=3,
-        preload=("numpy", "platoon_base"),
-    )
+    outcome = run_forked(script_path("job_every_update_reaches"), workers=3, preload=("numpy", "platoon_base"))
     assert outcome.result.status == 0, outcome.logs
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import shlex
 import signal
 import struct
 import subprocess
@@ -157,23 +156,6 @@ def test_what_has_happened_in_a_job_is_shown_while_it_runs_and_after_its_end(pla
     assert "no job of yours is running" in done.stderr
 
 
-def test_the_story_of_an_earlier_job_is_kept_with_its_logs(platoon, launch, tmp_path):
-    for _ in range(2):
-        for rank in range(2):
-            (tmp_path / f"ready{rank}").unlink(missing_ok=True)
-        (tmp_path / "go on").unlink(missing_ok=True)
-        job = launch()
-        job.let_end()
-        assert job.launcher.wait(PATIENCE_S) == 0
-    (earlier,) = (tmp_path / "logs" / "earlier").iterdir()
-    for folder in ("logs", earlier):
-        assert "rank" in platoon("jobs", "--story", folder).stdout
-    (earlier / "story.json").write_text("[1]")
-    done = platoon("jobs", "--story", earlier)
-    assert done.returncode == 2
-    assert f"there is no story in {earlier}" in done.stderr
-
-
 def test_a_terminal_gets_the_live_table_and_ctrl_c_ends_the_view_alone(launch):
     job = launch()
     terminal, end = pty.openpty()
@@ -271,23 +253,6 @@ def test_stop_asks_on_a_terminal_and_not_in_the_background(launch):
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         asked = f"stop job {job.job} (train.py)? [y/N]".encode() in shown
         assert (asked, status) == ((True, 1) if answer else (False, 0)), shown
-    assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
-
-
-def test_stop_in_the_background_of_a_terminal_does_not_wait_for_an_answer(launch):
-    """A question would stop it, by SIGTTIN, for as long as nobody brings it to the front."""
-    job = launch()
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(job.folder)
-        command = shlex.join([*PLATOON, "stop", job.job])
-        os.execv("/bin/bash", ["bash", "--norc", "-c", f"set -m; {command} & wait $!"])
-    shown = b""
-    with contextlib.suppress(OSError):
-        while data := os.read(terminal, 4096):
-            shown += data
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
     assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
 
 

@@ -114,13 +114,6 @@ def test_a_fatal_failure_ends_the_job(platoon, tmp_path, moment, options, said):
     assert re.fullmatch(r"worker 1: ValueError: a wrong option \(leader_fails\.py:\d+\)", found), found
 
 
-@pytest.mark.parametrize(("moment", "options"), [("early", ["--allow-failures"]), ("late", [])])
-def test_after_other_failures_the_others_go_on(platoon, tmp_path, moment, options):
-    process = platoon("launch", "-n", "2", "--log-dir", tmp_path / "logs", *options, FAILING, moment, "go on")
-    assert "to the end" in (tmp_path / "logs" / "rank0.log").read_text()
-    assert process.returncode == (0 if options else 1)
-
-
 def test_the_launcher_shows_the_output_of_the_new_leader(platoon, tmp_path):
     script = script_path("leader_changes")
     process = platoon("launch", "-n", "3", "--log-dir", tmp_path / "logs", script, tmp_path, "killed")

@@ -76,20 +76,6 @@ def test_an_experiment_with_a_controller(launcher, tmp_path):
 
 
 @pytest.mark.parametrize("own_controller", [False, True])
-def test_a_worker_that_fails_is_exit_status_1(launcher, tmp_path, own_controller):
-    words = ["demo", "-D", "cpu", "cpu", "-w", "--exit=9"]
-    if own_controller:
-        (tmp_path / "demo_controller.py").write_text(CONTROLLER)
-        words += ["-c", f"--control-port={free_port()}"]
-    done = launcher(*words)
-    assert done.returncode == 1, done.stdout + done.stderr
-    if not own_controller:
-        assert re.search(r"worker 1: exit status 9 \(demo_worker.py:\d+\); the end of", done.stdout)
-    else:
-        assert "platoon-launcher: demo_controller.py ended with exit status 9; its output is above" in done.stderr
-
-
-@pytest.mark.parametrize("own_controller", [False, True])
 def test_the_cause_of_a_failure_and_warnings_are_shown_once(launcher, tmp_path, own_controller):
     words = ["demo", "-D", "cpu", "cpu", "-w", "--text=fail"]
     if own_controller:

@@ -202,15 +202,6 @@ def test_checkpoints_are_beside_the_logs_unless_said_otherwise(finish, platoon, 
     assert "go on from them with --resume logs/checkpoints" in again.stderr
 
 
-def test_logs_and_checkpoints_may_be_in_one_folder(platoon, write_script, tmp_path):
-    script = write_script("from platoon_base import connect\nwith connect() as worker:\n    worker.keep('a', 1)\n")
-    for run in (1, 2):
-        done = platoon("launch", "-n", 1, "--log-dir", "here", "--resume", tmp_path / "here", script)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert (tmp_path / "here" / f"checkpoint-{run:08d}.npz").exists()
-        assert (tmp_path / "here" / "rank0.log").exists()
-
-
 def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script, tmp_path):
     kept = tmp_path / "kept"
     finish("--resume", kept, "--seed", 3)
