@@ -17,21 +17,15 @@ from platoon_base.views import array_on
 pytestmark = pytest.mark.base
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.promise)])
 def test_a_closed_handle_answers_from_its_last_copy_or_refuses(run_job, workers):
-    outcome = run_job(
-        script_path("close_a_closed_handle_answers_from_its_last_copy"),
-        workers,
-    ).require_success()
+    outcome = run_job(script_path("close_a_closed_handle_answers_from_its_last_copy"), workers).require_success()
     assert outcome.result.stopped_by == "enough"
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.promise)])
 def test_threads_that_ask_a_handle_while_it_is_closed_and_the_process_ends(run_job, workers):
-    run_job(
-        script_path("close_threads_that_ask_a_handle_while_it_is_closed"),
-        workers,
-    ).require_success()
+    run_job(script_path("close_threads_that_ask_a_handle_while_it_is_closed"), workers).require_success()
 
 
 def test_memory_stays_under_an_array_and_goes_with_it():

@@ -55,11 +55,7 @@ def test_asynchronous_training_goes_on_wherever_a_worker_dies(run_job, caplog, p
 
 @ways
 def test_barriers_and_sums_go_on_without_the_dead_and_all_agree_when(run_job, way):
-    outcome = run_job(
-        script_path("deaths_barriers_and_sums_go_on"),
-        workers=4,
-        args=[way, "1"],
-    )
+    outcome = run_job(script_path("deaths_barriers_and_sums_go_on"), workers=4, args=[way, "1"])
     assert set(outcome.reported) == {"0", "3"}, outcome.logs
     assert len(set(outcome.reported.values())) == 1, "each sum tells all who took part"
     seen = outcome.reported["0"].split()
@@ -116,24 +112,8 @@ def test_synchronous_training_ends_with_the_rank_the_device_the_cause_and_the_lo
             assert part in text, (part, text)
 
 
-def test_of_two_that_die_at_once_one_is_named(run_job):
-    outcome = run_job(
-        script_path("deaths_two_at_once"),
-        workers=4,
-        args=["killed", "-1"],
-    )
-    assert set(outcome.reported) == {"1", "3"}, outcome.logs
-    for text in outcome.reported.values():
-        assert "rank 0 is lost (cpu, killed by SIGKILL" in text or "rank 2 is lost (cpu, killed by SIGKILL" in text
-    assert sorted(ended.status for ended in outcome.result.exits) == [0, 0, 137, 137]
-
-
 def test_survivors_of_a_lost_collective_can_still_use_the_center(run_job):
     """What needs all is over; what does not need all goes on."""
-    outcome = run_job(
-        script_path("deaths_survivors_can_still_use_the_center"),
-        workers=3,
-        args=["killed", "1"],
-    )
+    outcome = run_job(script_path("deaths_survivors_can_still_use_the_center"), workers=3, args=["killed", "1"])
     assert outcome.reported == {"0": 20, "2": 20}, outcome.logs
     assert outcome.result.status == 137

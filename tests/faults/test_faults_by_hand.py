@@ -31,6 +31,7 @@ def test_no_controller_at_the_port(work, serve):
     end(controller)
 
 
+@pytest.mark.promise
 def test_a_port_in_use(serve, start, work, tmp_path):
     controller, port = serve()
     second = start(SERVE, at(port))
@@ -46,50 +47,6 @@ def test_a_port_in_use(serve, start, work, tmp_path):
     end(controller)
 
 
-def test_a_constructor_that_fails_leaves_no_port_open(serve, start, work):
-    """A second try with another control port found the data port taken by the first one."""
-    controller, taken = serve()
-    free, data_port = free_port(), free_port()
-    second = start(
-        f"""
-        import sys
-        from platoon_base.errors import ConfigurationError
-        from platoon_base.platoon_api.channel import Controller
-        try:
-            Controller({taken}, data_port={data_port})
-        except ConfigurationError as exc:
-            print("refused:", exc)
-        controller = Controller({free}, data_port={data_port})
-        try:
-            controller.init_control({taken})
-        except ConfigurationError as exc:
-            print("refused:", exc)
-        assert controller.serve() == 2  # it listens nowhere
-        """
-    )
-    assert end(second).count("refused: cannot listen at") == 2
-    end(work("pass", taken))
-    end(controller)
-
-
-def test_a_worker_without_a_limit_of_time(serve, work):
-    """-1 is ZeroMQ's word for it."""
-    sends = SERVE.replace("return {", "self.send_mb([__import__('numpy').ones(2)]); return {")
-    data = f"--data-port={free_port()}"
-    controller, port = serve(sends, data)
-    endless = PREAMBLE.replace("default_arguments(args))", "default_arguments(args), socket_timeout=-1)")
-    worker = work("print(worker.send_req('x')['req'], worker.recv_mb()[0].sum())", port, data, preamble=endless)
-    assert "x 2.0" in end(worker)
-    end(controller)
-    for wrong in ("0", "-2", "float('nan')", "None"):
-        output = end(work("", port, preamble=endless.replace("=-1)", f"={wrong})")), 1)
-        assert "a positive number of milliseconds, such as 300000, or -1 for no limit" in output
-
-
-def test_several_hosts_are_refused(start):
-    assert "a job runs on one host" in end(start(SERVE, "--multi", at(free_port())), 1)
-
-
 @pytest.mark.parametrize("port", ["0", "65536"])
 def test_a_number_that_is_no_port(start, port):
     assert f"got port {port}: it is a number from 1 to 65535" in end(start(SERVE, f"--control-port={port}"), 1)
@@ -100,6 +57,7 @@ def answering(body):
     return SERVE.replace('return {"req": req, "id": worker_id, "info": req_info}', body)
 
 
+@pytest.mark.promise
 def test_a_handler_that_raises_is_an_error_of_the_worker_that_asked(serve, work):
     body = "return sys.exit(7) if req == 'exit' else {'a': 1, 'bad': {1, 2}}[req] if req != 'late' else self.nothing"
     controller, port = serve(answering(body))
@@ -117,18 +75,6 @@ def test_a_handler_that_raises_is_an_error_of_the_worker_that_asked(serve, work)
     output = end(controller)
     assert "Traceback" in output
     assert "KeyError: 'done'" in output
-
-
-def test_a_handler_with_other_arguments_ends_the_controller_with_2(start):
-    text = SERVE.replace("def handle_control(self, req, worker_id, req_info)", "def handle_control(self, req)")
-    output = end(start(text, at(free_port())), 2)
-    assert "got MyController.handle_control(req): it is called as handle_control(req, worker_id, req_info)" in output
-
-
-def test_a_controller_that_answers_nothing_says_so(serve, work):
-    controller, port = serve(SERVE.replace("def handle_control", "def another_name"))
-    assert "this controller answers none: override handle_control" in end(work("worker.send_req('x')", port), 1)
-    end(controller, 1)
 
 
 def test_rules_that_cannot_work(serve, work):
@@ -174,6 +120,7 @@ def test_how_a_script_ended_that_was_started_by_hand(serve, work, ending, own, s
     end(controller, status)
 
 
+@pytest.mark.promise
 def test_workers_notice_within_a_second_that_the_controller_was_killed(serve, work):
     controller, port = serve()
     worker = work(script_path("faults_by_hand_workers_notice_within_a_second"), port)
@@ -185,6 +132,7 @@ def test_workers_notice_within_a_second_that_the_controller_was_killed(serve, wo
     assert running() == []
 
 
+@pytest.mark.promise
 def test_the_port_is_on_the_loopback_and_answers_nobody_without_the_keys(serve, work):
     controller, port = serve()
     listening = [c for c in psutil.Process(controller.pid).net_connections(kind="inet") if c.status == "LISTEN"]
@@ -194,16 +142,6 @@ def test_the_port_is_on_the_loopback_and_answers_nobody_without_the_keys(serve, 
         stranger.connect(f"tcp://127.0.0.1:{port}")
         stranger.send(b'{"worker_id": 1, "req": "platoon-get_job_uid"}')
         assert not stranger.poll(500)
-    end(work("worker.send_req('x')", port))
-    end(controller)
-
-
-def test_another_address_to_listen_at(start, work):
-    port = free_port()
-    controller = start(SERVE, at(port), PLATOON_LISTEN="127.0.0.2")
-    until(controller, "ready")
-    listening = [c for c in psutil.Process(controller.pid).net_connections(kind="inet") if c.status == "LISTEN"]
-    assert [c.laddr.ip for c in listening] == ["127.0.0.2"]
     end(work("worker.send_req('x')", port))
     end(controller)
 

@@ -23,7 +23,11 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become an
 
 @pytest.mark.parametrize(
     ("ending", "status"),
-    [("os.kill(os.getpid(), signal.SIGKILL)", 137), ("os._exit(0)", 0), ("raise RuntimeError('on purpose')", 1)],
+    [
+        pytest.param("os.kill(os.getpid(), signal.SIGKILL)", 137, marks=pytest.mark.promise),
+        ("os._exit(0)", 0),
+        ("raise RuntimeError('on purpose')", 1),
+    ],
 )
 def test_the_lock_is_freed_however_its_holder_ends(run_job, ending, status):
     outcome = run_job(
@@ -44,11 +48,13 @@ def test_the_lock_is_freed_however_its_holder_ends(run_job, ending, status):
     assert [e.status for e in sorted(outcome.result.exits)] == [status, 0, 0], outcome.logs
 
 
+@pytest.mark.promise
 def test_a_killed_worker_is_no_success_even_if_another_had_ended_well(run_job):
     outcome = run_job(script_path("faults_of_the_original_a_killed_worker_is_no_success_even"))
     assert outcome.result.status == 137, outcome.result
 
 
+@pytest.mark.promise
 def test_ten_thousand_bad_messages_change_no_result(run_job, tmp_path):
     """Noise, cut-off, replayed and contradictory requests, too large ones, while another worker trains."""
     script = script_path("faults_of_the_original_ten_thousand_bad_messages_change_no_result")
@@ -61,6 +67,7 @@ def test_ten_thousand_bad_messages_change_no_result(run_job, tmp_path):
 
 
 @as_root
+@pytest.mark.promise
 def test_another_user_cannot_reach_a_job(tmp_path):
     """Neither its socket nor its memory, and so can neither join nor make segments."""
     look = script_path("faults_of_the_original_another_user_cannot_reach_a_job")
@@ -75,7 +82,11 @@ def test_another_user_cannot_reach_a_job(tmp_path):
 TWO_JOBS = script_path("faults_of_the_original_two_jobs")
 
 
-@pytest.mark.parametrize("apart", [[], pytest.param(["unshare", "-n"], marks=as_root)], ids=["", "another network"])
+@pytest.mark.parametrize(
+    "apart",
+    [pytest.param([], marks=pytest.mark.promise), pytest.param(["unshare", "-n"], marks=as_root)],
+    ids=["", "another network"],
+)
 def test_two_jobs_at_once_keep_out_of_each_other(tmp_path, apart):
     if apart and not shutil.which("unshare"):
         pytest.skip("needs unshare, of util-linux")
@@ -89,15 +100,18 @@ def test_two_jobs_at_once_keep_out_of_each_other(tmp_path, apart):
     assert [job.returncode for job in jobs] == [0, 0], outputs
 
 
+@pytest.mark.promise
 def test_arrays_of_as_many_bytes_and_another_shape_are_not_combined(run_job):
     run_job(script_path("faults_of_the_original_arrays_of_as_many_bytes_and_another_shape")).require_success()
 
 
+@pytest.mark.promise
 def test_a_rank_that_ends_earlier_leaves_no_other_waiting(run_job):
     outcome = run_job(script_path("faults_of_the_original_a_rank_that_ends_earlier_leaves")).require_success()
     assert outcome.result.seconds < 60
 
 
+@pytest.mark.promise
 def test_workers_on_one_device_have_logs_and_ranks_of_their_own(platoon, write_script, tmp_path):
     script = write_script(
         """
@@ -111,17 +125,20 @@ def test_workers_on_one_device_have_logs_and_ranks_of_their_own(platoon, write_s
         assert f"rank {rank} {rank} of 2" in (tmp_path / "logs" / f"rank{rank}.log").read_text()
 
 
+@pytest.mark.promise
 def test_a_rule_cannot_be_changed_without_effect():
     with pytest.raises(AttributeError):
         EASGD(0.5).alpha = 0.1
 
 
+@pytest.mark.promise
 def test_nothing_is_left_without_close(run_job):
     """The fixture `nothing_left_behind` looks for what is left."""
     outcome = run_job(script_path("faults_of_the_original_nothing_is_left_without_close"))
     assert outcome.result.status == 0
 
 
+@pytest.mark.promise
 def test_the_tests_that_the_docs_name_exist():
     tests = Path(__file__).parents[1]
     pages = sorted((tests.parent / "docs" / "reliability").glob("*.md"))

@@ -13,32 +13,18 @@ from platoon_base.system.own_locks import disown, own
 pytestmark = pytest.mark.base
 
 
-@pytest.mark.parametrize("fork", ["Python", "C"])
+@pytest.mark.parametrize("fork", [pytest.param("Python", marks=pytest.mark.promise), "C"])
 def test_an_all_reduce_learns_that_a_worker_is_gone_though_its_child_lives(run_job, fork):
-    outcome = run_job(
-        script_path("forked_children_an_all_reduce_learns_that_a_worker_is_gone"),
-        args=[fork],
-    )
+    outcome = run_job(script_path("forked_children_an_all_reduce_learns_that_a_worker_is_gone"), args=[fork])
     assert "rank 1 is lost" in outcome.reported["said"], outcome.logs
     assert outcome.reported["seconds"] < 20
 
 
 @pytest.mark.parametrize("fork", ["Python", "C"])
 def test_the_stripes_of_a_worker_that_is_gone_are_free_though_its_child_lives(run_job, fork):
-    outcome = run_job(
-        script_path("forked_children_the_stripes_of_a_worker_that_is_gone"),
-        args=[fork],
-    )
+    outcome = run_job(script_path("forked_children_the_stripes_of_a_worker_that_is_gone"), args=[fork])
     assert outcome.reported["last"] == 4, outcome.logs
     assert "leaves out" not in outcome.logs[0]
-
-
-def test_the_lock_of_a_worker_that_is_gone_is_free_though_its_child_lives(run_job):
-    outcome = run_job(
-        script_path("forked_children_the_lock_of_a_worker_that_is_gone_is_free"),
-        args=["Python"],
-    )
-    assert outcome.reported["has it"] == 1, outcome.logs
 
 
 def in_child(function):

@@ -7,7 +7,6 @@ import math
 import traceback
 from pathlib import Path
 
-import msgspec
 import pytest
 from asking import require_failure
 from fuzz_messages import (
@@ -42,7 +41,6 @@ from platoon_base.system.environment import MAX_WORKERS
 pytestmark = pytest.mark.base
 
 EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True)
-TEXT = "\N{GREEK SMALL LETTER ALPHA}"
 
 
 def survive(inputs):
@@ -59,6 +57,7 @@ def survive(inputs):
 # What arrives.
 
 
+@pytest.mark.promise
 def test_the_corpus_does_no_harm():
     """See fuzz_messages.py for where it comes from."""
     files = sorted(CORPUS.iterdir())
@@ -85,14 +84,6 @@ def test_each_request_and_short_conversations_do_no_harm():
     conversations = seeds()
     assert {f"from-member-{kind.__name__}" for kind in REQUESTS} < set(conversations)
     survive(conversations)
-
-
-def test_a_conversation_is_read_as_it_was_written():
-    steps = [
-        Step(Event.ASK, 3, b"abc"), Step(Event.UNFRAMED, 0, b""), Step(Event.PADDED, 255, b"x", 9),
-        Step(Event.TICK, 7), Step(Event.CROWD, 1, b"\0" * 300, 255), Step(Event.AGAIN, 0),
-    ]  # fmt: skip
-    assert cut(join(steps)) == steps
 
 
 CONVERSATIONS = [cut(data) for name, data in sorted(seeds().items()) if not name.startswith(("one-", "full"))]
@@ -161,13 +152,6 @@ def test_a_message_that_its_refusal_would_quote_is_refused(controller, peer):
     reply = controller.ask(peer, body)
     require_failure(reply, "ProtocolError", "no message of protocol", "AAA")
     assert len(reply.message) < 2000
-    controller.require_a_sum()
-
-
-def test_what_is_refused_in_another_alphabet_is_refused(controller):
-    text = TEXT * 400_000
-    body = msgspec.msgpack.encode({"type": text})
-    require_failure(controller.ask(7, body), "ProtocolError", "no message of protocol", TEXT)
     controller.require_a_sum()
 
 
@@ -265,20 +249,9 @@ def dangers(source):
 
 
 @pytest.mark.parametrize("name", REACHABLE)
+@pytest.mark.promise
 def test_nothing_that_a_message_reaches_can_make_code_of_it(name):
     assert dangers((BASE / name).read_text(encoding="utf-8")) == set()
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import pickle", "import importlib.util", "from pickle import loads as read", "from subprocess import run",
-        "def f():\n    import marshal", "eval('1')", "import builtins", "__import__('os')",
-        "import os\nos.system('ls')", "np.load(file, allow_pickle=True)", "run('ls', shell=True)", "make = exec",
-    ],
-)  # fmt: skip
-def test_what_could_make_code_is_seen(source):
-    assert dangers(source)
 
 
 def test_what_is_not_framed_as_a_request_is_told_so():

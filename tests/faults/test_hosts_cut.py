@@ -106,11 +106,3 @@ def test_a_host_that_acknowledges_nothing_is_known_while_its_process_is_busy(hos
                 hosts.cut(1)
             assert calling.communicate("go\n")[0] == f"{cut}\n"
         listening.communicate("")
-
-
-def test_the_benchmark_measures(hosts, tmp_path):
-    command = [sys.executable, BENCHMARKS / "hosts_all_reduce.py", "--quick", "--methods", "platoon", "tcp"]
-    command += ["--links", "unlimited", "--sizes", "4096"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
-    assert "unlimited" in done.stdout
-    assert "4 KB" in done.stdout

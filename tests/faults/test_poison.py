@@ -4,8 +4,6 @@ The center's rules keep out what is not finite, element by element; the synchron
 same step.
 """
 
-import importlib.util
-
 import numpy as np
 import pytest
 from poison_values import DTYPES, HUGE, POISONS, ROUNDS, SHAPES, TURNS
@@ -145,38 +143,26 @@ def test_the_rest_is_synchronized_as_if_the_poison_were_not_there(run_job, tmp_p
 def test_every_update_of_the_others_arrives_while_one_is_poisoned(run_job, policy, kernel):
     """All at once; what is added are whole numbers, so that nothing may be lost by rounding either."""
     run_job(
-        script_path("poison_every_update_of_the_others_arrives"),
-        workers=3,
-        args=[policy],
-        environment=kernel,
+        script_path("poison_every_update_of_the_others_arrives"), workers=3, args=[policy], environment=kernel
     ).require_success()
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_arrays_of_the_callers_are_treated_as_the_parameters_are(run_job, policy):
     """`sync_arrays`, of arrays in C order and not; and own values that are not finite survive a look at the center."""
-    run_job(
-        script_path("poison_arrays_of_the_callers_are_treated"),
-        args=[policy],
-    ).require_success()
+    run_job(script_path("poison_arrays_of_the_callers_are_treated"), args=[policy]).require_success()
 
 
 @pytest.mark.parametrize("first", [True, False], ids=["creator", "second"])
 def test_a_model_that_is_not_finite_to_begin_with_is_refused_by_name(run_job, first):
     """Whether it is the first or not; the other shares its own meanwhile, and a second try is none too many."""
-    run_job(
-        script_path("poison_a_model_that_is_not_finite_to_begin"),
-        args=[str(first)],
-    ).require_success()
+    run_job(script_path("poison_a_model_that_is_not_finite_to_begin"), args=[str(first)]).require_success()
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
 def test_copy_to_global_refuses_what_is_not_finite_by_name(run_job, rule):
     """Nothing of it is written, also not of the parameters before; the rule goes on from where it was."""
-    run_job(
-        script_path("poison_copy_to_global_refuses_what_is_not_finite"),
-        args=[repr(rule)],
-    ).require_success()
+    run_job(script_path("poison_copy_to_global_refuses_what_is_not_finite"), args=[repr(rule)]).require_success()
 
 
 def test_a_state_beside_the_center_stays_finite_too(run_job):
@@ -192,20 +178,10 @@ def test_a_state_beside_the_center_stays_finite_too(run_job):
 def test_synchronous_rules_show_what_is_not_finite_to_all_in_the_same_step(run_job, tmp_path, kernel):
     """All workers see the same, and stop in the same step, as the docstring of the module says."""
     run_job(
-        script_path("poison_synchronous_rules_show_what_is_not_finite"),
-        workers=3,
-        environment=kernel,
+        script_path("poison_synchronous_rules_show_what_is_not_finite"), workers=3, environment=kernel
     ).require_success()
     seen = [load(tmp_path / f"seen{rank}.npz") for rank in range(3)]
     assert len(seen[0]) == 4 * 3 * 3
     for name, array in seen[0].items():
         for other in seen[1:]:
             assert other[name].tobytes() == array.tobytes(), name
-
-
-@pytest.mark.theano
-@pytest.mark.skipif(importlib.util.find_spec("theano") is None, reason="needs Theano: `make setup` installs it")
-def test_synchronous_rules_on_shared_variables_show_it_to_all_in_the_same_step(run_job):
-    outcome = run_job(script_path("poison_synchronous_rules_on_shared_variables_show")).require_success()
-    expected = "step 3: elements [6]"
-    assert outcome.reported == {f"{name} {rank}": expected for name in ("average", "elastic") for rank in range(2)}

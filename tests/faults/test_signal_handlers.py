@@ -6,6 +6,7 @@ from scripts_here import script_path
 pytestmark = pytest.mark.base
 
 
+@pytest.mark.promise
 def test_a_handler_talks_to_the_job_while_its_worker_waits_for_the_others(run_job):
     outcome = run_job(
         script_path("signal_handlers_a_handler_talks_to_the_job_while_its_worker"),
@@ -19,17 +20,7 @@ def test_a_handler_talks_to_the_job_while_its_worker_waits_for_the_others(run_jo
 def test_a_handler_may_make_any_call_at_any_moment(run_job, workers):
     """After every 29th instruction of each call the handler makes each call."""
     run_job(
-        script_path("signal_handlers_any_call_at_any_moment"),
-        workers,
-        handler=lambda req, rank, info: "answered",
-    ).require_success()
-
-
-def test_a_handler_that_takes_and_frees_the_lock_leaves_it_to_the_call_that_it_interrupts(run_job):
-    """After every single instruction of `lock`; another handle looks whether the worker has it."""
-    run_job(
-        script_path("signal_handlers_a_handler_that_takes_and_frees_the_lock"),
-        workers=1,
+        script_path("signal_handlers_any_call_at_any_moment"), workers, handler=lambda req, rank, info: "answered"
     ).require_success()
 
 
@@ -37,17 +28,5 @@ def test_a_handler_that_takes_and_frees_the_lock_leaves_it_to_the_call_that_it_i
 def test_a_handler_may_close_the_handle_at_any_moment(run_job, workers):
     """The call that it interrupts ends, well or with an error; the process goes on, and joins the job again."""
     run_job(
-        script_path("signal_handlers_a_handler_may_close_the_handle_at_any_moment"),
-        workers,
-        args=[str(workers)],
+        script_path("signal_handlers_a_handler_may_close_the_handle_at_any_moment"), workers, args=[str(workers)]
     ).require_success()
-
-
-def test_alone_a_handler_may_make_any_call_at_any_moment(platoon):
-    """A script under plain Python: each request is treated in the process itself."""
-    import subprocess
-    import sys
-
-    script = script_path("signal_handlers_alone_a_handler_may_make_any_call_at_any")
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
-    assert done.stdout == "fine\n", done.stderr

@@ -327,23 +327,6 @@ if rank == 0:
             np.testing.assert_allclose(ours[name], expected[name], rtol=1e-3, atol=1e-5)
 
 
-def test_a_fit_by_the_default_rule_learns(run_keras):
-    """As in a user's script; at the end all workers have the center's weights."""
-    outcome = run_keras(
-        FIT
-        + """
-fit = model.fit(x, y, batch_size=32, epochs=20, verbose=0, validation_data=(x, y),
-                callbacks=distribute([keras.callbacks.ModelCheckpoint(sys.argv[1] + "/best.keras")]))
-history = fit.history["val_loss"]
-assert history[-1] < 0.5 * history[0], history
-total = worker.all_gather(np.array([float(np.abs(w).sum()) for w in model.get_weights()]))
-assert np.array_equal(total[0], total[1])
-worker.report({"done": 1})
-"""
-    ).require_success()
-    assert outcome.reported["done"] == 1
-
-
 @pytest.mark.parametrize("framework", COMPUTES)
 def test_without_nvrtc_the_center_is_on_the_host_and_a_line_says_so(run_job, framework):
     outcome = on_gpus(run_job, framework)(

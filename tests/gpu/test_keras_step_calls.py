@@ -306,30 +306,6 @@ assert value(model) == size * (STEPS + 1000), value(model)
     )
 
 
-def test_an_error_where_somebody_looks_leaves_the_model_its_weights(run):
-    """Each synchronization is looked at, as the first ones are by the watch for parameters that never change."""
-    run(
-        """
-from platoon_base.devices.cuda import Driver
-from platoon_base.worker import divergence, shared_parameters
-launch, launches = Driver.launch, iter(range(1000))
-
-def failing(self, *args):
-    if next(launches) == 9:
-        raise RuntimeError("the device has no more")
-    return launch(self, *args)
-
-class Looks(divergence.DivergenceWatch):
-    def after_sync(self, arrays, rule):
-        [np.asarray(array) for array in arrays]
-
-shared_parameters.DivergenceWatch = Looks
-require_failure(lambda: setattr(Driver, "launch", failing))
-assert made["apart"] > 3, made
-"""
-    )
-
-
 def test_an_error_of_a_synchronization_ends_the_fit_and_the_model_has_its_weights(run):
     run(
         """

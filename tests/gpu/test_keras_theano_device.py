@@ -30,6 +30,5 @@ def test_the_center_is_where_the_weights_are(run_keras):
 def test_gradients_are_averaged_on_the_devices(run_keras):
     """By the Op of NCCL; against one process on the rows of both."""
     run_keras(
-        script_path("keras_theano_device_gradients_are_averaged_on_the_devices"),
-        devices=DEVICES[:2],
+        script_path("keras_theano_device_gradients_are_averaged_on_the_devices"), devices=DEVICES[:2]
     ).require_success()

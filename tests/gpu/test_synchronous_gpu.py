@@ -18,7 +18,4 @@ DEVICES = ["opencl0:0"] * 2
 
 @pytest.mark.slow
 def test_rules_and_gradients_on_a_device(opencl, run_job):
-    run_job(
-        script_path("synchronous_gpu_rules_and_gradients_on_a_device"),
-        devices=DEVICES,
-    ).require_success()
+    run_job(script_path("synchronous_gpu_rules_and_gradients_on_a_device"), devices=DEVICES).require_success()

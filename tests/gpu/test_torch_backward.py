@@ -123,6 +123,5 @@ def test_what_is_queued_waits_for_what_it_needs(monkeypatch):
 def test_two_workers_train_as_one_process_does(run_keras):
     """By NCCL where each has a device of its own, else by way of the host."""
     run_keras(
-        script_path("torch_backward_two_workers_train_as_one_process_does"),
-        devices=(DEVICES * 2)[:2],
+        script_path("torch_backward_two_workers_train_as_one_process_does"), devices=(DEVICES * 2)[:2]
     ).require_success()

@@ -78,14 +78,32 @@ def test_another_script(job):
         assert "host 1 (h1) runs another script, or has other arguments" in job.output(host)
 
 
-def test_other_arguments(job):
-    assert launch_both(job, *SHORT, second={"args": ["--epochs", "3"]}) == [2, 2], job.text()
-    assert "has other arguments" in job.output(0)
+NOWHERE = "10.77.0.77"
+# What each launcher is given besides, and what each says.
+MISTAKES = {
+    "other arguments": ({}, {"args": ["--epochs", "3"]}, "has other arguments", ""),
+    "no script": ({}, {"script": "missing.py"}, "", "missing.py"),
+    "a name without an address": (
+        {},
+        {"endpoint": "no-such-host"},
+        "host 1 of 2 did not come to",
+        "'no-such-host' of --rdzv-endpoint does not resolve",
+    ),
+    "an address of nobody": ({}, {"endpoint": NOWHERE}, "host 1 of 2 did not come to", f"nobody answers at {NOWHERE}"),
+    "the first listens elsewhere": ({"endpoint": "10.77.0.2"}, {}, "10.77.0.2", "nobody answers"),
+    "each finds itself": ({"endpoint": "localhost"}, {"endpoint": "localhost"}, "did not come", "nobody answers"),
+    "two first hosts": ({}, {"rank": 0}, "", ""),
+}
 
 
-def test_a_script_that_is_missing_on_one_host(job):
-    assert launch_both(job, *SHORT, second={"script": "missing.py"}) == [2, 2], job.text()
-    assert "missing.py" in job.output(1)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_of_one_host_is_named_and_no_host_goes_on_by_itself(job, mistake):
+    first, second, *said = MISTAKES[mistake]
+    assert launch_both(job, "--rdzv-timeout", "2", first=first, second=second) == [2, 2], job.text()
+    for host in (0, 1):
+        assert said[host] in job.output(host)
+        assert "Traceback" not in job.output(host)
+        assert job.said(host) == []
 
 
 def test_a_device_that_is_missing_on_one_host(job):
@@ -107,45 +125,6 @@ def test_a_port_in_use(job):
     taken.close()
     assert f"10.77.0.1:{PORT}" in job.output(0)
     assert "in use" in job.output(0)
-    assert "nobody answers at 10.77.0.1:29400 within 2 s" in job.output(1)
-
-
-@pytest.mark.parametrize("host", [0, 1])
-def test_a_name_that_does_not_resolve(job, host):
-    which = {"first" if host == 0 else "second": {"endpoint": "no-such-host"}}
-    assert launch_both(job, "--rdzv-timeout", "2", **which) == [2, 2], job.text()
-    assert "'no-such-host' of --rdzv-endpoint does not resolve" in job.output(host)
-    other = "did not come" if host else "nobody answers at"
-    assert other in job.output(1 - host)
-
-
-def test_an_address_of_nobody(job):
-    assert launch_both(job, "--rdzv-timeout", "2", second={"endpoint": "10.77.0.77"}) == [2, 2], job.text()
-    assert "nobody answers at 10.77.0.77:29400" in job.output(1)
-    assert "host 1 of 2 did not come to" in job.output(0)
-
-
-def test_the_address_of_another_host_on_the_first(job):
-    """It cannot listen there."""
-    assert launch_both(job, "--rdzv-timeout", "2", first={"endpoint": "10.77.0.2"}) == [2, 2], job.text()
-    assert "10.77.0.2" in job.output(0)
-    assert "Traceback" not in job.output(0)
-
-
-def test_localhost_makes_no_worlds_of_one(job):
-    """Each host finds itself by this name, and there is one job or none."""
-    here = {"endpoint": "localhost"}
-    assert launch_both(job, "--rdzv-timeout", "2", first=here, second=here) == [2, 2], job.text()
-    assert "did not come" in job.output(0)
-    assert "nobody answers" in job.output(1)
-    assert [job.said(rank) for rank in (0, 1)] == [[], []]
-
-
-def test_several_hosts_that_all_say_they_are_the_first(job):
-    job.launchers = [job.launch(0, "--rdzv-timeout", "2"), job.launch(1, "--rdzv-timeout", "2", rank=0)]
-    assert job.wait(40) == [2, 2], job.text()
-    assert [job.said(rank) for rank in (0, 1)] == [[], []]
-    assert "Traceback" not in job.output(0) + job.output(1)
 
 
 def test_another_number_of_hosts(job):
@@ -155,6 +134,7 @@ def test_another_number_of_hosts(job):
         assert "says --nnodes 3, the first host 2" in job.output(host)
 
 
+@pytest.mark.promise
 def test_a_wrong_key(job):
     job.write_key(job.laboratory.hosts[1], key="77" * 32)
     assert launch_both(job, "--rdzv-timeout", "4") == [2, 2], job.text()
@@ -271,12 +251,6 @@ def test_monotonic_clocks_a_day_apart(job):
     job.launchers[0].send_signal(2)
     assert job.wait(20) == [130, 130], job.text()
     assert "is silent" not in job.output(0) + job.output(1)
-
-
-def test_the_first_host_alone_names_who_is_missing(job):
-    job.launchers = [job.launch(0, "--rdzv-timeout", "1")]
-    assert job.wait() == [2]
-    assert "host 1 of 2 did not come to" in job.output(0)
 
 
 def test_an_ipv6_address_will_do(job):

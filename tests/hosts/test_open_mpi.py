@@ -68,11 +68,6 @@ def test_hosts_by_name_are_started_by_mpirun(mpi):
     assert [said(mpi, rank)[-1][1:3] for rank in range(4)] == [[rank, 4] for rank in range(4)]
 
 
-def test_the_endpoint_may_be_given(mpi):
-    running = start(mpi, WORLD, "--rdzv-endpoint", "h0:29444")
-    assert running.wait() == 0, running.text()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_mpirun_ends_all(mpi, number):
     running = start(mpi, script(MEETS), workers=1)

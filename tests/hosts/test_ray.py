@@ -81,23 +81,6 @@ def test_workers_run_on_the_nodes_that_they_need(cluster):
     assert "(h1) host 1 of 2" in running.text()
 
 
-def test_the_hosts_may_be_given(cluster):
-    running = start(cluster, WORLD, "--nnodes", "2", workers=2)
-    assert running.wait(90) == 0, running.text()
-    assert said(cluster, 0)[-1][4] == ["h0", "h1"]
-
-
-def test_one_node_will_do_for_few_workers(cluster):
-    running = start(cluster, WORLD, workers=1)
-    assert running.wait(90) == 0, running.text()
-    assert "1 worker on the CPU" in running.text()
-
-
-def test_the_status_is_the_jobs(cluster):
-    running = start(cluster, script('worker.barrier("start")\nif rank == 1:\n    sys.exit(7)\n'), "--nnodes", "2")
-    assert running.wait(90) == 7, running.text()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_all(cluster, number):
     running = start(cluster, script(MEETS), "--nnodes", "2")
@@ -136,12 +119,6 @@ def test_more_workers_than_there_is_room_for(cluster):
     running = start(cluster, WORLD, workers=9)
     assert running.wait(60) == 2
     assert "got 9 workers, one CPU each, and the cluster has 4 CPUs on 2 nodes" in " ".join(running.text().split())
-
-
-def test_more_hosts_than_there_are(cluster):
-    running = start(cluster, WORLD, "--nnodes", "3", "--rdzv-timeout", "3", workers=3)
-    assert running.wait(60) == 2
-    assert "Ray had no room for" in " ".join(running.text().split())
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def test_asynchronous_centers_come_together_over_a_slow_link(make_laboratory, st
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_hosts_find_each_other_over_a_round_trip_of_2_s(start_job, make_laboratory):
     job = start_job(script_path("slow_round_trips"), in_laboratory=make_laboratory(2, delay_ms=500))
     assert job.wait(180) == [0, 0], job.text()

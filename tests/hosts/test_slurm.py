@@ -1,7 +1,6 @@
 """Real Slurm: `srun platoon launch`, batch scripts, `scancel`, and tasks that are killed."""
 
 import json
-import sys
 import time
 
 import pytest
@@ -98,18 +97,6 @@ def test_hosts_by_name_are_started_by_srun_within_an_allocation(slurm):
     assert worlds(launched, [3])[0][:3] == ["world", 3, 4]
 
 
-def test_one_of_several_jobs_does_not_disturb_another(slurm):
-    """Two steps at once, each with a port of its own."""
-    first, second = Launched(slurm, script(MEETS)), Launched(slurm, script(MEETS))
-    second.logs = slurm.laboratory.folder / "logs2"
-    runs = [each.srun(srun=["--exact", "-c1"], workers=1) for each in (first, second)]
-    for each, running in zip((first, second), runs):
-        each.until_said("meets", (0, 1), running)
-    interrupt(slurm)
-    for running in runs:
-        assert running.wait(30) != 0
-
-
 def test_scancel_ends_the_workers_of_all_hosts(slurm):
     launched = Launched(slurm, script(MEETS))
     running = launched.srun(workers=1)
@@ -159,13 +146,6 @@ def _inner(pid):
         return next(line.split()[-1] for line in file if line.startswith("NSpid"))
 
 
-def test_two_launchers_on_one_host_are_refused(slurm):
-    launched = Launched(slurm, WORLD)
-    running = slurm.start("srun", "-N1", "-n2", *launched.words())
-    assert running.wait() != 0
-    assert "2 of them on one host" in " ".join(running.text().split())
-
-
 def test_nnodes_1_makes_each_task_a_job_of_its_own(slurm):
     launched = Launched(slurm, WORLD)
     words = launch_words("--nnodes", 1, "-n", 1, "-D", "cpu", launched.script)
@@ -173,18 +153,3 @@ def test_nnodes_1_makes_each_task_a_job_of_its_own(slurm):
     running = slurm.start("srun", "-N2", "-n2", "sh", "-c", command)
     assert running.wait() == 0, running.text()
     assert running.text().count('["world", 0, 1, 0') == 2
-
-
-def test_srun_is_not_much_slower_than_one_host(slurm):
-    """Starting the launchers of two hosts takes at most 1.5 s more than one on one host, on two cores for all."""
-    launched = Launched(slurm, WORLD)
-    times = {1: [], 2: []}
-    for _ in range(3):
-        for hosts in (1, 2):
-            began = time.monotonic()
-            words = launched.words(workers=2 // hosts)
-            running = slurm.start("srun", f"-N{hosts}", f"-n{hosts}", *words)
-            assert running.wait() == 0, running.text()
-            times[hosts].append(time.monotonic() - began)
-    print(times, file=sys.stderr)
-    assert min(times[2]) < min(times[1]) + 1.5

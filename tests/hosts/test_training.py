@@ -90,6 +90,7 @@ def test_a_killed_courier_is_started_again(make_laboratory, start_job, host):
 COUNTS = script_path("training_counts")
 
 
+@pytest.mark.promise
 def test_a_job_is_resumed_on_another_number_of_hosts(make_laboratory, start_job):
     """The checkpoints are on the first host alone."""
     there = make_laboratory(3)
@@ -112,19 +113,6 @@ def test_commands_for_running_jobs_on_any_host(make_laboratory, start_job):
     assert all(f"{host.name}:cpu" in top for host in job.laboratory.hosts), top
     job.laboratory.hosts[1].run(*launch_words()[:3], "stop")
     assert job.wait(30) == [130, 130], job.text()
-
-
-def test_a_lost_host_with_restarts(make_laboratory, start_job):
-    """There is nowhere to start its workers again; the job says so, and goes on without them."""
-    job = start_sharing(start_job, make_laboratory, "--max-restarts", "3", workers=(1, 1))
-    job.laboratory.hosts[1].kill()
-    job.launchers[0].until("host 1 (h1) is lost")
-    time.sleep(1)
-    assert job.launchers[0].poll() is None, job.text()
-    before = values(job)[0]
-    until(lambda: values(job)[0] != before, job.text)
-    job.launchers[0].send_signal(signal.SIGINT)
-    assert job.launchers[0].wait(20) == 130
 
 
 def test_folders_that_hosts_do_not_share(make_laboratory):

@@ -67,7 +67,12 @@ def test_a_launched_server_that_fails_before_it_listens_is_told(platoon, write_s
 
 @pytest.mark.parametrize(
     ("last", "how"),
-    [("os.kill(os.getpid(), 9)", "killed by SIGKILL, by a user or by the kernel"), ("", "exit status 0")],
+    [
+        pytest.param(
+            "os.kill(os.getpid(), 9)", "killed by SIGKILL, by a user or by the kernel", marks=pytest.mark.promise
+        ),
+        ("", "exit status 0"),
+    ],
 )
 def test_a_launched_server_that_ends_before_it_listens_is_reported_at_once(platoon, write_script, tmp_path, last, how):
     """It had no chance to say why."""
@@ -81,6 +86,7 @@ def test_a_launched_server_that_ends_before_it_listens_is_reported_at_once(plato
     assert (f"the data server ended: {how}" in done.stdout + done.stderr) == bool(last)
 
 
+@pytest.mark.promise
 def test_a_data_server_ends_with_a_launcher_that_is_killed_and_so_do_its_children(write_script, tmp_path):
     rest = "open(f'new {name}', 'w').write(str(os.getpid()))\nos.rename(f'new {name}', name)\ntime.sleep(600)"
     write_script(f"import os, time\nname = 'server' if os.fork() else 'child'\n{rest}", "server.py")

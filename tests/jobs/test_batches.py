@@ -140,18 +140,6 @@ def test_a_worker_that_dies_in_a_batch_for_all_does_not_stop_the_others(address,
     assert other.output().split("\n")[0] == str(list(range(9)))
 
 
-def test_the_turns_of_a_dead_worker_go_to_the_others(address, start, tmp_path):
-    victim, other = start(HOLD, 0), start(READ, 1)
-    with BatchServer(address, readers=2) as server:
-        for k, batch in enumerate(batches(4)):
-            server.send(batch, to=(0, 0, 1, 1)[k])
-        await_file(tmp_path / "kept", victim.process)
-        victim.process.kill()
-        victim.process.wait()
-        server.serve(((x + 4, k + 4) for x, k in batches(4)), "turns")
-    assert other.output().split("\n")[0] == "[2, 3, 4, 5, 6, 7]"
-
-
 SERVE = """
 with BatchServer(address, readers=1) as server:
     for k in range(3):
@@ -236,10 +224,7 @@ print("end", flush=True)
 
 def test_a_job_has_a_server_of_its_own(run_job):
     """Rank 0 serves here; the address follows from the job."""
-    outcome = run_job(
-        script_path("batches_a_job_has_a_server_of_its_own"),
-        workers=3,
-    ).require_success()
+    outcome = run_job(script_path("batches_a_job_has_a_server_of_its_own"), workers=3).require_success()
     assert outcome.reported["seen 1"] == "[[0, 1, 2], [2, 3, 4], [4, 5, 6]]"
     assert outcome.reported["seen 2"] == "[[1, 2, 3], [3, 4, 5], [5, 6, 7]]"
 
@@ -256,6 +241,7 @@ print("all sent", flush=True)
 """
 
 
+@pytest.mark.promise
 def test_a_server_is_launched_beside_the_workers(platoon, write_script, tmp_path):
     write_script(SERVER, "server.py")
     script = script_path("batches_a_server_is_launched_beside_the_workers")
@@ -351,11 +337,6 @@ def test_an_error_of_the_batches_is_raised_in_the_loop():
     got = []
     with pytest.raises(WorkerLostError, match=r"KeyError: 'no such image'\n(.*\n)*.*in failing"):
         got.extend(load_ahead(failing))
-
-
-def test_an_error_before_the_first_batch_is_raised_too():
-    with pytest.raises(WorkerLostError, match="ZeroDivisionError"):
-        list(load_ahead(lambda: [1 // 0]))
 
 
 def test_a_loader_that_is_killed_is_told():

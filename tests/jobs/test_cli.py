@@ -1,9 +1,7 @@
 """The platoon command, as a user runs it."""
 
-import contextlib
 import json
 import os
-import pty
 import re
 import signal
 import subprocess
@@ -14,7 +12,7 @@ import pytest
 from scripts_here import script_path
 
 from platoon_base.cli.commands import spread_devices
-from platoon_base.cli.log_folder import new_log_folder, tail
+from platoon_base.cli.log_folder import new_log_folder
 from platoon_base.devices.discovery import choose_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker_process.program import python_main
@@ -36,6 +34,7 @@ HELLO = """
 """
 
 
+@pytest.mark.promise
 def test_launch_runs_the_script_on_all_workers_and_writes_the_summary(platoon, write_script, tmp_path):
     script = write_script(HELLO)
     done = platoon("launch", "-n", 2, "--log-dir", "logs", "--summary", "out.json", script, "-n", "7", "--log-dir", "x")
@@ -54,6 +53,7 @@ def test_launch_runs_the_script_on_all_workers_and_writes_the_summary(platoon, w
     assert re.search(r"answer +42", done.stdout)
 
 
+@pytest.mark.promise
 def test_a_file_describes_a_run(platoon, write_script, tmp_path):
     """Its rule holds where the script names none, and the command line wins over it."""
     write_script(
@@ -102,7 +102,7 @@ def test_the_exit_status_is_the_worst_and_the_end_of_that_log_is_shown(platoon, 
     assert "RuntimeError: the reason why" in done.stdout
 
 
-@pytest.mark.parametrize(("survives", "status"), [(True, 0), (False, 137)])
+@pytest.mark.parametrize(("survives", "status"), [pytest.param(True, 0, marks=pytest.mark.promise), (False, 137)])
 def test_failures_can_be_allowed_but_not_of_all(platoon, write_script, survives, status):
     script = write_script(
         f"""
@@ -120,6 +120,7 @@ def test_failures_can_be_allowed_but_not_of_all(platoon, write_script, survives,
     assert "worker 1: killed by SIGKILL" in done.stdout
 
 
+@pytest.mark.promise
 def test_the_logs_of_an_earlier_run_are_put_aside(platoon, write_script, tmp_path):
     failing = script_path("cli_the_logs_of_an_earlier_run_are_put_aside")
     assert platoon("launch", "-n", 2, "--log-dir", "logs", failing).returncode == 1
@@ -148,16 +149,6 @@ def test_a_log_folder_is_one_jobs_while_it_runs(platoon, write_script, tmp_path)
     assert "another job writes its logs to logs: wait for its end, or name another --log-dir" in log
 
 
-def test_of_a_line_without_an_end_no_more_than_a_screen_is_shown(platoon, write_script, tmp_path):
-    script = write_script("import sys; sys.stdout.write('x' * 10**7); sys.exit('the reason')")
-    done = platoon("launch", "-n", 1, script)
-    assert done.returncode == 1
-    assert len(done.stdout) < 10_000
-    assert done.stdout.count("SystemExit: the reason") == 2, "the news, and stopped_by in the summary"
-    (tmp_path / "log").write_text("first\n" * 100_000 + "".join(f"line {i}\n" for i in range(20)))
-    assert tail(tmp_path / "log").splitlines() == [f"line {i}" for i in range(5, 20)]
-
-
 def test_absurd_numbers_of_workers_are_refused_before_anything_is_looked_at():
     for words in (["cpu"], ["auto"], [], ["cpu"] * 1100, ["cuda0"] * 1100):
         with pytest.raises(ConfigurationError, match="a job has 1 to 1024"):
@@ -170,7 +161,13 @@ ALONE = script_path("cli_alone")
 @pytest.mark.parametrize(
     ("way", "workers", "alone", "warning"),
     [
-        ("meets", 2, [0, 1], "the 2 workers shared and averaged nothing: these were 2 separate runs of the script"),
+        pytest.param(
+            "meets",
+            2,
+            [0, 1],
+            "the 2 workers shared and averaged nothing: these were 2 separate runs",
+            marks=pytest.mark.promise,
+        ),
         ("compares", 2, [0, 1], "the 2 workers shared and averaged nothing: these were 2 separate runs"),
         ("one shares", 3, [0, 2], "workers 0, 2 shared and averaged nothing with the others"),
         ("fails", 2, [0], "worker 0 shared and averaged nothing with the others"),
@@ -230,13 +227,7 @@ def test_a_module_runs_as_under_python_m(platoon, package):
     assert [(package / "logs" / f"rank{rank}.log").read_text() for rank in range(2)] == [plain, plain]
 
 
-def test_a_package_runs_by_its_main_module(platoon, package):
-    done = platoon("launch", "-n", 1, "-m", "package.inner")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (log,) = package.glob("platoon_logs/package.inner/*/rank0.log")
-    assert log.read_text().endswith("package.inner package.inner.__main__\n")
-
-
+@pytest.mark.promise
 def test_run_takes_a_module_as_python_does(platoon, package):
     command = [sys.executable, "-m", "package.inner.train", "-n", "7"]
     plain = subprocess.run(command, cwd=package, capture_output=True, text=True, check=True, timeout=120).stdout
@@ -289,13 +280,6 @@ def test_packages_may_be_plain_folders_and_do_not_hide_real_ones(platoon, tmp_pa
         assert (tmp_path / "logs" / "rank0.log").read_text().startswith(printed)
 
 
-def test_a_module_is_started_again_as_a_module(platoon, package):
-    done = platoon("launch", "-n", 1, "--max-restarts", 1, "-m", "package.inner.train", "twice")
-    assert done.returncode == 0, done.stdout
-    (log,) = package.glob("platoon_logs/*/*/rank0.log")
-    assert log.read_text().count("42 __main__ package.inner package.inner.train") == 2
-
-
 def test_a_module_joins_a_running_job(platoon, package):
     script = script_path("cli_a_module_joins_a_running_job")
     done = platoon("launch", "-n", 1, "--log-dir", "logs", script)
@@ -311,20 +295,12 @@ def test_a_module_joins_a_running_job(platoon, package):
         (["launch", "-n", "2", "missing.py"], "there is no script 'missing.py'"),
         (["launch", "-n", "2", "."], r"there is no script '\.': this is a folder without a __main__.py"),
         (["launch", "python", "script.py"], "there is no script 'python': leave python out: workers run on"),
-        (["launch", "json.tool"], "there is no script 'json.tool': for the module of this name say -m json.tool"),
         (["launch", "-n", "0", "script.py"], "at least 1 worker"),
-        (["launch", "-n", "-3", "script.py"], "at least 1 worker"),
-        (["launch", "-n", "2000", "script.py"], "1 to 1024"),
         (["launch", "-n", "2", "-D", "cpu", "cpu", "cpu", "script.py"], "both -n 2 and -D with 3 devices"),
         (["launch", "-D", "tpu0", "script.py"], "got device 'tpu0': devices are"),
-        (["launch", "-D", "gpu", "gpu1", "script.py"], "got device 'gpu': gpu is now cuda0, say so instead"),
         (["launch", "-D", "cuda99", "script.py"], "cuda99 does not exist here"),
-        (["launch", "-D", "opencl99:0", "script.py"], "opencl99:0 does not exist here|pygpu does not work"),
         (["launch", "-n", "2", "-D", "cpu", "--center", "device", "script.py"], "cpu is not a CUDA device"),
-        (["launch", "-n", "two", "script.py"], "'two' is not a valid integer"),
-        (["launch", "-n", "2", "--seed", "-4", "script.py"], "Invalid value for '--seed': -4 is not in the range"),
         (["launch", "-n", "2", "--grace", "nan", "script.py"], "got nan: it must be a number of seconds"),
-        (["launch", "--nope", "script.py"], "No such option:? '?--nope"),
         (["launch", "--seeed", "3", "script.py"], "No such option:? '?--seeed.*(mean|options).*--seed"),
         (["launch", "-m", "missing.module"], "there is no module 'missing.module' to run"),
         (["launch", "-m", "script.py"], "there is no module 'script.py' to run"),
@@ -374,13 +350,6 @@ def test_the_command_is_no_matter_of_where_it_is_called(platoon, write_script, t
     assert done.returncode == 0, done.stderr
 
 
-def test_a_summary_that_cannot_be_written_is_refused_before_the_start(platoon, write_script, tmp_path):
-    done = platoon("launch", "-n", 1, "--summary", "no/such/out.json", write_script(HELLO))
-    assert done.returncode == 2
-    assert "there is no folder no/such" in done.stderr
-    assert not (tmp_path / "platoon_logs").exists()
-
-
 def test_a_path_too_long_for_a_socket_is_refused(platoon, write_script, tmp_path):
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
@@ -392,26 +361,6 @@ def test_a_path_too_long_for_a_socket_is_refused(platoon, write_script, tmp_path
 def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert len({new_log_folder("train") for _ in range(5)}) == 5
-
-
-def test_a_terminal_gets_live_lines(write_script, tmp_path):
-    ours, theirs = pty.openpty()
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "platoon_base", "launch", "-n", "2", write_script(HELLO)],
-        cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
-    )  # fmt: skip
-    os.close(theirs)
-    output = b""
-    with contextlib.suppress(OSError):  # EIO: the other end is closed
-        while data := os.read(ours, 4096):
-            output += data
-    os.close(ours)
-    assert launcher.wait(60) == 0
-    assert b"\x1b[" in output
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.decode())
-    assert re.search(r"worker +state +epoch +batches/s +loss +in sync", text)
-    assert re.search(r"0 cpu +finished", text)
-    assert re.search(r"script.py  2 workers on cpu", text)
 
 
 IGNORES_SIGNALS = script_path("cli_ignores_signals")
@@ -436,19 +385,7 @@ def test_a_signal_ends_even_workers_that_ignore_it_and_leaves_nothing(tmp_path, 
     assert "SIGKILL" in output
 
 
-def test_ctrl_c_reaches_the_script_as_a_keyboard_interrupt(tmp_path):
-    fifo = tmp_path / "ready"
-    os.mkfifo(fifo)
-    script = script_path("cli_ctrl_c_reaches_the_script_as_a_keyboard")
-    launcher = subprocess.Popen(
-        [sys.executable, "-m", "platoon_base", "launch", "-n", "1", "--log-dir", "logs", script, fifo], cwd=tmp_path
-    )
-    fifo.read_text()
-    launcher.send_signal(signal.SIGINT)
-    assert launcher.wait(60) == 128 + signal.SIGINT
-    assert "interrupted: True SIGINT" in (tmp_path / "logs" / "rank0.log").read_text()
-
-
+@pytest.mark.promise
 def test_jobs_lists_the_running_job_and_join_adds_a_worker(platoon, write_script, tmp_path):
     late = write_script(HELLO.replace("worker.sync_params()", "print('ready', flush=True)"), "late.py")
     script = write_script(
@@ -506,6 +443,7 @@ def test_a_worker_that_joins_has_the_rule_and_the_period_of_the_job(platoon, wri
     assert "late: LocalSGD() 7" in (tmp_path / "logs" / "rank0.log").read_text()
 
 
+@pytest.mark.promise
 def test_clean_removes_what_a_dead_job_left_and_nothing_else(platoon, tmp_path):
     script = script_path("cli_clean_removes_what_a_dead_job_left")
     platoon("launch", "-n", 1, "--log-dir", "logs", script, environment={"PLATOON_NO_PREFORK": "1"})
@@ -524,7 +462,10 @@ UNSEEN = script_path("cli_unseen")
 
 @pytest.mark.parametrize(
     "how",
-    ["removed", pytest.param("apart", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount, as root"))],
+    [
+        pytest.param("removed", marks=pytest.mark.promise),
+        pytest.param("apart", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount, as root")),
+    ],
 )
 def test_a_job_lives_though_the_names_of_its_memory_are_gone_or_out_of_sight(platoon, tmp_path, how):
     """As after systemd-logind's RemoveIPC, or in two containers with one /tmp; `clean` leaves it, joining says why."""
@@ -564,22 +505,6 @@ def test_an_odd_system_is_no_reason_for_a_traceback(write_script, tmp_path, odd)
     assert "Traceback" not in done.stdout + done.stderr
     cleaned = run("clean")
     assert (cleaned.returncode, cleaned.stderr) == (0, ""), cleaned
-
-
-@pytest.mark.slow
-def test_doctor_tells_what_works_and_how_to_get_the_rest(platoon):
-    done = platoon("doctor", "--all")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert any(line.startswith("ok  Python") for line in lines)
-    assert any("shared memory" in line and "GB free" in line for line in lines)
-    for i, line in enumerate(lines):
-        if line.startswith("no  "):
-            assert "->" in lines[i + 1], f"no remedy for: {line}"
-    headings = [line for line in lines if not line.startswith(("ok  ", "no  ", " "))]
-    assert headings[:4] == ["this package", "this machine", "frameworks", "devices"]
-    well = sum(line.startswith("ok  ") for line in lines)
-    assert headings[4].startswith(f"{well} of {well + sum(line.startswith('no  ') for line in lines)} checks are ok")
 
 
 @pytest.mark.parametrize(

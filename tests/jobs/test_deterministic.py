@@ -41,7 +41,7 @@ def bits(platoon, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("rule", WAITING + NOT_WAITING)
+@pytest.mark.parametrize("rule", [pytest.param(WAITING[0], marks=pytest.mark.promise), *WAITING[1:], *NOT_WAITING])
 def test_two_runs_have_the_same_bits_whichever_worker_is_slow(bits, rule):
     runs = [bits("--deterministic", rule=rule, busy=busy) for busy in (0, 2)]
     assert len(runs[0]) == WORKERS
@@ -236,6 +236,7 @@ worker.barrier()
     assert "launch it with one more worker" in log
 
 
+@pytest.mark.promise
 def test_the_number_of_threads_is_fixed_and_that_of_the_run_that_is_resumed(platoon, tmp_path, monkeypatch):
     """Cores and quotas do not count: with another number sums are added in another order."""
     for name in THREAD_VARIABLES:

@@ -41,12 +41,14 @@ def run_whole_scripts(platoon, folder, framework, shown="", instead=""):
 
 
 @pytest.mark.base
+@pytest.mark.promise
 def test_the_script_for_any_other_loop_runs_on_two_workers(platoon, tmp_path):
     run_whole_scripts(platoon, tmp_path, "base")
 
 
 @needs("keras", "keras", "needs Keras: `make test` runs this in .nox/keras3, .nox/tf")
 @pytest.mark.skipif(KERAS_2, reason="the script is for Keras 3: run it in .nox/keras3 (make test)")
+@pytest.mark.promise
 def test_the_script_of_the_readme_runs_on_two_workers(platoon, tmp_path):
     # the README runs it on torch; on JAX its 30 epochs take 80 s on two idle cores, and too long on busy ones
     epochs = 3 if os.environ.get("KERAS_BACKEND") == "jax" else 30
@@ -66,21 +68,25 @@ def test_the_recipes_of_the_cookbook_run_on_two_workers(platoon, tmp_path):
 
 
 @needs_theano
+@pytest.mark.promise
 def test_the_script_for_lasagne_runs_on_two_workers(platoon, tmp_path):
     run_whole_scripts(platoon, tmp_path, "lasagne")
 
 
 @needs_blocks
+@pytest.mark.promise
 def test_the_script_for_blocks_runs_on_two_workers(platoon, tmp_path):
     run_whole_scripts(platoon, tmp_path, "blocks")
 
 
 @needs("keras", "torch", "needs torch: `make test` runs this in .nox/keras3")
+@pytest.mark.promise
 def test_the_script_for_pytorch_runs_on_two_workers(platoon, tmp_path):
     run_whole_scripts(platoon, tmp_path, "torch")
 
 
 @pytest.mark.base
+@pytest.mark.promise
 def test_every_whole_script_is_run():
     assert {framework for _, framework, _ in blocks("python") if framework} == set(RESULTS)
 
@@ -143,6 +149,7 @@ def messages():
 
 
 @pytest.mark.base
+@pytest.mark.promise
 def test_the_errors_of_the_page_on_troubleshooting_are_those_of_the_code():
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
     quoted = re.findall(r"^### `+ ?(.*?) ?`+$", text, re.MULTILINE)
@@ -161,6 +168,7 @@ def test_commands_of_the_documents_are_there(platoon):
 
 
 @pytest.mark.base
+@pytest.mark.promise
 def test_options_in_the_documents_are_there(platoon):
     """Those that stand before the script, in lines of a shell and between backticks."""
     found = {}

@@ -122,10 +122,7 @@ def test_the_script_ends_as_under_plain_python(run_forked, tmp_path, end):
 
 
 def test_each_worker_has_its_own_environment_log_session_and_random_numbers(run_forked):
-    outcome = run_forked(
-        script_path("forkserver_each_worker_has_its_own_environment_log"),
-        workers=4,
-    )
+    outcome = run_forked(script_path("forkserver_each_worker_has_its_own_environment_log"), workers=4)
     assert outcome.result.status == 0, outcome.logs
     lines = [log.splitlines() for log in outcome.logs]
     assert all(map(forked, outcome.logs))
@@ -145,12 +142,9 @@ def test_nothing_that_made_the_fork_server_end_early_is_left_in_a_worker(run_for
     assert watched == str([str(os.getpid())])  # a worker ends after its launcher
 
 
+@pytest.mark.promise
 def test_forked_workers_train_together(run_forked):
-    outcome = run_forked(
-        script_path("job_every_update_reaches"),
-        workers=3,
-        preload=("numpy", "platoon_base"),
-    )
+    outcome = run_forked(script_path("job_every_update_reaches"), workers=3, preload=("numpy", "platoon_base"))
     assert outcome.result.status == 0, outcome.logs
 
 
@@ -209,6 +203,7 @@ def test_workers_are_forked_as_the_launcher_starts_them(tmp_path, caplog):
     assert [log_file(tmp_path, rank).read_text() for rank in range(2)] == ["True 0\n", "True 1\n"], caplog.text
 
 
+@pytest.mark.promise
 def test_workers_can_be_interrupted_though_the_launcher_ignores_it(run_forked):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -256,6 +251,7 @@ def test_ending_the_launcher_ends_a_fork_server_that_still_imports(tmp_path, num
 
 @pytest.mark.slow
 @pytest.mark.parametrize("imports_for_ever", [True, pytest.param(False, marks=pytest.mark.product)])
+@pytest.mark.promise
 def test_a_fork_server_that_does_not_tell_its_end_keeps_no_launcher(tmp_path, imports_for_ever):
     """What it has started, in a session of its own, keeps the pipe open by which it tells."""
     fifo = tmp_path / "fifo"

@@ -11,92 +11,39 @@ WHY = "needs Theano: `make setup` installs it on Python 3.11"
 pytestmark = [pytest.mark.theano, pytest.mark.skipif(not HERE, reason=WHY)]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_training_is_that_of_one_process_on_all_rows(run_function, workers):
-    """Also with a last batch of fewer rows than workers, and with lists that only the first worker has so."""
-    run_function(
-        script_path("function_training_is_that_of_one_process_on_all_rows"),
-        workers,
-    ).require_success()
+# Each script compares the calls of all workers with one process, and fails on any difference.
+SCRIPTS = [
+    # Also with a last batch of fewer rows than workers, and with lists that only the first worker has so.
+    pytest.param("function_training_is_that_of_one_process_on_all_rows", 2, marks=pytest.mark.promise),
+    ("function_training_is_that_of_one_process_on_all_rows", 3),
+    # Momentum is linear in the gradients, so its averages are exact; an integer counts on as it is.
+    ("function_new_values_are_averaged_where_updates", 2),
+    ("function_gradients_that_are_averaged_already_stay", 2),
+    ("function_a_loss_that_is_a_sum_and_an_input_for_all", 2),
+    ("function_outputs_of_all_reductions_and_in_slices", 3),
+    # Worker r has the rows r, r + N, ...; batch_s selects among them.
+    ("function_data_that_lie_in_the_memory_of_each_worker", 1),
+    ("function_data_that_lie_in_the_memory_of_each_worker", 3),
+    # As in one process: ``givens`` put the data sets, indexed by the call, where the model has inputs.
+    ("function_data_sets_and_values_take_the_place", 2),
+    # Rank 0 selects no row. What it computes to tell shapes, from its first row of 100, is in no output.
+    ("function_a_worker_without_rows_adds_nothing_to_any", 2),
+    # A default update is averaged, as one of all rows; noise differs from worker to worker.
+    ("function_running_statistics_and_noise", 2),
+    # Draws for the whole data set, which only the random stream's state shows, took minutes an epoch.
+    ("function_noise_for_rows_of_resident_data_is_drawn", 1),
+    # Slices, lists and masks, of other kinds and lengths on each worker: rows of a local random choice.
+    ("function_agreement_the_first_workers_rows_count_for_all", 3),
+]
 
 
-def test_new_values_are_averaged_where_updates_are_given(run_function):
-    """Momentum is linear in the gradients, so its averages are exact; an integer counts on as it is."""
-    run_function(
-        script_path("function_new_values_are_averaged_where_updates"),
-        2,
-    ).require_success()
-
-
-def test_gradients_that_are_averaged_already_stay_as_they_are(run_function):
-    run_function(
-        script_path("function_gradients_that_are_averaged_already_stay"),
-        2,
-    ).require_success()
-
-
-def test_a_loss_that_is_a_sum_and_an_input_for_all(run_function):
-    run_function(
-        script_path("function_a_loss_that_is_a_sum_and_an_input_for_all"),
-        2,
-    ).require_success()
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_outputs_of_all_reductions_and_in_slices(run_function, workers):
-    run_function(
-        script_path("function_outputs_of_all_reductions_and_in_slices"),
-        workers,
-    ).require_success()
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_data_that_lie_in_the_memory_of_each_worker(run_function, workers):
-    """Worker r has the rows r, r + N, ...; batch_s selects among them."""
-    run_function(
-        script_path("function_data_that_lie_in_the_memory_of_each_worker"),
-        workers,
-    ).require_success()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_data_sets_and_values_take_the_place_of_inputs_by_givens(run_function, workers):
-    """As in one process: ``givens`` put the data sets, indexed by the call, where the model has inputs."""
-    run_function(
-        script_path("function_data_sets_and_values_take_the_place"),
-        workers,
-    ).require_success()
-
-
-def test_a_worker_without_rows_adds_nothing_to_any_reduction(run_function):
-    """Rank 0 selects no row. What it computes to tell shapes, from its first row of 100, is in no output."""
-    run_function(
-        script_path("function_a_worker_without_rows_adds_nothing_to_any"),
-        2,
-    ).require_success()
-
-
-def test_running_statistics_and_noise(run_function):
-    """A default update is averaged, as one of all rows; noise differs from worker to worker."""
-    run_function(
-        script_path("function_running_statistics_and_noise"),
-        2,
-    ).require_success()
-
-
-def test_noise_for_rows_of_resident_data_is_drawn_for_those_rows_alone(run_function):
-    """Draws for the whole data set, which only the random stream's state shows, took minutes an epoch."""
-    run_function(
-        script_path("function_noise_for_rows_of_resident_data_is_drawn"),
-        1,
-    ).require_success()
+@pytest.mark.parametrize(("script", "workers"), SCRIPTS)
+def test_calls_are_those_of_one_process_on_all_rows(run_function, script, workers):
+    run_function(script_path(script), workers).require_success()
 
 
 def test_a_wrong_index_is_told_on_every_worker_and_all_go_on(run_function):
-    outcome = run_function(
-        script_path("function_a_wrong_index_is_told_on_every_worker"),
-        2,
-    ).require_success()
+    outcome = run_function(script_path("function_a_wrong_index_is_told_on_every_worker"), 2).require_success()
     wanted = [
         "RowIndexError got index 23 at position 1 of the list: there are 23 rows",
         "ConfigurationError got inputs of 2 lengths [9, 23]",
@@ -120,10 +67,7 @@ def test_a_wrong_index_is_told_on_every_worker_and_all_go_on(run_function):
 
 
 def test_arguments_that_cannot_work_are_refused(run_function):
-    outcome = run_function(
-        script_path("function_arguments_that_cannot_work_are_refused"),
-        1,
-    ).require_success()
+    outcome = run_function(script_path("function_arguments_that_cannot_work_are_refused"), 1).require_success()
     found = re.findall("refused: (.*)", outcome.logs[0])
     for line, start in zip(
         found,
@@ -138,16 +82,58 @@ def test_arguments_that_cannot_work_are_refused(run_function):
 
 
 def test_other_graphs_on_other_workers_are_refused_on_all(run_function):
-    outcome = run_function(
-        script_path("function_other_graphs_on_other_workers_are_refused"),
-        2,
-    ).require_success()
+    outcome = run_function(script_path("function_other_graphs_on_other_workers_are_refused"), 2).require_success()
     assert all("refused: " in log for log in outcome.logs)
 
 
 def test_a_worker_that_dies_ends_the_call_of_the_others(run_function):
-    outcome = run_function(
-        script_path("function_a_worker_that_dies_ends_the_call"),
-        2,
-    )
+    outcome = run_function(script_path("function_a_worker_that_dies_ends_the_call"), 2)
     assert "ended in step 5" in outcome.logs[0]
+
+
+def test_inputs_that_differ_from_worker_to_worker_are_refused_on_all(run_function):
+    """A learning rate of this worker's own made parameters that differ from then on, without an error."""
+    outcome = run_function(
+        script_path("function_agreement_inputs_that_differ_from_worker_to_worker"), 3
+    ).require_success()
+    wanted = [
+        "the workers pass different values for input 3, rate: worker 0: 0.1 (float32); worker 1: 0.2 (float32); worker",
+        "the workers pass different values for input 4, offset: worker 0: float32 of shape (3,), [1.0, 0.0, 0.0]; w",
+        "the workers pass different values for input 1, x: worker 0: float32 of shape (23, 3), [",
+        "the workers pass different values for input 1, x: worker 0: float32 of shape (23, 3), [",
+        "the workers pass different values for input 1, x: worker 0: float32 of shape (20, 3), [",
+        "the workers pass different values for input 2, y: worker 0: float32 of shape (23,), [",
+    ]
+    for log in outcome.logs:
+        found = re.findall("refused: (.*)", log)
+        assert len(found) == len(wanted), log
+        for line, start in zip(found, wanted):
+            assert line.startswith(start), line
+            assert "RandomState" in line
+    assert "SharedData 'x' of shape (23, 3)" in outcome.logs[0]
+
+
+def test_a_worker_that_refuses_its_arguments_is_named_to_the_others_at_once(run_function):
+    """They waited for it until their deadline, 300 s."""
+    outcome = run_function(
+        script_path("function_agreement_a_worker_that_refuses_its_arguments_is_named"), 3
+    ).require_success()
+    other = "ConfigurationError worker {} has refused its arguments of this call of a function: {}"
+    wanted = [
+        (1, "ConfigurationError", "got indices of shape () and dtype <U3"),
+        (2, "ConfigurationError", "got inputs of 2 lengths [9, 23]"),
+        (0, "ConfigurationError", "got 1 values for 2 inputs"),
+        (1, "ConfigurationError", "got int without rows for an input that is scattered"),
+        (1, "ValueError", "slice step cannot be zero"),
+        (None, "ConfigurationError", "got batch_s for each worker on some workers"),
+        (1, "RowIndexError", "got index -99 at position 0"),
+        (None, "RowIndexError", "got index 7 at position 0 of the list: there are 7 rows"),
+        (None, "ConfigurationError", "the workers call different functions at the same time: worker 0: of inputs [], "),
+    ]
+    for rank, log in enumerate(outcome.logs):
+        found = re.findall("refused: (.*)", log)
+        assert len(found) == len(wanted), log
+        for line, (refusing, kind, start) in zip(found, wanted):
+            own = refusing in (rank, None) or (kind == "ValueError" and rank)
+            text = f"{kind} {start}" if own else other.format(refusing, f"{kind}: {start}")
+            assert line.startswith(text), line

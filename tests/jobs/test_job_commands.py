@@ -6,7 +6,6 @@ import json
 import os
 import pty
 import re
-import shlex
 import signal
 import struct
 import subprocess
@@ -74,6 +73,7 @@ def launch(tmp_path, write_script):
         yield run
 
 
+@pytest.mark.promise
 def test_a_running_job_is_listed_watched_and_its_logs_are_shown(platoon, launch, tmp_path):
     job = launch()
 
@@ -156,23 +156,6 @@ def test_what_has_happened_in_a_job_is_shown_while_it_runs_and_after_its_end(pla
     assert "no job of yours is running" in done.stderr
 
 
-def test_the_story_of_an_earlier_job_is_kept_with_its_logs(platoon, launch, tmp_path):
-    for _ in range(2):
-        for rank in range(2):
-            (tmp_path / f"ready{rank}").unlink(missing_ok=True)
-        (tmp_path / "go on").unlink(missing_ok=True)
-        job = launch()
-        job.let_end()
-        assert job.launcher.wait(PATIENCE_S) == 0
-    (earlier,) = (tmp_path / "logs" / "earlier").iterdir()
-    for folder in ("logs", earlier):
-        assert "rank" in platoon("jobs", "--story", folder).stdout
-    (earlier / "story.json").write_text("[1]")
-    done = platoon("jobs", "--story", earlier)
-    assert done.returncode == 2
-    assert f"there is no story in {earlier}" in done.stderr
-
-
 def test_a_terminal_gets_the_live_table_and_ctrl_c_ends_the_view_alone(launch):
     job = launch()
     terminal, end = pty.openpty()
@@ -208,6 +191,7 @@ def test_a_terminal_gets_the_live_table_and_ctrl_c_ends_the_view_alone(launch):
     assert job.launcher.wait(PATIENCE_S) == 0
 
 
+@pytest.mark.promise
 def test_stop_ends_a_job_as_ctrl_c_does(platoon, launch, tmp_path):
     job = launch("--checkpoint-every", "600", "--summary", "out.json")
     done = platoon("stop")
@@ -269,23 +253,6 @@ def test_stop_asks_on_a_terminal_and_not_in_the_background(launch):
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         asked = f"stop job {job.job} (train.py)? [y/N]".encode() in shown
         assert (asked, status) == ((True, 1) if answer else (False, 0)), shown
-    assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
-
-
-def test_stop_in_the_background_of_a_terminal_does_not_wait_for_an_answer(launch):
-    """A question would stop it, by SIGTTIN, for as long as nobody brings it to the front."""
-    job = launch()
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.chdir(job.folder)
-        command = shlex.join([*PLATOON, "stop", job.job])
-        os.execv("/bin/bash", ["bash", "--norc", "-c", f"set -m; {command} & wait $!"])
-    shown = b""
-    with contextlib.suppress(OSError):
-        while data := os.read(terminal, 4096):
-            shown += data
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0, shown
     assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
 
 
@@ -355,7 +322,7 @@ STUCK = {
 }
 
 
-@pytest.mark.parametrize("how", STUCK)
+@pytest.mark.parametrize("how", [pytest.param("stopped", marks=pytest.mark.promise), "holds the GIL"])
 def test_workers_that_a_killed_launcher_has_left_stuck_are_killed(platoon, launch, how):
     """With what they have started in their process group; the memory and the folder of the job are removed."""
     begin = 'import ctypes, signal, subprocess\nchild = subprocess.Popen(["sleep", "600"])'

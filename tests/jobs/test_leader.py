@@ -31,7 +31,7 @@ def test_the_leader_is_the_lowest_rank_that_is_not_lost():
 
 
 # The last one has left the job when it is known that it fails.
-@pytest.mark.parametrize("end", ["killed", "exits", "leaves and raises"])
+@pytest.mark.parametrize("end", [pytest.param("killed", marks=pytest.mark.promise), "exits", "leaves and raises"])
 def test_another_worker_becomes_the_leader(run_job, tmp_path, end):
     outcome = run_job(script_path("leader_changes"), workers=3, args=[end])
     assert [path.name for path in tmp_path.glob("by *")] == ["by 1"], outcome.logs
@@ -99,7 +99,10 @@ FAILING = script_path("leader_fails")
 
 @pytest.mark.parametrize(
     ("moment", "options", "said"),
-    [("early", [], "before its first step (ValueError)"), ("late", ["--fail-fast"], "as --fail-fast asks")],
+    [
+        pytest.param("early", [], "before its first step (ValueError)", marks=pytest.mark.promise),
+        ("late", ["--fail-fast"], "as --fail-fast asks"),
+    ],
 )
 def test_a_fatal_failure_ends_the_job(platoon, tmp_path, moment, options, said):
     summary = tmp_path / "summary.json"
@@ -109,13 +112,6 @@ def test_a_fatal_failure_ends_the_job(platoon, tmp_path, moment, options, said):
     assert said in " ".join(process.stdout.split())
     found = json.loads(summary.read_text())["stopped_by"]
     assert re.fullmatch(r"worker 1: ValueError: a wrong option \(leader_fails\.py:\d+\)", found), found
-
-
-@pytest.mark.parametrize(("moment", "options"), [("early", ["--allow-failures"]), ("late", [])])
-def test_after_other_failures_the_others_go_on(platoon, tmp_path, moment, options):
-    process = platoon("launch", "-n", "2", "--log-dir", tmp_path / "logs", *options, FAILING, moment, "go on")
-    assert "to the end" in (tmp_path / "logs" / "rank0.log").read_text()
-    assert process.returncode == (0 if options else 1)
 
 
 def test_the_launcher_shows_the_output_of_the_new_leader(platoon, tmp_path):

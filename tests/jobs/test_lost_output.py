@@ -27,15 +27,10 @@ def require_whole(folder):
     assert list((folder / "logs" / "checkpoints").glob("*.npz"))
 
 
-@pytest.fixture
-def script():
-    return TRAINING
-
-
-def test_a_reader_that_has_gone(script, tmp_path):
+def test_a_reader_that_has_gone(tmp_path):
     """As with ``| head -1``."""
     launcher = subprocess.Popen(
-        [*LAUNCH, *OPTIONS, script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*LAUNCH, *OPTIONS, TRAINING], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     launcher.stdout.readline()
     launcher.stdout.close()
@@ -47,10 +42,11 @@ def test_a_reader_that_has_gone(script, tmp_path):
     require_whole(tmp_path)
 
 
-def test_a_full_disk_under_the_output(script, tmp_path):
+@pytest.mark.promise
+def test_a_full_disk_under_the_output(tmp_path):
     with open("/dev/full", "w") as full:
         launcher = subprocess.Popen(
-            [*LAUNCH, *OPTIONS, script], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
+            [*LAUNCH, *OPTIONS, TRAINING], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
         )
     (tmp_path / "go").touch()
     errors = launcher.stderr.read()
@@ -73,11 +69,11 @@ def test_a_full_disk_under_the_logs(platoon, small_disk, tmp_path):
     assert (tmp_path / "result0").read_text() == "100.0"
 
 
-def test_a_terminal_that_has_gone(script, tmp_path):
+def test_a_terminal_that_has_gone(tmp_path):
     """Where nohup or the like keeps the job from SIGHUP."""
     ours, theirs = pty.openpty()
     launcher = subprocess.Popen(
-        [*LAUNCH, *OPTIONS, script], cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs,
+        [*LAUNCH, *OPTIONS, TRAINING], cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs,
         env={**os.environ, "TERM": "xterm"}, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
     )  # fmt: skip
     os.close(theirs)
@@ -91,9 +87,9 @@ def test_a_terminal_that_has_gone(script, tmp_path):
 
 
 @pytest.mark.parametrize("closed", ["1>&-", "0<&- 1>&- 2>&-"])
-def test_output_that_is_closed_from_the_begin(script, tmp_path, closed):
+def test_output_that_is_closed_from_the_begin(tmp_path, closed):
     command = f'exec "$@" {closed}'
-    launcher = subprocess.Popen(["sh", "-c", command, "sh", *LAUNCH, *OPTIONS, script], cwd=tmp_path)
+    launcher = subprocess.Popen(["sh", "-c", command, "sh", *LAUNCH, *OPTIONS, TRAINING], cwd=tmp_path)
     (tmp_path / "go").touch()
     assert launcher.wait(60) == 0
     require_whole(tmp_path)
@@ -105,16 +101,6 @@ def test_a_summary_that_cannot_be_written_is_said_and_changes_no_status(platoon,
     first, *lines = done.stderr.splitlines()
     assert first == "platoon: the summary cannot be written to /dev/full (No space left on device). It is:"
     assert json.loads("\n".join(lines))["stopped_by"] == "end of script"
-
-
-def test_nobody_takes_an_earlier_summary_for_that_of_a_job_that_could_write_none(platoon, write_script, tmp_path):
-    folder = tmp_path / "gone"
-    folder.mkdir()
-    script = write_script("import shutil; shutil.rmtree('gone')")
-    done = platoon("launch", "-n", 1, "--summary", folder / "out.json", script)
-    assert done.returncode == 0
-    assert "cannot be written to" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("words", [["--summary", "."], ["--summary", "none/out.json"]])
@@ -138,8 +124,10 @@ def test_other_commands_say_that_their_output_cannot_be_written(words, tmp_path)
     assert done.stderr == "platoon: the output cannot be written: No space left on device\n"
 
 
-def test_logs_that_are_followed_end_with_their_reader(script, tmp_path):
-    launcher = subprocess.Popen([*LAUNCH, "-n", "2", "--log-dir", "logs", script], cwd=tmp_path, stdout=subprocess.PIPE)
+def test_logs_that_are_followed_end_with_their_reader(tmp_path):
+    launcher = subprocess.Popen(
+        [*LAUNCH, "-n", "2", "--log-dir", "logs", TRAINING], cwd=tmp_path, stdout=subprocess.PIPE
+    )
     try:
         line = b""
         while b"begun" not in line:

@@ -52,6 +52,7 @@ def test_the_pixel_sum_whose_rows_a_process_of_the_controllers_sends(serve, work
     assert running() == []
 
 
+@pytest.mark.promise
 def test_the_process_that_sends_mini_batches_ends_with_the_job_that_read_none(serve, work):
     controller, port = serve(PIXEL_SUM_CONTROLLER, f"--batch_port={free_port()}", "-D", "cpu")
     end(work("pass", port))

@@ -18,6 +18,7 @@ pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on 
 pytestmark = pytest.mark.theano
 
 
+@pytest.mark.promise
 def test_the_lstm_examples_protocol_between_processes_started_by_hand(start, tmp_path):
     port = free_port()
     controller = start(CONTROLLER, f"--control-port={port}")
@@ -138,19 +139,6 @@ def test_shared_memory_by_the_size_of_an_array(serve, work):
     end(controller)
 
 
-BATCHED_SUMS = script_path("moved_scripts_batched_sums")
-
-
-def test_a_batched_sum_over_the_data_channel(serve, work):
-    data_port = free_port()
-    controller, port = serve(BATCHED_SUMS, f"--data-port={data_port}", "-D", "cpu", "cpu")
-    text = script_path("moved_scripts_a_batched_sum_over_the_data_channel")
-    workers = [work(text, port, f"--data-port={data_port}", "--data-hwm=2") for _ in range(2)]
-    assert sum(int(end(worker)) for worker in workers) >= 40
-    done = int(end(controller).splitlines()[-1].split()[1])
-    assert done in (40, 41)
-
-
 BATCH_BEFORE_ANSWER = script_path("moved_scripts_batch_before_answer")
 
 
@@ -183,35 +171,6 @@ def test_sending_ends_once_each_of_the_known_workers_has_left_the_data_channel(s
     workers = [work(text, port, f"--data-port={data_port}") for _ in range(2)]
     for worker in workers:
         assert "AllLeftError: all workers have left" in end(worker)
-    end(controller)
-
-
-def test_a_worker_that_comes_to_the_data_channel_after_another_one_has_left_it(serve, work):
-    """Nobody told the controller how many workers come; sending ended with the first one."""
-    data_port = free_port()
-    controller, port = serve(FEEDING_UNTIL_ALL_HAVE_LEFT, f"--data-port={data_port}")
-    later = f"""
-    worker.send_req('say', 'the second is here')
-    while not worker.send_req('is it said', 'the first has left'):
-        pass
-    print("sending has ended by", worker.send_req('how did it end', 1))
-    for hwm in range(1, 21):  # the same channel again: there is a reader at any moment
-        worker.init_mb_sock({data_port}, hwm)
-        assert worker.recv_mb()[0].sum() == 2
-    print("then by", worker.send_req('how did it end', .1))
-    """
-    first = f"""
-    while not worker.send_req('is it said', 'the second is here'):
-        pass
-    worker.recv_mb()
-    {LEAVE}
-    worker.send_req('say', 'the first has left')
-    """
-    second = work(later, port)
-    end(work(first, port, f"--data-port={data_port}"))
-    output = end(second)
-    assert "ended by none" in output
-    assert "then by none" in output
     end(controller)
 
 

@@ -77,6 +77,7 @@ def test_it_is_the_newest_of_its_folder(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.promise
 def test_a_job_goes_on_from_it(platoon, center, tmp_path):
     folder = tmp_path / "kept"
     folder.mkdir()

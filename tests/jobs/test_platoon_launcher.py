@@ -65,6 +65,7 @@ def test_an_experiment_without_a_controller_of_its_own(launcher, tmp_path):
     assert running() == []
 
 
+@pytest.mark.promise
 def test_an_experiment_with_a_controller(launcher, tmp_path):
     (tmp_path / "demo_controller.py").write_text(CONTROLLER)
     controller_args = f"--greeting 'good day' --control-port {free_port()}"
@@ -72,20 +73,6 @@ def test_an_experiment_with_a_controller(launcher, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     for rank, log in enumerate(logs_of(tmp_path)):
         assert f"['hello', {rank}, 1, 'good day']" in log
-
-
-@pytest.mark.parametrize("own_controller", [False, True])
-def test_a_worker_that_fails_is_exit_status_1(launcher, tmp_path, own_controller):
-    words = ["demo", "-D", "cpu", "cpu", "-w", "--exit=9"]
-    if own_controller:
-        (tmp_path / "demo_controller.py").write_text(CONTROLLER)
-        words += ["-c", f"--control-port={free_port()}"]
-    done = launcher(*words)
-    assert done.returncode == 1, done.stdout + done.stderr
-    if not own_controller:
-        assert re.search(r"worker 1: exit status 9 \(demo_worker.py:\d+\); the end of", done.stdout)
-    else:
-        assert "platoon-launcher: demo_controller.py ended with exit status 9; its output is above" in done.stderr
 
 
 @pytest.mark.parametrize("own_controller", [False, True])

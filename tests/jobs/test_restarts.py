@@ -31,7 +31,7 @@ def launch(platoon, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("how", ["kill", "raise"])
+@pytest.mark.parametrize("how", [pytest.param("kill", marks=pytest.mark.promise), "raise"])
 def test_a_worker_that_fails_goes_on_where_it_last_synchronized(launch, how):
     done, summary, logs = launch("--max-restarts", 2, how=how, wait=True)
     assert done.returncode == 0, done.stdout + "".join(logs)
@@ -53,19 +53,6 @@ def test_restarts_are_counted(launch, tmp_path):
     assert "worker 1: killed by SIGKILL; the end of" in done.stdout
 
 
-def test_without_it_nobody_is_started_again(launch):
-    done, summary, logs = launch()
-    assert done.returncode == 137
-    assert summary["restarts"] == 0
-    assert logs[1].count("starts at") == 1
-
-
-def test_a_script_that_cannot_run_uses_up_the_restarts(platoon, write_script):
-    done = platoon("launch", "-n", 1, "--max-restarts", 2, write_script("raise SystemExit(3)"))
-    assert done.returncode == 3
-    assert "restarts    2" in done.stdout
-
-
 def test_a_worker_that_cannot_be_started_again_is_lost(tmp_path):
     program = tmp_path / "once"
     program.write_text('#!/bin/sh\nrm "$0"\nexit 3\n')
@@ -79,11 +66,7 @@ def test_a_worker_that_cannot_be_started_again_is_lost(tmp_path):
 
 
 def test_what_was_kept_comes_back_once(run_job):
-    run_job(
-        script_path("restarts_what_was_kept_comes_back_once"),
-        1,
-        max_restarts=1,
-    ).require_success()
+    run_job(script_path("restarts_what_was_kept_comes_back_once"), 1, max_restarts=1).require_success()
 
 
 # Rank 1 is killed in its 13th step, once for each file in FOLDER; nobody can go on without it.
@@ -94,6 +77,7 @@ def starts(log):
     return [line for line in log.splitlines() if line.startswith("starts at")]
 
 
+@pytest.mark.promise
 def test_workers_that_need_each_other_are_all_started_again_from_the_checkpoint(launch, tmp_path):
     done, summary, logs = launch("--max-restarts", 2, "--checkpoint-every", 1000, script=TOGETHER, failures=2)
     assert done.returncode == 0, done.stdout + "".join(logs)

@@ -105,7 +105,9 @@ def paused_at_23(folder: Path):
     return checkpoint.center[0][0] == 46 and told == [((3, 3, 23), {"twice": msgspec.msgpack.encode(46)})] * 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.promise), signal.SIGTERM, signal.SIGINT]
+)
 def test_a_job_that_was_ended_goes_on_at_the_step_it_had_reached(interrupt, finish, tmp_path, number):
     kept = tmp_path / "kept"
 
@@ -163,6 +165,7 @@ def test_a_center_that_is_released_is_saved_first_and_stays(platoon, write_scrip
 SLEEPING_DISK = script_path("resume_sleeping_disk")
 
 
+@pytest.mark.promise
 def test_a_disk_that_does_not_answer_does_not_keep_a_job_for_ever(write_script, tmp_path):
     """The first write never ends; the first signal ends the workers, the second one the wait for the disk."""
     script = write_script(COUNT)
@@ -197,15 +200,6 @@ def test_checkpoints_are_beside_the_logs_unless_said_otherwise(finish, platoon, 
     again = platoon("launch", "-n", 2, "--log-dir", "logs", "--checkpoint-every", 9, script, tmp_path, 0)
     assert again.returncode == 2
     assert "go on from them with --resume logs/checkpoints" in again.stderr
-
-
-def test_logs_and_checkpoints_may_be_in_one_folder(platoon, write_script, tmp_path):
-    script = write_script("from platoon_base import connect\nwith connect() as worker:\n    worker.keep('a', 1)\n")
-    for run in (1, 2):
-        done = platoon("launch", "-n", 1, "--log-dir", "here", "--resume", tmp_path / "here", script)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert (tmp_path / "here" / f"checkpoint-{run:08d}.npz").exists()
-        assert (tmp_path / "here" / "rank0.log").exists()
 
 
 def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script, tmp_path):
@@ -293,7 +287,7 @@ def in_trouble(platoon, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("release", [False, True])
+@pytest.mark.parametrize("release", [pytest.param(False, marks=pytest.mark.promise), True])
 def test_a_center_whose_name_is_gone_is_saved(in_trouble, tmp_path, release):
     """systemd-logind's RemoveIPC removes the names of shared memory when a user logs out."""
     status, output, summary, value = in_trouble(tmp_path / "kept", "names are removed", release)
@@ -302,8 +296,10 @@ def test_a_center_whose_name_is_gone_is_saved(in_trouble, tmp_path, release):
     assert "not_saved" not in summary
 
 
-@pytest.mark.parametrize("options", [(), ("--allow-failures",)])
-@pytest.mark.parametrize("release", [False, True])
+@pytest.mark.parametrize(
+    ("options", "release"),
+    [pytest.param((), False, marks=pytest.mark.promise), ((), True), (("--allow-failures",), False)],
+)
 def test_a_job_whose_end_cannot_be_saved_is_no_success(in_trouble, small_disk, options, release):
     status, output, summary, value = in_trouble(small_disk / "kept", "the disk is full", release, options)
     assert (status, value) == (2, 0), output
@@ -339,6 +335,7 @@ def test_a_folder_in_whose_place_there_is_another_is_a_problem(in_trouble, tmp_p
     assert "another folder than at the start" in summary["not_saved"]
 
 
+@pytest.mark.promise
 def test_the_launcher_does_not_keep_what_it_resumes(platoon, tmp_path):
     script = script_path("resume_the_launcher_does_not_keep_what_it_resumes")
     used = {}
@@ -361,6 +358,7 @@ def test_the_launcher_does_not_keep_what_it_resumes(platoon, tmp_path):
     assert used[30_000_000] - used[1] < 100e6, "of 240 MB"
 
 
+@pytest.mark.promise
 def test_another_rule_is_refused_and_another_argument_is_said(platoon, write_script, tmp_path):
     text = """
         import numpy as np
@@ -400,6 +398,7 @@ def test_synchronous_training_goes_on_with_what_the_first_worker_put_into_the_ce
         assert "ends at 30.0" in log
 
 
+@pytest.mark.promise
 def test_resumed_workers_may_be_at_other_data(platoon, tmp_path):
     """Each goes on in an epoch of its own, with the rows of that epoch; those at one place are still compared."""
     script = script_path("resume_resumed_workers_may_be_at_other_data")
@@ -418,6 +417,7 @@ def test_resumed_workers_may_be_at_other_data(platoon, tmp_path):
 POSITIONS = script_path("resume_positions")
 
 
+@pytest.mark.promise
 def test_a_position_is_counted_when_the_center_has_its_steps_and_not_before(platoon, tmp_path):
     """What is in the position is not done again: counted too early, a death would lose these steps."""
     done = platoon("launch", "-n", 2, "--log-dir", "logs", POSITIONS)

@@ -93,7 +93,7 @@ PRINTING = """
 @pytest.mark.parametrize(
     "prints",
     [
-        'print(f"line {i}", flush=True)',
+        pytest.param('print(f"line {i}", flush=True)', marks=pytest.mark.promise),
         'print(f"line {i - 1}" + "\\b" * 9 + f"\\rline {i}", flush=True)',
         'print(f"\\rline {i}", flush=True) if i % 500 == 0 else print(f"\\rbar {i}", end="", flush=True)',
     ],

@@ -6,8 +6,6 @@ import pty
 import re
 import signal
 import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 from scripts_here import script_path
@@ -128,17 +126,6 @@ def test_a_script_on_standard_input_runs_on_all_workers(platoon, write_script, t
     assert "[1] rank 1\n" in done.stdout
     alone = platoon("run", "-", "a", input="import sys; print(sys.argv, sys.path[0] == __import__('os').getcwd())")
     assert alone.stdout == "['-', 'a'] True\n"
-
-
-def test_nothing_is_left_of_a_script_on_standard_input_that_fails(platoon, write_script, tmp_path):
-    write_script("NAME = 'found'", "beside.py")
-    with tempfile.TemporaryDirectory() as folder:  # of a path that is short enough for a socket
-        done = platoon("launch", "-n", 2, "-", input=TYPED, environment={"TMPDIR": folder})
-        left = [path for path in Path(folder).rglob("*") if "stdin" in path.name]
-    assert done.returncode == 1
-    assert "NameError: name 'fail' is not defined" in done.stdout
-    assert "raise SystemExit(connect().global_rank and fail())" in done.stdout
-    assert left == []
 
 
 @pytest.mark.parametrize(

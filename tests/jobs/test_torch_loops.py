@@ -10,13 +10,15 @@ from platoon_base.torch_loops import GradientAverage, average_buffers, moments_o
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
-@pytest.mark.parametrize("way", ["behind", "overlapping"])
+@pytest.mark.parametrize("way", [pytest.param("behind", marks=pytest.mark.promise), "overlapping"])
 def test_averaged_gradients_equal_one_process(run_job, way):
     """By equations: unequal batches, a branch of one worker, frozen and unused parameters, two dtypes."""
     run_job(script_path("torch_loops_equal_one_process"), args=[way]).require_success()
 
 
-@pytest.mark.parametrize("rule", ["default", "EASGD", "moments", "averaged", "DiLoCo"])
+@pytest.mark.parametrize(
+    "rule", [pytest.param("default", marks=pytest.mark.promise), "EASGD", "moments", "averaged", "DiLoCo"]
+)
 def test_a_module_trains_with_every_kind_of_rule(run_job, rule):
     """With BatchNorm, Adam, a scheduler and a DataLoader with a process of its own; buffers are averaged at the end."""
     run_job(script_path("torch_loops_rules"), args=[rule]).require_success()
@@ -30,6 +32,7 @@ def test_loaders_without_a_length_need_not_be_equally_long(run_job):
     run_job(script_path("torch_loops_streams")).require_success()
 
 
+@pytest.mark.promise
 def test_buffers_of_all_kinds_are_copied_averaged_or_refused(run_job):
     """Of all dtypes; running statistics as in one process; SyncBatchNorm without a process group is warned of once."""
     outcome = run_job(script_path("torch_loops_buffers")).require_success()
@@ -45,11 +48,15 @@ def test_an_optimizer_with_a_closure_needs_the_loss_of_all(run_job):
     run_job(script_path("torch_loops_closure")).require_success()
 
 
-@pytest.mark.parametrize("case", ["equal", "loaded by one", "rate", "skipped", "one value", "NaN of one"])
+@pytest.mark.parametrize(
+    "case",
+    ["equal", "loaded by one", pytest.param("rate", marks=pytest.mark.promise), "skipped", "one value", "NaN of one"],
+)
 def test_parameters_that_come_to_differ_between_workers_are_refused(run_job, case):
     run_job(script_path("torch_loops_drift"), args=[case]).require_success()
 
 
+@pytest.mark.promise
 def test_an_average_that_is_never_called_is_named_with_its_line(run_job):
     """Though a loop averages other things."""
     outcome = run_job(script_path("torch_loops_never_called"))

@@ -49,17 +49,11 @@ def test_values_that_workers_cannot_exchange_are_refused(solo_worker):
 
 def test_all_begin_with_the_values_of_the_first(run_job):
     """Bit by bit, counters too; what is shared comes from the center, and nobody trains before all have it."""
-    run_job(
-        script_path("training_start_all_begin_with_the_values_of_the_first"),
-        workers=3,
-    ).require_success()
+    run_job(script_path("training_start_all_begin_with_the_values_of_the_first"), workers=3).require_success()
 
 
 def test_those_that_are_left_begin_without_the_one_that_is_gone(run_job):
-    run_job(
-        script_path("training_start_those_that_are_left_begin"),
-        workers=3,
-    ).require_success()
+    run_job(script_path("training_start_those_that_are_left_begin"), workers=3).require_success()
 
 
 def test_other_values_and_purposes_are_refused_everywhere_and_nothing_is_changed(run_job):
@@ -72,6 +66,7 @@ def test_other_values_and_purposes_are_refused_everywhere_and_nothing_is_changed
     assert f"got {part.format(0)}, worker 1 has {part.format(1)}: what they" in told["long purpose 0"]
 
 
+@pytest.mark.promise
 def test_a_worker_with_other_arguments_of_the_rule_or_another_mode_is_refused(run_job):
     told = run_job(script_path("training_start_other_rules_are_refused")).require_success().reported
     assert "got DiLoCo with outer_lr=0.1 on rank 1, and with outer_lr=0.7 on rank 0" in told["argument"]
@@ -81,10 +76,7 @@ def test_a_worker_with_other_arguments_of_the_rule_or_another_mode_is_refused(ru
 
 def test_a_late_worker_is_refused_before_it_meets_anybody(run_job):
     told = (
-        run_job(
-            script_path("training_start_a_late_worker_is_refused_before_it_meets"),
-            workers=1,
-        )
+        run_job(script_path("training_start_a_late_worker_is_refused_before_it_meets"), workers=1)
         .require_success()
         .reported
     )

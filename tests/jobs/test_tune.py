@@ -9,11 +9,9 @@ import pytest
 from needing import needs, needs_theano
 from scripts_here import script_path
 
-from platoon_base.cli.png import has_png
 from platoon_base.job.starting import THREAD_VARIABLES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-NEEDS_PNG = "needs resvg-py and font-source-sans-pro: pip install 'platoon-plugins[plots]'"
 needs_keras = needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .nox/keras3, .nox/tf")
 needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
@@ -90,14 +88,6 @@ def test_a_script_that_names_rule_and_period_wins_and_is_told(platoon, write_scr
 
 
 @pytest.mark.base
-def test_a_script_that_names_its_period_alone_is_told_when_rules_differ_too(platoon, write_script):
-    script = write_script(DESCENT.replace("default_period()", "8"))
-    done = run(platoon, "--seeds", 1, "--method", "EASGD() every 4", "--method", "DiLoCo() every 20", script)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "the script names its period, which wins: leave it out" in done.stdout
-
-
-@pytest.mark.base
 @pytest.mark.parametrize(
     ("script", "words", "complaint"),
     [
@@ -142,15 +132,7 @@ def test_errors_say_what_to_do(platoon, write_script, script, words, complaint):
 
 
 @pytest.mark.base
-@pytest.mark.skipif(not has_png(), reason=NEEDS_PNG)
-def test_the_picture_is_png_where_its_name_says_so(platoon, write_script, tmp_path):
-    done = run(platoon, "--seeds", 1, "--plot", "tune.png", "--method", "every 10", write_script(DESCENT))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "The picture is tune.png." in done.stdout
-    assert (tmp_path / "tune.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.base
+@pytest.mark.promise
 def test_a_method_that_fails_is_told_and_the_others_go_on(platoon, write_script, tmp_path):
     failing = "if 'EASGD' in os.environ.get('PLATOON_RULE', ''):\n    raise RuntimeError('the reason')\nx = np"
     script = write_script(DESCENT.replace("x = np", failing, 1))

@@ -2,7 +2,6 @@
 
 import json
 import re
-from xml.etree import ElementTree
 
 import pytest
 from scripts_here import script_path
@@ -44,13 +43,6 @@ def test_the_worst_is_ended_at_a_third_and_the_others_come_to_the_end(platoon, t
     assert "Take: EASGD() every 10" in out
 
 
-def test_without_halving_all_come_to_the_end(platoon, tmp_path):
-    out, found = run(platoon, tmp_path, "--seeds", 1, "--no-halving", RATES, "ASGD=8")
-    assert [each["dropped"] for each in found["methods"]] == [None] * 4
-    assert [last_step(tmp_path, number) for number in range(1, 5)] == [60] * 4
-    assert "dropped" not in out
-
-
 def test_only_the_best_get_further_seeds(platoon, tmp_path):
     """The last method is better than the one before it, which has come to the end by then."""
     scales = ("CenterMomentum=2", "EASGD=4", "ASGD=3")
@@ -68,35 +60,6 @@ def test_only_the_best_get_further_seeds(platoon, tmp_path):
     assert "EASGD() every 10: dropped after its first seed" in out
     assert "[7/7]" in out
     assert "Take: CenterMomentum() every 10" in out
-
-
-def require_page(folder, out):
-    """Check the page beside the picture."""
-    page = (folder / "tune.html").read_text()
-    assert "The report is tune.html." in out
-    assert page.count((folder / "tune.svg").read_text()) == 1
-    assert '<li class="good">Take EASGD() every 10: ' in page
-    cells = [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>.*?</tr>", page)]
-    assert [row[:2] for row in cells] == [
-        ["method", "val_loss"], [NAMES[0], "0.08333"], [NAMES[1], "0.06667"], [NAMES[2], "0.05"], [NAMES[3], "0.45"]
-    ]  # fmt: skip
-    assert "rule=EASGD(), every_n_batches=10" in page
-    assert "ASGD() every 10 was dropped after 20 steps" in page
-
-
-def test_the_picture_has_a_curve_for_each_method_in_both_panels(platoon, tmp_path):
-    words = ("--seeds", 1, "--report", "tune.html", RATES, "CenterMomentum=4", "EASGD=3", "ASGD=9")
-    out, _ = run(platoon, tmp_path, *words)
-    assert "The picture is tune.svg." in out
-    require_page(tmp_path, out)
-    text = (tmp_path / "tune.svg").read_text()
-    root = ElementTree.fromstring(text)
-    curves = [each for each in root.iter("{http://www.w3.org/2000/svg}polyline") if each.get("class") == "median"]
-    assert len(curves) == 2 * len(NAMES)
-    texts = [each.text for each in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert NAMES[:3] == [each for each in texts if each in NAMES]
-    assert any(each.startswith("ASGD() every 10, dropped after 20 steps") for each in texts)
-    assert {"seconds of training", "steps of each worker"} <= set(texts)
 
 
 def test_three_methods_are_tried_by_default(platoon, tmp_path):

@@ -30,7 +30,7 @@ WARNING = """
 """
 
 
-@pytest.mark.parametrize("tee", ["0", "all", "none"])
+@pytest.mark.parametrize("tee", [pytest.param("0", marks=pytest.mark.promise), "all", "none"])
 def test_a_job_shows_each_warning_once_whatever_output_is_shown(platoon, write_script, tee):
     done = platoon("launch", "-n", 2, "--tee", tee, write_script(WARNING.format(both=BOTH)))
     assert done.returncode == 0, done.stdout

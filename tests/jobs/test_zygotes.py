@@ -1,13 +1,9 @@
 """Workers of tests are forked from zygotes wherever that changes nothing: most of a test of Keras is imports."""
 
-from pathlib import Path
-
 import pytest
 import zygote
 
 pytestmark = pytest.mark.base
-
-HELPERS = Path(zygote.__file__).parent
 
 
 def test_the_workers_of_a_later_job_are_forked(run_job):
@@ -24,11 +20,6 @@ def test_the_workers_of_a_later_job_are_forked(run_job):
     before = zygote.forked()
     run()
     assert zygote.forked() - before == 3
-
-
-@pytest.mark.parametrize("name", ["blocks", "function", "keras", "lasagne"])
-def test_no_preamble_keeps_the_workers_behind_it_from_being_forked(name):
-    assert zygote.PREPARES.search((HELPERS / f"{name}_preamble.py").read_text()) is None
 
 
 @pytest.mark.parametrize(

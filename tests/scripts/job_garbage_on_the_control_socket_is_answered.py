@@ -2,6 +2,9 @@ import os
 import msgspec
 import zmq
 from platoon_base import connect
+from platoon_base.coordination.messages import PROTOCOL
+
+HELLO = {"type": "hello", "protocol": PROTOCOL, "host": "here", "device": "cpu"}
 
 with connect() as worker:
     folder = os.environ["PLATOON_JOB"]
@@ -20,6 +23,7 @@ with connect() as worker:
             [name + pack({"type": "reduce"})],
             [name + b"x" * (1 << 21)],
             [name + pack({"type": "vote", "reason": "a stranger", "policy": "any"})],
+            *([name + pack({**HELLO, "pid": pid})] for pid in (0, -1, 2**40)),
         ]
         for message in frames:
             socket.send_multipart(message)

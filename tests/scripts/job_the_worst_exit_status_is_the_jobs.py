@@ -1,4 +1,0 @@
-import sys
-from platoon_base import connect
-
-sys.exit([0, 7, 3][connect().global_rank])
