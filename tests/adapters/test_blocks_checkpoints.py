@@ -17,12 +17,17 @@ def test_the_center_is_what_is_saved(run_blocks):
     run_blocks(script_path("blocks_checkpoints_the_center_is_what_is_saved")).require_success()
 
 
+@pytest.mark.promise
 def test_what_is_saved_is_what_was_validated_last(run_blocks):
     """At the end, where steps behind the last synchronization are no part of it; and while another goes on training."""
     run_blocks(script_path("blocks_checkpoints_what_is_saved_is_what_was_validated_last")).require_success()
 
 
-@pytest.mark.parametrize("learns", [[], ["learns of it between two meetings"]], ids=["in a meeting", "between"])
+@pytest.mark.parametrize(
+    "learns",
+    [[], pytest.param(["learns of it between two meetings"], marks=pytest.mark.promise)],
+    ids=["in a meeting", "between"],
+)
 def test_when_the_first_worker_dies_the_next_one_prints_and_saves(run_blocks, learns):
     outcome = run_blocks(script_path("blocks_checkpoints_when_the_first_worker_dies_the_next"), args=learns)
     assert [e.status for e in sorted(outcome.result.exits)] == [137, 0], outcome.logs

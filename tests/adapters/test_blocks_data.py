@@ -250,7 +250,7 @@ SPLITS = {
     ),
     "data by a random split": (
         "Flatten(DataStream(IndexableDataset({'x': x[order[:40]]}), iteration_scheme=SequentialScheme(40, 4)))",
-        "data set 3 of IndexableDataset with x, given to shard_stream differs: rank",
+        "data set 3 of IndexableDataset with x, given to shard_stream differs between rank",
     ),
     "fewer of them": ("DataStream(data, iteration_scheme=SequentialScheme(48 - 4 * rank, 4))", "of IndexableDataset"),
     "examples": ("DataStream(data, iteration_scheme=ShuffledExampleScheme(order.tolist()))", "random splits"),
@@ -259,6 +259,7 @@ SPLITS = {
 }  # fmt: skip
 
 
+@pytest.mark.promise
 def test_other_data_on_another_worker_are_refused(run_job):
     """Those that are the same come first, one that draws too; a further kind on one worker alone harms nobody."""
     outcome = run_job(

@@ -219,7 +219,7 @@ def test_averaged_gradients_of_examples_are_one_process_with_larger_batches(run_
 
 
 @needs_blocks
-@pytest.mark.parametrize("sync", [False, True])
+@pytest.mark.parametrize("sync", [False, pytest.param(True, marks=pytest.mark.promise)])
 def test_a_pickled_main_loop_trains_the_rest_of_the_epoch(run_blocks, sync):
     """Stopped after the second of five batches of each worker; the main loop that is loaded makes the other three."""
     outcome = run_blocks(script_path("blocks_dealt_pickled"), args=[str(sync)])

@@ -24,7 +24,9 @@ pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(
-    ("workers", "rows"), [(3, 77), (2, 8), (3, 13)], ids=["unequal", "one batch", "fewer batches than workers"]
+    ("workers", "rows"),
+    [pytest.param(3, 77, marks=pytest.mark.promise), (2, 8), (3, 13)],
+    ids=["unequal", "one batch", "fewer batches than workers"],
 )
 def test_every_kind_of_variable_is_that_of_one_process(run_blocks, workers, rows):
     """The last batch is smaller; with a center, the values are the center's."""
@@ -56,6 +58,7 @@ def test_training_is_monitored_over_the_batches_of_all(run_blocks):
     ).require_success()
 
 
+@pytest.mark.promise
 def test_when_a_worker_dies_the_others_do_its_part(run_blocks):
     outcome = run_blocks(
         script_path("blocks_evaluation_when_a_worker_dies_the_others_do_its_part"),

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["EASGD()", "DiLoCo()"])
+@pytest.mark.parametrize("rule", [pytest.param("EASGD()", marks=pytest.mark.promise), "DiLoCo()"])
 def test_an_exception_on_one_worker_leaves_the_others_training(run_blocks, rule):
     outcome = run_blocks(
         f"""
@@ -55,6 +55,7 @@ def test_an_exception_on_one_worker_leaves_the_others_training(run_blocks, rule)
     assert "on purpose" in outcome.logs[1]
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_another_worker_saves_prints_and_reports_if_rank_0_fails(run_blocks, tmp_path):
     outcome = run_blocks(
@@ -67,6 +68,7 @@ def test_another_worker_saves_prints_and_reports_if_rank_0_fails(run_blocks, tmp
     assert "Training status:" in outcome.logs[1]
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_a_death_ends_averaged_gradients_with_an_error_that_names_it(run_blocks):
     outcome = run_blocks(script_path("blocks_faults_a_death_ends_averaged_gradients"))
@@ -123,7 +125,7 @@ def test_ctrl_c_ends_all_main_loops_with_what_was_trained(write_script, tmp_path
     assert "Traceback" not in logs or not all(ended), logs
 
 
-@pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.parametrize("way", ["sync", pytest.param("async", marks=pytest.mark.promise)])
 @pytest.mark.slow
 def test_ctrl_c_in_the_last_wait_leaves_time_to_save(run_blocks, tmp_path, way):
     """Blocks has taken its handler away by then."""
@@ -178,7 +180,7 @@ REFUSED = {
     ),
     "other validation data": (
         "[ParameterSync(EASGD()), DistributedMonitoring([cost], stream(24, seed=rank))]", "Scale(0.1)",
-        "IndexableDataset with features, targets, given to monitoring DistributedMonitoring differs: rank",
+        "IndexableDataset with features, targets, given to monitoring DistributedMonitoring differs between rank",
     ),
     "other training data": (
         "[ParameterSync(EASGD())]", "Scale(0.1)", "the streams of main loop 1 differ: worker 0 a part of",
@@ -206,7 +208,7 @@ def test_what_cannot_work_is_refused_by_every_worker(run_blocks, case):
     assert any(complaint in log for log in outcome.logs), outcome.logs
 
 
-@pytest.mark.parametrize("what", ["parameter", "learning rate"])
+@pytest.mark.parametrize("what", [pytest.param("parameter", marks=pytest.mark.promise), "learning rate"])
 def test_models_that_have_become_different_are_noticed_at_the_end_of_an_epoch(run_blocks, what):
     """One worker's extension changes what averaged gradients keep the same, in the middle of the first epoch."""
     outcome = run_blocks(
@@ -275,6 +277,7 @@ def test_a_resumed_job_whose_main_loop_begins_anew_is_told(run_blocks, tmp_path)
     assert [log.count(told) for log in (*logs[0], *logs[1])] == [0, 0, 1, 0]
 
 
+@pytest.mark.promise
 def test_a_stream_that_nobody_has_sharded_is_told(run_blocks):
     """Once, where all workers train on the same rows; not where each has made its own."""
     outcome = run_blocks(

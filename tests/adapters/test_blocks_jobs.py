@@ -11,6 +11,7 @@ pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 
 
+@pytest.mark.promise
 def test_easgd_follows_its_equations_and_ends_with_the_center(run_blocks):
     run_blocks(script_path("blocks_jobs_easgd_follows_its_equations_and_ends")).require_success()
 
@@ -45,6 +46,7 @@ def test_every_trigger_of_a_simple_extension_synchronizes(run_blocks):
     run_blocks(script_path("blocks_jobs_every_trigger_of_a_simple_extension")).require_success()
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_averaged_gradients_equal_large_batches_of_one_process(run_blocks):
     """Three workers, clipping and momentum behind the average, one flattened all-reduce; 20 steps."""
@@ -88,6 +90,7 @@ def test_a_worker_that_ends_alone_leaves_and_the_others_go_on(run_blocks):
     run_blocks(script_path("blocks_jobs_a_worker_that_ends_alone_leaves")).require_success()
 
 
+@pytest.mark.promise
 def test_statistics_of_batch_normalization_are_averaged(run_blocks):
     """And saved so behind a monitoring; between meetings those of one worker are saved, which is told once."""
     outcome = run_blocks(script_path("blocks_jobs_statistics_of_batch_normalization")).require_success()

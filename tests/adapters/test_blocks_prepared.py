@@ -14,6 +14,7 @@ pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 
 
+@pytest.mark.promise
 def test_averaged_gradients_are_those_of_the_longer_form(run_blocks):
     run_blocks(script_path("blocks_prepared_equals_the_longer_form")).require_success()
 
@@ -27,6 +28,7 @@ def test_alone_nothing_changes(tmp_path):
     subprocess.run([sys.executable, script, tmp_path], cwd=tmp_path, check=True, timeout=400)
 
 
+@pytest.mark.promise
 def test_sums_walked_streams_and_own_files(run_blocks):
     outcome = run_blocks(script_path("blocks_prepared_sums_and_files")).require_success()
     told = [line for log in outcome.logs for line in log.splitlines() if "which another worker has written too" in line]

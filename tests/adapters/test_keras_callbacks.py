@@ -3,7 +3,7 @@
 import importlib.util
 
 import pytest
-from keras_here import needs_keras_3
+from keras_here import needs_keras_3, on_torch
 from scripts_here import script_path
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
@@ -26,6 +26,7 @@ def test_callbacks_that_come_to_the_list_later_see_the_center_too(run_keras, rul
     run_keras(script_path("keras_callbacks_that_come_later"), args=[rule]).require_success()
 
 
+@on_torch(pytest.mark.promise)
 def test_what_a_callback_changes_reaches_the_center_once_all_have_read_it(run_keras):
     """Rank 1 reads the center as late as it can: when rank 0 has done all that it does by itself."""
     run_keras(script_path("keras_callbacks_what_a_callback_changes_reaches_the_center")).require_success()

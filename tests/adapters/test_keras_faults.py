@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from keras_here import KERAS_2, both_ways, keras
+from keras_here import KERAS_2, both_ways, keras, on_torch
 from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError
@@ -76,6 +76,7 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
             assert "call model.compile(..., jit_compile=False)" in told[f"compiled {rank}"]
 
 
+@on_torch(pytest.mark.promise)
 def test_a_sequence_that_each_worker_shuffles_otherwise_is_refused(run_keras):
     """By a generator of its own: at once, or at the end of an epoch."""
     outcome = run_keras(script_path("keras_faults_a_sequence_that_each_worker_shuffles")).require_success()
@@ -100,7 +101,7 @@ def test_a_fit_with_a_rule_goes_on_without_a_worker_that_is_killed(run_keras, ru
     assert outcome.reported["val_loss 0"] == outcome.reported["val_loss 2"]
 
 
-@pytest.mark.parametrize("rule", ["auto", "DiLoCo"])
+@pytest.mark.parametrize("rule", [pytest.param("auto", marks=on_torch(pytest.mark.promise)), "DiLoCo"])
 def test_a_fit_whose_worker_is_killed_goes_on_from_the_checkpoint(platoon, tmp_path, rule):
     script = script_path("keras_faults_goes_on_from_the_checkpoint")
     options = ["--max-restarts", 1, "--checkpoint-every", 1000, "--log-dir", "logs", "--summary", "s.json"]
@@ -116,6 +117,7 @@ def test_a_fit_whose_worker_is_killed_goes_on_from_the_checkpoint(platoon, tmp_p
     assert reported["epochs 0"] == reported["epochs 1"]
 
 
+@pytest.mark.promise
 def test_a_synchronous_fit_ends_everywhere_if_a_worker_is_killed(run_keras):
     outcome = run_keras(
         script_path("keras_faults_a_synchronous_fit_ends_everywhere"),

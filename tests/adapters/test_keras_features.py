@@ -1,7 +1,7 @@
 """What the optimizers and trainers of Keras 3 can do, on several workers as in one process with larger batches."""
 
 import pytest
-from keras_here import both_ways, keras, needs_keras_3
+from keras_here import both_ways, keras, needs_keras_3, on_torch
 from scripts_here import script_path
 
 pytestmark = [
@@ -11,6 +11,7 @@ pytestmark = [
 ]
 
 
+@on_torch(pytest.mark.promise)
 @pytest.mark.slow
 def test_options_of_optimizers_and_fit_equal_one_process(run_keras):
     """Accumulation, averages of weights, decay, schedules, class weights, an own train_step, mixed precision."""

@@ -5,12 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from keras_here import KERAS_2, needs_keras_3
+from keras_here import KERAS_2, needs_keras_3, on_torch
 from scripts_here import script_path
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
+@pytest.mark.promise
 def test_workers_with_averaged_gradients_equal_one_process_with_larger_batches(run_keras):
     """Weight by weight to 1e-5 after 20 steps, with clipping behind the average, and state in the optimizer."""
     run_keras(
@@ -19,6 +20,7 @@ def test_workers_with_averaged_gradients_equal_one_process_with_larger_batches(r
     ).require_success()
 
 
+@pytest.mark.promise
 def test_logs_are_those_of_one_process_on_all_the_data(run_keras):
     """Unequal shards, partial batches, metrics with state; of training too, seen with weights that stand still."""
     outcome = run_keras(
@@ -29,6 +31,7 @@ def test_logs_are_those_of_one_process_on_all_the_data(run_keras):
     assert outcome.reported["val_loss"] == outcome.reported["val_loss 0"]
 
 
+@pytest.mark.promise
 def test_weights_follow_the_rule_and_writes_in_mid_epoch_count(run_keras):
     """EASGD keeps the sum of all weights and the center; callbacks move the weights of each worker otherwise."""
     run_keras(script_path("keras_jobs_weights_follow_the_rule_and_writes_in_mid")).require_success()
@@ -47,7 +50,7 @@ def test_statistics_are_averaged_and_random_layers_differ(run_keras):
     run_keras(script_path("keras_jobs_statistics_are_averaged_and_random_layers")).require_success()
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", [pytest.param("async", marks=on_torch(pytest.mark.promise)), "sync"])
 def test_statistics_of_batch_normalization_decay_as_in_one_process(run_keras, mode):
     """In repeated fits, in single steps between them, of a class of the user; saved models have the user's momentum."""
     outcome = run_keras(
@@ -56,11 +59,13 @@ def test_statistics_of_batch_normalization_decay_as_in_one_process(run_keras, mo
     assert [log.count("momentum ** 2, 0.25, 0.81 in place of 0.5, 0.9") for log in outcome.logs] == [1, 1]
 
 
+@on_torch(pytest.mark.promise)
 def test_noise_without_a_seed_differs_between_workers_and_fits(run_keras):
     """As the noise of a VAE or a GAN, `keras.random.normal(shape)`; what the script draws next is the same again."""
     run_keras(script_path("keras_jobs_noise_without_a_seed_differs_between_workers")).require_success()
 
 
+@on_torch(pytest.mark.promise)
 def test_frozen_weights_are_not_sent_unless_they_change(run_keras):
     run_keras(script_path("keras_jobs_frozen_weights_are_not_sent_unless")).require_success()
 

@@ -3,13 +3,14 @@
 import csv
 
 import pytest
+from keras_here import on_torch
 from scripts_here import script_path
 
 pytestmark = pytest.mark.keras
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("end", ["killed", "raises"])
+@pytest.mark.parametrize("end", [pytest.param("killed", marks=on_torch(pytest.mark.promise)), "raises"])
 def test_another_worker_writes_and_reports_on(run_keras, tmp_path, end):
     outcome = run_keras(script_path("keras_leader_fit"), workers=2, args=[end])
     reported = outcome.reported

@@ -6,12 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from keras_here import both_ways, keras, needs_keras_3
+from keras_here import both_ways, keras, needs_keras_3, on_torch
 from scripts_here import script_path
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
+@on_torch(pytest.mark.promise)
 def test_what_a_loss_is_divided_by_is_its_weight(run_keras):
     """Masked tokens, sums, means by sample weights, and partial batches: weights and logs of one process."""
     run_keras(script_path("keras_losses_what_a_loss_is_divided_by_is_its_weight")).require_success()

@@ -10,6 +10,7 @@ from scripts_here import script_path
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
+@pytest.mark.promise
 def test_a_prepared_fit_equals_one_process(run_keras):
     """Splits, validation_steps, weights of rows and of classes, a loop: weights and history, to 1e-4."""
     run_keras(script_path("keras_prepared_equals_one_process"), workers=2).require_success()

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from keras_here import keras
+from keras_here import keras, on_torch
 from scripts_here import script_path
 
 from platoon_plugins.keras.read_order import ReadOrder, difference
@@ -10,6 +10,7 @@ from platoon_plugins.keras.read_order import ReadOrder, difference
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
+@on_torch(pytest.mark.promise)
 def test_other_splits_on_each_worker_are_refused(run_keras):
     """By a random split without a seed, or a mask, rows that one worker trains on are another's for validation."""
     run_keras(script_path("keras_same_data_other_splits_on_each_worker_are_refused")).require_success()
@@ -36,6 +37,7 @@ def test_labels_in_the_same_order_identify_batches_whose_inputs_are_random(label
     assert difference(marks, theirs) == (0 if agree else 1)
 
 
+@pytest.mark.promise
 def test_each_row_is_read_once_or_all_workers_raise(run_keras):
     """By the means of three powers of the labels; orders that differ late, in validation, in each kind of data."""
     workers = 3 if keras.backend.backend() == "torch" else 2

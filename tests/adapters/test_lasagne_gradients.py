@@ -47,7 +47,7 @@ def test_sums_lists_of_gradients_and_three_workers(run_job):
     ).require_success()
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.promise), 3])
 def test_sums_over_the_rows_are_those_of_one_process(run_job, workers):
     run_job(script_path("lasagne_gradients_sums_over_the_rows"), workers=workers).require_success()
 
@@ -94,6 +94,7 @@ def test_another_model_or_another_call_is_refused_on_every_worker(run_job):
     assert "wire_dtype='float16'" in seen["wire 0"]
 
 
+@pytest.mark.promise
 def test_models_that_have_become_different_are_noticed_by_evaluate(run_job):
     """By other learning rates; what was compared before another model is built is not compared again."""
     outcome = run_job(script_path("lasagne_gradients_models_that_have_become_different")).require_success()

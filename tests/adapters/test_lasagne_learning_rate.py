@@ -16,7 +16,9 @@ from platoon_plugins.lasagne.learning_rate import warn_of_unscaled_schedule
 pytestmark = pytest.mark.theano
 
 
-@pytest.mark.parametrize(("how", "factor"), [("linear", 2.0), ("sqrt", 2.0**0.5)])
+@pytest.mark.parametrize(
+    ("how", "factor"), [pytest.param("linear", 2.0, marks=pytest.mark.promise), ("sqrt", 2.0**0.5)]
+)
 def test_two_workers_train_as_one_process_with_the_rates_of_the_formula(run_lasagne, how, factor):
     """Least squares: NumPy takes the steps of batches twice as large, at rates computed by hand."""
     run_lasagne(

@@ -55,7 +55,7 @@ def by_hand():
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-@pytest.mark.parametrize("way", sorted(WAYS))
+@pytest.mark.parametrize("way", [pytest.param("asynchronous", marks=pytest.mark.promise), "synchronous"])
 def test_evaluate_is_what_one_process_reports_with_averaged_statistics(run_lasagne, way, layer):
     outcome = run_lasagne(
         TRAINED.format(layer=layer, updates=WAYS[way])
@@ -96,6 +96,7 @@ def test_the_first_workers_statistics_are_given_to_all(run_lasagne, way):
     ).require_success()
 
 
+@pytest.mark.promise
 def test_statistics_that_are_not_finite_or_of_a_worker_just_started_again_count_for_nothing(run_lasagne):
     run_lasagne(
         f"""
@@ -156,6 +157,7 @@ def test_a_worker_that_came_later_begins_the_next_training_with_the_others(run_l
     ).require_success()
 
 
+@pytest.mark.promise
 def test_statistics_in_the_updates_are_named_by_the_user(run_lasagne):
     run_lasagne(script_path("lasagne_statistics_statistics_in_the_updates_are_named")).require_success()
 
@@ -190,7 +192,11 @@ np.savez(f"{{sys.argv[1]}}/{{rank}} {way}.npz", start=start, drawn=drawn)
 @pytest.mark.parametrize(
     ("way", "updates"),
     [
-        ("sync_updates", "sync_updates(lasagne.updates.sgd(loss, params, 0.1), params, EASGD())"),
+        pytest.param(
+            "sync_updates",
+            "sync_updates(lasagne.updates.sgd(loss, params, 0.1), params, EASGD())",
+            marks=pytest.mark.promise,
+        ),
         ("all_reduce_grads", "lasagne.updates.sgd(all_reduce_grads(loss, params), params, 0.1)"),
     ],
 )
