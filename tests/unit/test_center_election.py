@@ -17,6 +17,7 @@ from asking import (
     share,
     total,
 )
+from pairwise import pairwise
 
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import CenterDropped, CenterMade, SendReply
@@ -120,8 +121,8 @@ def test_all_workers_share_as_many_moments(moments):
         require_failure(refusal, "ConfigurationError", f"of which {moments} are moments")
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "own", "theirs"),
+@pairwise(
+    "arguments,ready,late",
     [
         (LocalSGD(fragments=4), LocalSGD(), "fragments=1", "fragments=4"),
         (DiLoCo(outer_lr=0.7), DiLoCo(outer_lr=0.1), "outer_lr=0.1", "outer_lr=0.7"),
@@ -134,10 +135,11 @@ def test_all_workers_share_as_many_moments(moments):
         (GoSGD(probability=0.5), GoSGD(), "probability=0.01", "probability=0.5"),
         (at_period(DiLoCo(), 10), at_period(DiLoCo(), 7), "sync_every=7", "sync_every=10"),
     ],
+    [False, True],
+    [False, True],
 )
-@pytest.mark.parametrize("ready", [False, True])
-@pytest.mark.parametrize("late", [False, True])
-def test_workers_that_give_a_rule_other_arguments_are_refused(first, second, own, theirs, ready, late):
+def test_workers_that_give_a_rule_other_arguments_are_refused(arguments, ready, late):
+    first, second, own, theirs = arguments
     job = Job(3).join(*range(2 if late else 3))
 
     def with_rule(rule):

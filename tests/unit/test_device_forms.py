@@ -8,6 +8,7 @@ import subprocess
 
 import numpy as np
 import pytest
+from pairwise import pairwise
 from rule_table import ON_DEVICES
 
 from platoon_base.centers.device_forms import operations
@@ -170,12 +171,10 @@ def same_bits(got, want):
 
 
 @needs_cxx
-@pytest.mark.parametrize("poison", [False, True])
-@pytest.mark.parametrize("shift", [0, 1])
-@pytest.mark.parametrize("partitions", [1, 3])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("of", ON_DEVICES, ids=str)
+@pairwise(
+    "of,alone,dtype,partitions,shift,poison",
+    ON_DEVICES, [False, True], ["float32", "float64"], [1, 3], [0, 1], [False, True],
+)  # fmt: skip
 def test_a_kernel_is_its_rule_bit_by_bit(compiled, of, alone, dtype, partitions, shift, poison):
     rng = np.random.default_rng(partitions)
     memory, rule = Memory(of, dtype, partitions, rng), Adopt(of) if alone else of

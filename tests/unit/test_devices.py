@@ -1,8 +1,6 @@
 """Which devices the workers get, what comes with them, and the warnings if they are not used."""
 
-import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import warnings
@@ -197,23 +195,6 @@ def test_doctor_tells_where_the_center_can_be(gpus, no_driver, monkeypatch):
     assert line()[1:3] == (False, "no, because cuda0 and cuda2 cannot access each other's memory")
     gpus(2)
     assert line()[1:3] == (True, "yes, shared by cuda0 cuda1")
-
-
-@base
-def test_doctor_tells_whether_kernels_can_be_compiled_where_there_are_gpus(gpus, no_driver, monkeypatch):
-    def lines():
-        return [check[1:4] for check in checks() if check.name == "NVRTC"]
-
-    monkeypatch.setattr("platoon_base.cli.doctor.framework_checks", lambda: iter(()))
-    monkeypatch.setattr("platoon_base.cli.doctor.list_devices", lambda: [])
-    assert lines() == []
-    gpus(1)
-    ((works, found, remedy),) = lines()
-    if importlib.util.find_spec("cuda"):
-        assert works
-        assert re.match(r"\d+\.\d+: kernels", found)
-    else:
-        assert (works, remedy) == (False, "pip install 'platoon-plugins[cuda]'")
 
 
 SHOW = script_path("devices_show")

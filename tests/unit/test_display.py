@@ -203,8 +203,8 @@ def test_states(phase, progress, state):
     assert workers_of(recent_of(snapshot([progress], phases=[phase])))[0].split()[2] == state
 
 
-@pytest.mark.parametrize("workers", [1, 4, 16, 40, 64, 256])
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (60, 10), (200, 50), (40, 24), (40, 8)])
+@pytest.mark.parametrize("workers", [1, 4, 64, 256])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 10), (200, 50), (40, 8)])
 def test_any_number_of_workers_fits_and_no_word_is_broken(workers, width, height):
     reported = {f"measure_{i}": i / 7 for i in range(30)} | {"note": "several words " * 20}
     progress = [steps(10 * i, 110.0, last_epoch=500, limit="patience 3/15") for i in range(1, workers)] + [COMPILING]

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from pairwise import pairwise
 
 from platoon_base.centers.fragments import Fragments, stripe_bytes_for
 from platoon_base.centers.stripes import cut
@@ -18,9 +19,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("wanted", [64, 4096, 1 << 21])
-@pytest.mark.parametrize("name", MODELS)
+@pairwise("name,wanted,count", list(MODELS), [64, 4096, 1 << 21], [1, 2, 3, 4, 7])
 def test_each_element_is_in_one_fragment(name, wanted, count):
     layout = Layout.of(MODELS[name])
     stripes = layout.stripes(stripe_bytes_for(layout, count, wanted))

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from pairwise import pairwise
 from rule_table import RULES, arguments_of, by_the_equations
 
 from platoon_base.centers import host_kernels as kernels
@@ -60,17 +61,18 @@ def check(rule, before):
     return told
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("rule", [*RULES, EASGD(0.1), EASGD(0.9 / 7), EASGD(1.0)], ids=str)
+@pairwise("rule,size,dtype", [*RULES, EASGD(0.1), EASGD(0.9 / 7), EASGD(1.0)], SIZES, DTYPES)
 def test_bits_of_the_equations(form, rule, size, dtype):
     assert check(rule, arrays(rule, size, dtype)) is None
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bad", ["x nan", "x inf", "c nan", "overflow"])
-@pytest.mark.parametrize("at", [0, 1, 15, BLOCK - 1, BLOCK, 2 * BLOCK + 77, 3 * BLOCK - 1])
-@pytest.mark.parametrize("rule", [EASGD(0.5), ASGD()], ids=str)
+@pairwise(
+    "rule,at,bad,dtype",
+    [EASGD(0.5), ASGD()],
+    [0, 1, 15, BLOCK - 1, BLOCK, 2 * BLOCK + 77, 3 * BLOCK - 1],
+    ["x nan", "x inf", "c nan", "overflow"],
+    DTYPES,
+)
 def test_what_is_not_finite_stays_out(form, rule, at, bad, dtype):
     before = arrays(rule, 3 * BLOCK, dtype)
     x, c = before[:2]
@@ -112,11 +114,10 @@ ADOPTED = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1025, BLOCK + 1, 300_001])
-@pytest.mark.parametrize(("rule", "remembering", "momenta", "at_center"), ADOPTED, ids=lambda case: type(case).__name__)
-def test_alone_both_forms_give_the_bits_of_the_equations(form, rule, remembering, momenta, at_center, size, dtype):
+@pairwise("case,size,dtype", ADOPTED, [0, 1, 1023, 1024, 1025, BLOCK + 1, 300_001], DTYPES)
+def test_alone_both_forms_give_the_bits_of_the_equations(form, case, size, dtype):
     """Also where values are equal, zeros of either sign, NaN and infinities, in the parameters and in any state."""
+    rule, remembering, momenta, at_center = case
     clean = arrays(rule, size, dtype)
     clean[1][::3] = clean[0][::3]
     clean[0][1::7], clean[1][1::7] = 0.0, -0.0

@@ -368,20 +368,19 @@ def test_what_is_no_shared_memory_is_passed_over(place, dead_job, put):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize("put", STRANGERS)
-def test_nothing_that_another_user_puts_there_ends_a_command(put, tmp_path):
+def test_nothing_that_another_user_puts_there_ends_a_command(tmp_path):
     tmp_path.chmod(0o777)
     for parent in list(tmp_path.parents)[:2]:  # a slice of parents came with Python 3.10
         parent.chmod(0o755)
     user = 20_000 + secrets.randbelow(40_000)  # one of its own, as a command tidies up all that its user has
-    strange = SHM_FOLDER / f"platoon-{user}-{secrets.token_hex(6)}-state"
-    own = SHM_FOLDER / f"platoon-{user}-{secrets.token_hex(6)}-state"
+    own, *strange = (SHM_FOLDER / f"platoon-{user}-{secrets.token_hex(6)}-state" for _ in range(1 + len(STRANGERS)))
     own.write_bytes(bytes(100))
     os.chown(own, user, user)
+    age(own)
     try:
-        put(strange)
-        age(strange)
-        age(own)
+        for put, path in zip(STRANGERS, strange):
+            put(path)
+            age(path)
         for command, expected in (("jobs", ""), ("clean", f"removed           100 bytes  {own}")):
             done = subprocess.run(
                 [sys.executable, COMMAND_OF_NOBODY, str(user), command],
@@ -392,10 +391,11 @@ def test_nothing_that_another_user_puts_there_ends_a_command(put, tmp_path):
                 check=False,
             )
             assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
-        assert os.path.lexists(strange)
+        assert all(map(os.path.lexists, strange))
     finally:
         own.unlink(missing_ok=True)
-        strange.rmdir() if strange.is_dir() and not strange.is_symlink() else strange.unlink()
+        for path in strange:
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")

@@ -81,18 +81,6 @@ def test_center_momentum_and_easgd_are_those_of_the_library(simulation, methods,
     np.testing.assert_allclose(spring.c, center, rtol=1e-12)
 
 
-def test_the_third_of_three_closes_a_round(simulation, methods):
-    """Workers went 1, 2 and 6: the round's mean is 3, and a momentum of 0.5 at rate 1 makes 4.5 of it."""
-    p, zero = SimpleNamespace(lr=1, mu=0.5, workers=3), np.zeros((1, 1))
-    at = tensors(simulation, c=zero, m=zero, total=zero, count=zero)
-    seen = []
-    for went in (1.0, 2.0, 6.0):
-        at.x, at.x_old = at.c * 0 + went, at.c * 0
-        methods.rounds(at, p)
-        seen.append((at.x.item(), at.c.item(), at.count.item()))
-    assert seen == [(1, 0, 1), (1.5, 0, 2), (4.5, 4.5, 0)]
-
-
 def test_center_momentum_with_gain_0_is_easgd(simulation, data):
     alpha = {"alpha": 0.3}
     easgd = trained(simulation, data, simulation.Setting("EASGD", 2, alpha, period=3))
@@ -102,16 +90,6 @@ def test_center_momentum_with_gain_0_is_easgd(simulation, data):
     assert simulation.torch.equal(still.x, easgd.x)
     moving = trained(simulation, data, row._replace(values={**row.values, "gain": 1.0}))
     assert not simulation.torch.equal(moving.c, easgd.c)
-
-
-def test_averaged_easgd_with_equal_pulls_and_plain_steps_is_easgd(simulation, data):
-    easgd = trained(simulation, data, simulation.Setting("EASGD", 2, {"alpha": 0.3}, period=3))
-    row = simulation.Setting("AveragedEASGD", 2, {"alpha": 0.3, "pull": 0.3, "factor": 1.0}, period=3)
-    same = trained(simulation, data, row)
-    np.testing.assert_allclose(same.c, easgd.c, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(same.x, easgd.x, rtol=0, atol=1e-6)
-    longer = trained(simulation, data, row._replace(values={**row.values, "factor": 2.0}))
-    assert not simulation.torch.equal(longer.c, easgd.c)
 
 
 def test_averaged_gradients_on_the_same_rows_are_plain_training(simulation, data):
