@@ -116,28 +116,6 @@ def read_only():
         (as_strided(np.zeros(3), (3,), (0,)), "got parameter 1, of which several elements are the same memory"),
         (as_strided(np.zeros(9), (4, 3), (16, 8)), "got parameter 1, of which several elements are the same memory"),
     ],
-    ids=[
-        "float",
-        "list",
-        "None",
-        "str",
-        "scalar",
-        "int",
-        "bool",
-        "complex",
-        "object",
-        "byte order",
-        "read-only",
-        "broadcast",
-        "structured",
-        "records",
-        "masked",
-        "masked view",
-        "masked with a name",
-        "masked variable",
-        "no strides",
-        "windows",
-    ],
 )
 def test_what_cannot_be_averaged_is_refused_by_its_number(wrong, text):
     with pytest.raises(ConfigurationError, match=text):
