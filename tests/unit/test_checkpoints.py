@@ -119,6 +119,14 @@ def test_a_damaged_byte_is_found_or_changes_nothing(tmp_path, data):
     assert same(found, make(0.5))
 
 
+@pytest.mark.parametrize("length", [0, 1, 100, -1, -30, -200])
+def test_a_cut_file_is_refused(folder, length):
+    path = folder.save(make())
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ConfigurationError, match="is no whole checkpoint"):
+        read_checkpoint(path)
+
+
 def test_nothing_is_unpickled(tmp_path):
     path, witness = tmp_path / "evil.npz", tmp_path / "witness"
 

@@ -77,6 +77,22 @@ def test_a_script_that_sets_theanos_flags_itself_keeps_its_device_and_the_blas(p
 
 
 @pytest.mark.theano
+def test_a_plugin_that_is_imported_after_theano_repairs_it_then():
+    require_theano()
+    run(
+        """
+import theano, theano.tensor as T
+import platoon_plugins.lasagne
+assert theano.gof.compilelock.lock.__module__ == "platoon_base.compat.theano.compile_lock"
+assert theano.gof.cmodule.ModuleCache.refresh.__module__ == "platoon_base.compat.theano.cache_files"
+x = T.vector("x", dtype="float32")
+assert theano.function([x], x * 2)([3]) == [6]
+""",
+        THEANO_FLAGS="blas.ldflags=," + os.environ.get("THEANO_FLAGS", ""),
+    )
+
+
+@pytest.mark.theano
 def test_modules_that_theano_has_removed_can_be_imported_in_any_form():
     pytest.importorskip("theano")
     run(script_path("compat_modules_that_theano_has_removed"))

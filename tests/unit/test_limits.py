@@ -11,7 +11,8 @@ import sys
 import pytest
 from scripts_here import script_path
 
-from platoon_base.system.limits import available_cores, available_memory, limit_text, oom_kills
+from platoon_base.errors import ConfigurationError
+from platoon_base.system.limits import available_cores, available_memory, limit_text, oom_kills, require_room
 
 pytestmark = pytest.mark.base
 
@@ -93,6 +94,14 @@ def test_many_workers_fit_into_what_was_asked_for(tmp_path):
     assert needed < 200
     done = launch(tmp_path, needed, needed, workers=6)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_folder_that_takes_no_files_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"logs cannot be written to .*file/folder: Not a directory \("):
+        require_room(tmp_path / "file" / "folder", "logs")
+    require_room(tmp_path / "new" / "folder", "logs")
+    assert list((tmp_path / "new" / "folder").iterdir()) == []
 
 
 @pytest.mark.parametrize(

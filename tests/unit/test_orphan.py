@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from watching import until
 
+from platoon_base.system.orphan import DATA_SERVER, WORKER
 from platoon_base.system.process import readable
 from platoon_base.worker_process.warden import Warden, end_by_warden
 
@@ -112,6 +113,12 @@ def test_a_watch_may_end(orphan):
     text = "answers = [True, None]\nend_without(lambda: answers.pop(0), patience)\nprint('watched', flush=True)\n"
     text += "deadline = time.monotonic() + 60\nwhile is_watched() and time.monotonic() < deadline: time.sleep(0.01)\n"
     assert orphan(text + "rest(0.5)") == (0, "")
+
+
+def test_workers_have_time_and_data_servers_end_at_once():
+    assert (WORKER.first, WORKER.grace_s) == (signal.SIGINT, 10)
+    assert WORKER.notice_s < 5 < WORKER.own_end_s
+    assert (DATA_SERVER.first, DATA_SERVER.notice_s) == (signal.SIGTERM, 0)
 
 
 # A worker with a child in its process group. Then it cannot run Python any more.
