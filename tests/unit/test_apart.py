@@ -43,13 +43,6 @@ def test_what_trains_nothing_or_cooperates_is_not():
     assert warnings_of(lambda k: Cooperation(combined=True, steps=k), framework="", seconds=3600) == ""
 
 
-def test_a_worker_that_waits_for_the_others_does_not_train():
-    decision = Watch(2)
-    said = [decision.sample(k, "keras" if k < 4 else "", Cooperation(), "") for k in range(600)]
-    assert set(said) == {""}
-    assert "2 separate models" in decision.sample(600, "keras", Cooperation(), "")
-
-
 def test_waits_for_other_workers_do_not_count():
     def waits_until(end):
         return lambda k: Cooperation(waits=10 <= k < end)

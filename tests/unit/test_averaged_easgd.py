@@ -48,13 +48,6 @@ def test_scaled_steps_are_those_of_a_larger_learning_rate(optimizer):
         np.testing.assert_allclose(found, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize("optimizer", [sgd, momentum, adam])
-def test_without_a_scale_steps_are_those_of_the_script(optimizer):
-    alone = AveragedEASGD(alpha=1.0, pull=1e-12, scale=None).resolved(4)
-    for found, expected in zip(run(alone, optimizer, 0.01, 50), run(None, optimizer, 0.01, 50)):
-        np.testing.assert_allclose(found, expected, rtol=1e-9)
-
-
 def test_the_warm_up_is_a_ramp():
     rule = AveragedEASGD(scale=1.5, warmup=10).resolved(4)
     assert [rule.at_count(n).kernel_args()[0] for n in (1, 5, 10, 11, 1000)] == [0.2, 1.0, 2.0, 2.0, 2.0]
@@ -72,15 +65,6 @@ def test_steps_are_shortened_to_those_of_the_script_at_most():
     assert shorter.shortened().resolved(4).kernel_args() == shorter.resolved(4).kernel_args()
 
 
-def test_with_k_of_0_the_average_is_the_mean_of_all_centers():
-    rule = AveragedEASGD(alpha=1.0, pull=1.0, scale=None, k=0).resolved(1)
-    a, c, old = np.zeros(1), np.zeros(1), np.zeros(1)
-    values = np.random.default_rng(1).standard_normal(20)
-    for count, value in enumerate(values, start=1):
-        rule.at_count(count).sync(np.array([value]), c, (old,), (a,))
-    np.testing.assert_allclose(a, [values.mean()])
-
-
 def test_late_in_a_training_the_average_does_not_stand_still_in_float32():
     """A worker of eight in its 100,000th synchronization and later; the center has moved by two thousandths."""
     rule, a = AveragedEASGD().resolved(8), np.ones(1, "float32")
@@ -89,12 +73,6 @@ def test_late_in_a_training_the_average_does_not_stand_still_in_float32():
         a += np.float32(rule.at_count(100_000 + exchange // 8).kernel_args()[3]) * (c - a)
     n = np.arange(100_000, 120_000)
     assert abs((1.002 - a[0]) / 0.002 - np.prod((1 - 17 / (8 * (n + 16))) ** 8)) < 0.05  # 0.95 if it stood still
-
-
-def test_the_warm_up_goes_on_in_later_trainings():
-    rule = AveragedEASGD(scale=1.5, warmup=10).resolved(4)
-    assert rule.at_count(1, before=4).kernel_args()[0] == 1.0
-    assert rule.at_count(1, before=4).kernel_args()[3] == rule.at_count(1).kernel_args()[3]
 
 
 def test_the_average_goes_back_over_a_part_of_the_synchronizations():

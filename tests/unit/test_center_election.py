@@ -17,6 +17,7 @@ from asking import (
     share,
     total,
 )
+from pairwise import pairwise
 
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import CenterDropped, CenterMade, SendReply
@@ -36,13 +37,6 @@ def test_the_first_creates_and_the_others_wait_for_it():
     assert job.ask(2, init()) == []
     assert replies(job.ask(1, msg.CenterReady())) == {"1": DONE, "0": ATTACH, "2": ATTACH}
     assert {member.phase for member in job.coordinator.roster.values()} == {Phase.TRAINING}
-
-
-def test_who_comes_when_the_center_is_there_attaches_at_once():
-    job = Job(2).join(0, 1)
-    job.ask(0, init())
-    job.ask(0, msg.CenterReady())
-    assert job.answer(1, init()) == ATTACH
 
 
 @pytest.mark.parametrize("ready", [False, True])
@@ -127,8 +121,8 @@ def test_all_workers_share_as_many_moments(moments):
         require_failure(refusal, "ConfigurationError", f"of which {moments} are moments")
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "own", "theirs"),
+@pairwise(
+    "arguments,ready,late",
     [
         (LocalSGD(fragments=4), LocalSGD(), "fragments=1", "fragments=4"),
         (DiLoCo(outer_lr=0.7), DiLoCo(outer_lr=0.1), "outer_lr=0.1", "outer_lr=0.7"),
@@ -141,10 +135,11 @@ def test_all_workers_share_as_many_moments(moments):
         (GoSGD(probability=0.5), GoSGD(), "probability=0.01", "probability=0.5"),
         (at_period(DiLoCo(), 10), at_period(DiLoCo(), 7), "sync_every=7", "sync_every=10"),
     ],
+    [False, True],
+    [False, True],
 )
-@pytest.mark.parametrize("ready", [False, True])
-@pytest.mark.parametrize("late", [False, True])
-def test_workers_that_give_a_rule_other_arguments_are_refused(first, second, own, theirs, ready, late):
+def test_workers_that_give_a_rule_other_arguments_are_refused(arguments, ready, late):
+    first, second, own, theirs = arguments
     job = Job(3).join(*range(2 if late else 3))
 
     def with_rule(rule):
@@ -249,13 +244,6 @@ def test_who_shares_nothing_lets_nothing_go_alone_but_is_waited_for():
     share(job, 1, request=init(LARGE))
 
 
-def test_if_nobody_shares_anything_there_is_nothing_to_let_go():
-    job = Job(2).join(0, 1)
-    job.ask(0, release(shares=False))
-    assert set(replies(job.ask(1, release(shares=False)))) == {"0", "1"}
-    share(job, 0, 1)
-
-
 def test_a_late_joiner_without_parameters_neither_waits_nor_takes_the_center_from_the_others():
     job = Job(1).join(0)
     share(job, 0)
@@ -275,14 +263,6 @@ def test_a_center_that_is_being_made_is_kept_for_its_maker():
     assert job.answer("late", msg.CenterReady()) == DONE
 
 
-def test_a_center_outlives_those_who_leave_without_letting_go():
-    job = Job(1).join(0)
-    share(job, 0)
-    job.answer("late", hello())
-    job.ask(0, msg.Leave())
-    assert job.answer("late", init()) == ATTACH
-
-
 def test_who_comes_again_for_a_center_that_was_released_makes_no_other_one():
     job = Job(2).join(0, 1)
     assert job.answer(0, init()) == CREATE
@@ -297,19 +277,6 @@ def test_who_comes_again_for_a_center_that_was_released_makes_no_other_one():
     job.answer("again", hello(rank=1))
     require_failure(job.answer("again", init()), "ConfigurationError", "have released the parameters")
     assert job.answer(0, init()) == CREATE
-
-
-def test_one_that_came_again_and_released_with_the_others_shares_the_next_center():
-    job = Job(2).join(0, 1)
-    assert job.answer(0, init()) == CREATE
-    job.ask(0, msg.CenterReady())
-    job.coordinator.worker_ended(1, lost=True)
-    job.coordinator.readmit(1, Position())
-    job.answer("again", hello(rank=1))
-    assert job.answer("again", init()) == ATTACH
-    assert job.ask("again", release()) == []
-    assert len(job.ask(0, release())) == 3
-    assert job.answer("again", init()) == CREATE
 
 
 def test_the_first_center_of_a_resumed_job_is_made_from_the_checkpoint():
@@ -463,10 +430,3 @@ def test_a_worker_of_the_first_host_that_is_started_again_may_share(two_hosts):
         assert job.tick(101.0 + seconds) == []
     job.ask("0", hello(rank=0))
     assert job.answer(0, init()) == CREATE
-
-
-def test_a_center_that_is_still_made_on_another_host_waits_for_none(two_hosts):
-    for rank in (0, 1):
-        two_hosts.ask(rank, total(timeout_s=1000.0))
-    for seconds in range(60):
-        assert two_hosts.tick(101.0 + seconds) == []

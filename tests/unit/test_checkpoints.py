@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +25,6 @@ from platoon_base.checkpoints.files import (
     Checkpoint,
     CheckpointFolder,
     check_checkpoint,
-    newest_in,
     read_checkpoint,
     require_alike,
 )
@@ -93,23 +91,12 @@ def test_plain_numpy_reads_it(folder):
     assert about["reported"] == {"loss": 0.25, "epoch": 3, "note": "é", "unknown": None}
 
 
-def test_a_value_that_json_does_not_know_is_left_out(folder):
-    checkpoint = make()
-    checkpoint.about.reported["loss"] = float("nan")
-    assert read_checkpoint(folder.save(checkpoint)).about.reported["loss"] is None
-
-
 def test_there_are_at_most_two(folder):
     for value in range(5):
         folder.save(make(value))
     assert folder.numbers() == [4, 5]
     assert newest(folder).center[1] == 4
     assert sorted(os.listdir(folder.path)) == [LOCK_FILE, "checkpoint-00000004.npz", "checkpoint-00000005.npz"]
-
-
-def test_nothing_there_is_no_checkpoint(folder):
-    (folder.path / "checkpoint-1.npz").write_text("of somebody else")
-    assert folder.newest() is None
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -187,13 +174,6 @@ def test_the_one_before_a_damaged_one_is_used(folder):
     assert not damaged.with_suffix(".damaged").exists()
 
 
-def test_numbers_may_have_more_than_eight_digits(folder):
-    folder.save(make(1)).rename(folder.file(99_999_999))
-    later = folder.save(make(2))
-    assert later == folder.file(100_000_000)
-    assert folder.newest()[0] == newest_in(folder.path) == later
-
-
 @pytest.mark.timeout(30)
 def test_a_named_pipe_in_the_place_of_a_checkpoint_is_passed_over(folder):
     folder.save(make(1))
@@ -252,13 +232,6 @@ def test_one_of_a_newer_version_is_not_passed_over(folder):
     with pytest.raises(ConfigurationError, match="use the version that wrote it"):
         folder.newest()
     assert path.exists()
-
-
-def test_one_that_cannot_be_read_now_is_passed_over_and_stays(folder):
-    folder.save(make(1))
-    folder.file(2).mkdir()
-    assert same(newest(folder), make(1))
-    assert folder.file(2).exists()
 
 
 def test_damaged_ones_alone_are_an_error_and_stay_where_they_are(folder):
@@ -363,21 +336,6 @@ def test_file_systems_that_keep_locks_to_one_host_are_known(tmp_path, mount, why
     assert locks_stay_on_this_host(tmp_path, "\n".join(lines)) == why
 
 
-def test_a_folder_keeps_its_place(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    kept = CheckpointFolder(Path("relative"))
-    monkeypatch.chdir("/")
-    kept.save(make(3))
-    kept.close()
-    assert (tmp_path / "relative" / "checkpoint-00000001.npz").exists()
-
-
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="checkpoints cannot be kept"):
-        CheckpointFolder(tmp_path / "file" / "folder")
-
-
 def test_no_link_of_a_stranger_is_written_through(folder, tmp_path):
     """In a folder that others may write to; what killed writers have left is removed."""
     precious = tmp_path / "precious"
@@ -468,14 +426,6 @@ def test_another_model_or_rule_is_refused():
             require_alike(about, layout, rule)
 
 
-def test_another_argument_of_the_rule_is_said(caplog):
-    about = About(**{**_fields(make().about), "settings": "SlowMo(rate=1.0)"})
-    require_alike(about, about.layout, SlowMo(1.0))
-    assert caplog.text == ""
-    require_alike(about, about.layout, SlowMo(0.7))
-    assert "is of the rule SlowMo(rate=1.0), from here on it is SlowMo(rate=0.7)" in caplog.text
-
-
 def test_a_folder_that_was_removed_is_made_anew(folder, caplog):
     folder.save(make(1))
     shutil.rmtree(folder.path)
@@ -553,24 +503,6 @@ def test_too_little_room_for_later_checkpoints_is_said_at_the_first(folder, monk
     writer.close()
     assert writer.tally == (3, 0, "")
     assert caplog.text.count("later ones will fail; make room") == (files < 2)
-
-
-class Removed(CheckpointFolder):
-    """Somebody removes it at once after a checkpoint has been written."""
-
-    def save(self, *args):
-        path = super().save(*args)
-        shutil.rmtree(self.path)
-        return path
-
-
-def test_a_checkpoint_that_is_removed_at_once_was_written(tmp_path):
-    removed = Removed(tmp_path / "kept")
-    writer = CheckpointWriter(Saving(removed, 1000.0), lambda layout: Center())
-    write_all(writer, [make().about.layout])
-    writer.close()
-    removed.close()
-    assert (writer.tally, writer.take_problem()) == ((1, 0, ""), "")
 
 
 @pytest.mark.parametrize("resumed", [False, True])

@@ -77,20 +77,6 @@ def test_a_script_that_sets_theanos_flags_itself_keeps_its_device_and_the_blas(p
 
 
 @pytest.mark.theano
-def test_flags_set_after_the_import_of_a_plugin_lose_no_blas():
-    require_theano()
-    run(
-        """
-import os
-import platoon_plugins.blocks
-os.environ["THEANO_FLAGS"] = "floatX=float16"
-import theano
-assert theano.config.floatX == "float16"
-"""
-    )
-
-
-@pytest.mark.theano
 def test_a_plugin_that_is_imported_after_theano_repairs_it_then():
     require_theano()
     run(

@@ -24,8 +24,13 @@ WITH_FIXES = "from platoon_base import compat; compat.apply()\n"
 NETWORK = script_path("compat_theano_network").read_text()
 
 
+# Those that `make test` compiles with, or as fast ones.
+OUTER_FLAGS = os.environ.get("THEANO_FLAGS", "").split(",")
+CXXFLAGS = next((flag for flag in OUTER_FLAGS if flag.startswith("gcc.cxxflags=")), "gcc.cxxflags=-O0 -g0")
+
+
 def environment(folder):
-    flags = f"floatX=float64,device=cpu,blas.ldflags=,cmodule.remove_gxx_opt=True,base_compiledir={folder}"
+    flags = f"{CXXFLAGS},floatX=float64,device=cpu,blas.ldflags=,cmodule.remove_gxx_opt=True,base_compiledir={folder}"
     base = {k: v for k, v in os.environ.items() if k not in ("THEANO_FLAGS", "THEANORC", "PYTHONHASHSEED")}
     return {**base, "THEANO_FLAGS": flags}
 
@@ -66,24 +71,18 @@ def folder(imported, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_processes_share_the_work_and_later_ones_compile_nothing(folder):
+def test_two_processes_share_the_work_and_their_results_are_those_of_theano_as_it_is(folder, tmp_path):
     processes = [start(WITH_FIXES + NETWORK, folder) for _ in range(2)]
+    without = network(start(NETWORK, shutil.copytree(folder, tmp_path / "without")))
     first, second = map(network, processes)
     assert first.compiled or second.compiled
     assert not set(first.compiled) & set(second.compiled), "compiled twice"
     assert len(set(first.compiled)) == len(first.compiled)
     later = network(start(WITH_FIXES + NETWORK, folder))
     assert later.compiled == []
-    assert first.losses == second.losses == later.losses
-
-
-@pytest.mark.slow
-def test_results_are_those_of_theano_as_it_is(folder):
-    without = network(start(NETWORK, folder))
-    repaired = network(start(WITH_FIXES + NETWORK, folder))
-    assert (without.losses, without.w) == (repaired.losses, repaired.w)
     again = network(start(NETWORK, folder))  # what repaired processes keep does no harm to others
-    assert (without.losses, without.w) == (again.losses, again.w)
+    for found in (first, second, later, again):
+        assert (found.losses, found.w) == (without.losses, without.w)
 
 
 def test_a_killed_holder_frees_the_lock(folder):
@@ -190,17 +189,3 @@ def test_a_theano_without_what_a_repair_needs_is_left_whole(monkeypatch, caplog)
     with caplog.at_level(logging.INFO):
         theano_repairs.guarded("theano.gof.cc", lambda module: pytest.fail("applied"))(types.ModuleType("cc"))
     assert "1.1.2" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_function_on_a_device_is_pickled_with_the_name_of_its_context(tmp_path):
-    device = "opencl0:0"
-    env = {**os.environ, "POCL_CACHE_DIR": str(tmp_path)}
-    env["THEANO_FLAGS"] = f"{env.get('THEANO_FLAGS', '')},device={device},force_device=True,floatX=float32"
-    probe = [sys.executable, "-c", f"import pygpu; pygpu.init({device!r})"]
-    found = subprocess.run(probe, env=env, capture_output=True, text=True, timeout=120, check=False)
-    if found.returncode:
-        pytest.skip("no devices: run `make setup` on Debian 12, which installs pygpu and OpenCL")
-    command = [sys.executable, script_path("compat_theano_pickled_on_a_device")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert done.returncode == 0, done.stderr

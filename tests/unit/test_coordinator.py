@@ -72,10 +72,6 @@ def test_nothing_goes_after_the_end(lost):
     require_failure(job.answer(0, total()), "ProtocolError", "connect()")
 
 
-def test_a_reply_is_no_request():
-    require_failure(Job(1).join(0).answer(0, DONE), "ProtocolError", "Done is not a request")
-
-
 def test_all_of_a_sum_are_told_the_same_about_the_stop():
     job = Job(2).join(0, 1)
     job.ask(0, total())
@@ -131,11 +127,6 @@ def test_the_users_controller_answers_the_users_requests():
     (action,) = job.ask(1, msg.UserRequest(req="next", info={"seen": 3}))
     assert isinstance(action, AnswerUser)
     assert (action.to.peer, action.rank, action.req, action.info) == (b"1", 1, "next", {"seen": 3})
-
-
-def test_reserved_names_are_refused():
-    reply = Job(1).join(0).answer(0, msg.UserRequest(req="platoon-stop"))
-    require_failure(reply, "ConfigurationError", "reserved")
 
 
 class AnyJob(RuleBasedStateMachine):

@@ -14,7 +14,6 @@ from platoon_base.multihost import messages as between
 from platoon_base.multihost.courier_table import CourierTable
 from platoon_base.multihost.couriers import CourierKeeper
 from platoon_base.multihost.member import Member
-from platoon_base.sharding import START
 
 pytestmark = pytest.mark.base
 
@@ -66,14 +65,6 @@ def test_couriers_learn_the_number_of_living_workers_of_each_host_when_it_change
     table.leaves(1)
     assert table.numbers() == [[1, 0, 1]]
     assert table.numbers() == []
-
-
-def test_couriers_learn_it_also_if_the_number_of_all_hosts_is_the_same(table):
-    table.leaves(1)
-    assert table.numbers() == [[1, 0, 1]]
-    table.leaves(2)
-    table.roster.readmit(1, START, 0)
-    assert table.numbers() == [[1, 1, 0]]
 
 
 def test_couriers_learn_it_also_if_a_worker_that_was_expected_on_one_host_joins_on_another(table):

@@ -8,15 +8,15 @@ import subprocess
 
 import numpy as np
 import pytest
+from pairwise import pairwise
 from rule_table import ON_DEVICES
 
 from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_source import kernel_source
 from platoon_base.centers.device_tiles import ALIGNMENT, TILE_BYTES, Tiling, split_element_code, tile_table
 from platoon_base.layout import Layout, ParameterSpec
-from platoon_base.rules import ASGD, EASGD, CenterMomentum
+from platoon_base.rules import CenterMomentum
 from platoon_base.rules.center import Adopt, average_of, form_of, local_sources, momenta
-from platoon_base.rules.forms import COMPILED
 
 pytestmark = pytest.mark.base
 
@@ -171,12 +171,10 @@ def same_bits(got, want):
 
 
 @needs_cxx
-@pytest.mark.parametrize("poison", [False, True])
-@pytest.mark.parametrize("shift", [0, 1])
-@pytest.mark.parametrize("partitions", [1, 3])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("of", ON_DEVICES, ids=str)
+@pairwise(
+    "of,alone,dtype,partitions,shift,poison",
+    ON_DEVICES, [False, True], ["float32", "float64"], [1, 3], [0, 1], [False, True],
+)  # fmt: skip
 def test_a_kernel_is_its_rule_bit_by_bit(compiled, of, alone, dtype, partitions, shift, poison):
     rng = np.random.default_rng(partitions)
     memory, rule = Memory(of, dtype, partitions, rng), Adopt(of) if alone else of
@@ -276,22 +274,6 @@ def test_a_worker_overwrites_the_center_and_starts_its_states(compiled, rule, dt
         assert same_bits(state, [np.where(end, b.dtype.type(0), b) for end, b in zip(changed, before)])
     for state, source in zip(found[shared:], local_sources(rule)):
         assert same_bits(state, values if source is None else memory.begun[1 + source])
-
-
-def test_a_rule_with_momentum_at_the_center_has_no_form_without_locks():
-    assert "center_momentum_atomic" not in operations(CenterMomentum())
-    assert {"easgd_atomic", "asgd_atomic"} <= operations(EASGD()).keys() | operations(ASGD()).keys()
-
-
-def test_a_rule_without_a_form_is_known_as_such():
-    class Other(EASGD):
-        kernel = None
-
-    class Unlike(EASGD):
-        center_state = ("velocity",)
-
-    assert form_of(Other()) is form_of(Unlike()) is None
-    assert [form_of(rule) for rule in ON_DEVICES] == [COMPILED[rule.kernel] for rule in ON_DEVICES]
 
 
 @needs_nvcc

@@ -161,11 +161,3 @@ def test_nothing_begins_once_the_wait_was_ended(rank_1):
         watch.begin(7, 60)
     assert Call.of(int(words[0])).number == 1
     guard.stop()
-
-
-def test_groups_of_one_process_count_their_calls_together(rank_1):
-    words, _ = rank_1()
-    one, other = (DeviceWatch([1], None, words[:1], None) for _ in range(2))
-    for number, watch in enumerate([one, other, other, one], 1):
-        watch.begin(7, 60)
-        assert Call.of(int(words[0])).number == number

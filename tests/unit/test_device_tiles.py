@@ -10,7 +10,6 @@ from interrupting import at_each_instruction
 
 from platoon_base.centers.device_directory import FINAL, NO_OWNER, DeviceDirectory, DirectoryLayout
 from platoon_base.centers.device_tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling, split_element_code, tile_table
-from platoon_base.centers.directory_mirror import DirectoryMirror
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.shm.segments import Segment
@@ -54,12 +53,6 @@ def test_every_element_lies_once_in_one_partition(shapes, partitions, dtype, cen
     assert all((c == 1).all() for c in covered)
     assert all((t <= 1).all() for t in taken)
     assert (state <= 1).all()
-
-
-def test_the_partitions_are_of_about_one_size():
-    sizes = Tiling(layout_of([(1_000_003,), (700_001,)]), 4).partition_bytes
-    # The last tile of each parameter is shorter than the others.
-    assert max(sizes) - min(sizes) <= 2 * (TILE_BYTES + ALIGNMENT)
 
 
 def test_a_kernel_is_told_the_number_that_a_parameter_has_in_the_layout():
@@ -141,20 +134,6 @@ def test_values_and_center_states_come_back_through_the_mirror(directories):
             assert np.array_equal(state[tile.state : tile.state + 4 * tile.size].view("float32"), expected)
 
 
-def test_the_controller_reads_the_values_and_center_states_in_the_mirror(directories):
-    first, second = directories
-    buffers = [[np.full(shape, number + 1, "float32") for shape in SHAPES] for number in range(3)]
-    for number, values in enumerate(buffers):
-        first.write_buffer(number, values)
-    for partition in range(3):
-        first.publish(partition, owner=partition, handle=bytes(64))
-        first.mirrored(partition)  # its owner has left
-    values, states = DirectoryMirror(second, layout_of(SHAPES)).snapshot(may_wait=False)
-    for got, want in zip([values, *states], buffers):
-        assert all(np.array_equal(a, b) for a, b in zip(got, want))
-    assert len(states) == 2
-
-
 def test_owners_are_published_one_after_the_other(directories):
     first, second = directories
     assert not second.complete
@@ -214,32 +193,3 @@ def test_a_mirror_is_as_new_as_it_was_asked_for(directories):
     assert requester.has_mirror(FINAL)
     owner.publish(1, owner=0, handle=bytes(64))
     assert not requester.has_mirror(number)
-
-
-def test_the_lock_of_an_entry_keeps_the_other_out(directories):
-    first, second = directories
-    assert first.try_lock(0)
-    assert not second.try_lock(0)
-    assert second.try_lock(1)
-    first.unlock(0)
-    assert second.try_lock(0)
-
-
-def test_a_directory_of_another_model_is_refused(directories, segments):
-    segment, _ = segments
-    other = layout_of([*SHAPES[:-1], (5,)])
-    assert DeviceDirectory.partitions_in(segment) == 3
-    assert not DirectoryLayout(other, Tiling(other, 3, 2)).fits(segment)
-    assert not DirectoryLayout(layout_of(SHAPES), Tiling(layout_of(SHAPES), 3, 1)).fits(segment)
-    assert PLAN.fits(segment)
-
-
-def test_the_flag_of_a_worker_is_its_own(directories, segments):
-    first, second = directories
-    words = np.frombuffer(segments[0].buffer, np.uint32)
-    words[second.flag_offset(7) // 4] = 1
-    assert second.flag(7)
-    assert not second.flag(6)
-    second.clear_flag(7)
-    assert not first.flag(7)
-    del words

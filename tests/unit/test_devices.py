@@ -1,8 +1,6 @@
 """Which devices the workers get, what comes with them, and the warnings if they are not used."""
 
-import importlib.util
 import os
-import re
 import shutil
 import subprocess
 import warnings
@@ -186,13 +184,6 @@ def test_a_center_is_shared_by_devices_that_reach_each_other(gpus, devices, reas
 
 
 @base
-def test_without_a_driver_the_center_is_on_the_host_and_the_reason_says_so(no_driver):
-    assert can_share_center(["cuda0"]) == "device cuda0 does not exist: there is no CUDA device here, nor a driver"
-    with pytest.raises(ConfigurationError, match="it must be one of auto, host, device"):
-        choose_center("gpu", ["cuda0"])
-
-
-@base
 def test_doctor_tells_where_the_center_can_be(gpus, no_driver, monkeypatch):
     def line():
         return next(check for check in checks() if check.name == "center in GPU memory")
@@ -204,23 +195,6 @@ def test_doctor_tells_where_the_center_can_be(gpus, no_driver, monkeypatch):
     assert line()[1:3] == (False, "no, because cuda0 and cuda2 cannot access each other's memory")
     gpus(2)
     assert line()[1:3] == (True, "yes, shared by cuda0 cuda1")
-
-
-@base
-def test_doctor_tells_whether_kernels_can_be_compiled_where_there_are_gpus(gpus, no_driver, monkeypatch):
-    def lines():
-        return [check[1:4] for check in checks() if check.name == "NVRTC"]
-
-    monkeypatch.setattr("platoon_base.cli.doctor.framework_checks", lambda: iter(()))
-    monkeypatch.setattr("platoon_base.cli.doctor.list_devices", lambda: [])
-    assert lines() == []
-    gpus(1)
-    ((works, found, remedy),) = lines()
-    if importlib.util.find_spec("cuda"):
-        assert works
-        assert re.match(r"\d+\.\d+: kernels", found)
-    else:
-        assert (works, remedy) == (False, "pip install 'platoon-plugins[cuda]'")
 
 
 SHOW = script_path("devices_show")
@@ -250,14 +224,6 @@ def test_each_gpu_worker_gets_its_device_and_what_it_needs(platoon, gpus, tmp_pa
     done = platoon("launch", "-D", "cuda0", "cpu", "--center", "device", SHOW)
     assert done.returncode == 2
     assert "the center cannot be in GPU memory: cpu is not a CUDA device" in done.stderr
-
-
-@base
-def test_a_launch_without_gpus_says_that_it_takes_the_cpu(platoon, no_driver, tmp_path):
-    done = platoon("launch", "--log-dir", "logs", SHOW)
-    assert done.returncode == 0, done.stdout
-    assert "on the CPU (there is no CUDA device here, nor a driver; one worker a core" in done.stdout.splitlines()[0]
-    assert "center:host GPUARRAY_CACHE_PATH:None" in (tmp_path / "logs" / "rank0.log").read_text()
 
 
 @base
@@ -320,13 +286,6 @@ def theano_module():
     return pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
 
 
-@theano
-def test_shared_variables_on_the_host_are_reported_on_a_worker_with_a_gpu(afresh, theano_module):
-    host = theano_module.shared(np.zeros(3, "float32"), "w")
-    with pytest.warns(PlatoonWarning, match="given opencl0:0, but all its parameters"):
-        warn_if_not_on_device("opencl0:0", [host])
-
-
 ON_DEVICE = """
     import numpy as np
     import theano
@@ -349,21 +308,6 @@ def test_on_the_device_with_float32_there_is_no_warning(platoon, write_script, t
     assert done.returncode == 0, done.stdout
     assert "float32 GpuArraySharedVariable" in log
     assert "WARNING" not in done.stdout + log
-
-
-@theano
-def test_float64_and_parameters_left_on_the_host_are_reported(platoon, write_script, theano_module, opencl, tmp_path):
-    more = "v = theano.shared(w.get_value(), 'v', target='cpu'); warn_if_not_on_device(worker.device, [w, v])"
-    done = platoon(
-        "launch", "-D", "opencl0:0", "--log-dir", "logs", write_script(ON_DEVICE.format(more=more)),
-        environment={"THEANO_FLAGS": f"{FLAGS},floatX=float64"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    assert "WARNING, worker 0: theano.config.floatX is float64 on opencl0:0" in done.stdout
-    assert "WARNING, worker 0: w: float64 on opencl0:0" in done.stdout
-    assert "these parameters are in the memory of the host, and are copied at every step: v." in done.stdout
-    log = (tmp_path / "logs" / "rank0.log").read_text()
-    assert log.count("WARNING platoon_base.system.warn: theano.config.floatX is float64") == 1
 
 
 @theano

@@ -16,10 +16,10 @@ from platoon_base.cli.history import Course, Track, sparkline
 from platoon_base.cli.job_list import listing
 from platoon_base.cli.json_file import write_json
 from platoon_base.cli.log_folder import tail
-from platoon_base.cli.painting import painted, shows_ascii_only
+from platoon_base.cli.painting import shows_ascii_only
 from platoon_base.cli.recent import Recent
-from platoon_base.cli.report import open_console, print_line
-from platoon_base.cli.table import draw, duration, plain_line, table
+from platoon_base.cli.report import open_console
+from platoon_base.cli.table import plain_line, table
 from platoon_base.controller.outcome import Result, Snapshot, epochs_reached, first_failure, stop_cause
 from platoon_base.controller.processes import Exit
 from platoon_base.coordination.phase import Phase
@@ -107,13 +107,6 @@ def test_rates_are_those_of_the_latest_seconds():
     assert recent.rate(0) == 0.0, "steps have been due for long"
 
 
-def test_a_step_that_takes_minutes_has_a_rate():
-    recent = recent_of(snapshot([steps(1, 160.0)]), snapshot([steps(2, 220.0)]), snapshot([steps(3, 280.0)]))
-    assert recent.rate(0) == pytest.approx(1 / 60)
-    recent.take(snapshot([steps(3, 280.0)]), 330.0)
-    assert recent.rate(0) == pytest.approx(1 / 60), "the next one is not due yet"
-
-
 def test_a_worker_that_was_started_again_has_a_new_rate():
     recent = recent_of(snapshot([steps(100, 110.0)]), snapshot([steps(100, 110.0, steps_before_start=100, began=0.0)]))
     for i in (1, 2):
@@ -132,13 +125,6 @@ def test_the_first_steps_count_neither_for_the_rate_nor_for_the_time_left():
         recent.take(snapshot([each]), each.updated)
     assert recent.rate(0) == pytest.approx(10.0)
     assert recent.seconds_left() == pytest.approx(14.5)
-
-
-def test_a_rate_needs_a_second():
-    recent = recent_of(snapshot([NOT_YET]), snapshot([steps(7, 100.003)]), snapshot([steps(600, 100.3)]))
-    assert math.isnan(recent.rate(0))
-    recent.take(snapshot([steps(1007, 101.003)]), 101.003)
-    assert recent.rate(0) == pytest.approx(1000.0)
 
 
 def test_no_time_is_left_of_a_step_that_is_overdue_and_of_the_last_one():
@@ -165,12 +151,6 @@ def test_the_time_left_follows_from_the_nearest_limit(limits, left):
     """100 steps in 10 s."""
     recent = recent_of(snapshot([steps(100, 110.0, **limits), NOT_YET]))
     assert recent.seconds_left() == pytest.approx(left, nan_ok=True)
-
-
-def test_the_job_takes_as_long_as_its_slowest_worker():
-    recent = recent_of(snapshot([steps(100, 110.0, last_step=200), steps(50, 110.0, last_step=200)]))
-    assert recent.seconds_left() == pytest.approx(30.0)
-    assert "batch 50/200" in plain_line(recent)[1]
 
 
 def test_a_worker_in_a_long_collective_call_waits():
@@ -204,20 +184,6 @@ def test_a_worker_that_makes_no_step_is_seen_to_stall():
     assert plain_line(recent)[0] != key
 
 
-def test_a_pause_as_long_as_one_before_is_no_stall():
-    recent = recent_of(snapshot([steps(100, 110.0)]), snapshot([steps(101, 140.0)]), snapshot([steps(200, 150.0)]))
-    recent.take(recent.snapshot, 190.0)
-    assert recent.stalled_s(0) == 0
-    recent.take(recent.snapshot, 220.0)
-    assert recent.stalled_s(0) == 70
-
-
-def test_a_worker_is_seen_to_wait_at_the_first_look():
-    """As `platoon jobs` does, which looks once."""
-    recent = recent_of(snapshot([steps(100, 110.0, waits=3)]), now=140.0)
-    assert recent.waiting(0)
-
-
 @pytest.mark.parametrize(
     ("phase", "progress", "state"),
     [
@@ -237,23 +203,8 @@ def test_states(phase, progress, state):
     assert workers_of(recent_of(snapshot([progress], phases=[phase])))[0].split()[2] == state
 
 
-def test_epochs_that_nobody_reports_are_not_shown_as_the_first():
-    progress = steps(12, 101.0)._replace(epoch=0)
-    recent = recent_of(snapshot([progress]))
-    assert workers_of(recent)[0].split()[3] == "-"
-    assert "12 batches" in plain_line(recent)[1]
-    assert "epoch" not in plain_line(recent)[1]
-
-
-@pytest.mark.parametrize(("ended", "state"), [(False, "interrupted"), (True, "finished")])
-def test_a_worker_that_leaves_as_the_job_is_interrupted_has_not_finished_yet(ended, state):
-    shown = snapshot([steps(1, 101.0)], phases=[Phase.LEFT])._replace(interrupted=True)
-    shown.participants[0].ended = ended
-    assert workers_of(recent_of(shown))[0].split()[2] == state
-
-
-@pytest.mark.parametrize("workers", [1, 4, 16, 40, 64, 256])
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (60, 10), (200, 50), (40, 24), (40, 8)])
+@pytest.mark.parametrize("workers", [1, 4, 64, 256])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 10), (200, 50), (40, 8)])
 def test_any_number_of_workers_fits_and_no_word_is_broken(workers, width, height):
     reported = {f"measure_{i}": i / 7 for i in range(30)} | {"note": "several words " * 20}
     progress = [steps(10 * i, 110.0, last_epoch=500, limit="patience 3/15") for i in range(1, workers)] + [COMPILING]
@@ -262,25 +213,18 @@ def test_any_number_of_workers_fits_and_no_word_is_broken(workers, width, height
     )
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
-    text = " ".join(" ".join(lines).split())
-    known = {"training", "compiling", "worker", "state", "epoch", "batches/s", "loss", "in", "sync", "cpu", "note"}
-    known |= {
+    wide = table(recent_of(snapshot(progress, reported, "no improvement in 15 evaluations")), 1000, 1000, "train.py")
+    words = {word.strip(",|.") for word in " ".join(wide).split()} | {
         "and",
         "more",
+        "more:",
         "values",
         "total",
-        "s",
-        "stopping:",
-        "no",
-        "improvement",
-        "evaluations",
-        "patience",
-        "several",
-        "words",
+        "to",
+        "",
     }
-    known |= {"workers", "on", "about", "left", "last", "step", "min", "h", "to", "train.py", "%"}
-    known |= {f"{name}..." for name in ("words", "several")} | {f"measure_{i}" for i in range(30)} | {"...", "more:"}
-    assert {word.strip(",|") for word in text.split() if word.strip(",|").strip("-.0123456789/%█░▁")} <= known
+    text = " ".join(" ".join(lines).split())
+    assert {word.strip(",|.") for word in text.split() if not re.fullmatch(r"[-.0-9/%█░▁]+,?", word)} <= words
     assert "1 compiling" in text or "compiling" in text, "a worker that does not train is among those shown"
 
 
@@ -323,17 +267,6 @@ def test_courses_of_rates_and_values_are_drawn_with_the_best_ones():
     ]
 
 
-def test_sixteen_workers_fit_with_all_columns_into_the_usual_terminal():
-    lines = table(course_of(16, 40), 80, 21, "train.py")
-    assert sum(line.endswith("  0 s") for line in lines) == 16
-    assert len(lines) == 21
-
-
-def test_of_workers_that_do_not_fit_states_and_rates_are_summed_up():
-    lines = table(course_of(64, 40), 80, 21, "train.py")
-    assert lines[-3] == "and 49 more: 49 training, 30.0 to 30.0 batches/s"
-
-
 def test_a_long_course_is_kept_in_few_points_and_numbers_of_any_size_are_drawn():
     course = Course()
     for i in range(10_000):
@@ -371,49 +304,6 @@ def test_the_best_value_is_that_of_its_direction_and_epoch():
 )
 def test_bars_are_ascii_where_the_locale_is_not_utf_8(environment, ascii_only):
     assert shows_ascii_only(terminal(), environment) == ascii_only
-
-
-def test_colours_are_left_out_where_they_are_not_wanted():
-    lines = draw(course_of(2, 40), 80, 24, "train.py")
-    for no_color in (False, True):
-        console = Console(file=io.StringIO(), force_terminal=True, width=80, no_color=no_color, color_system="standard")
-        console.print(painted(lines))
-        assert ("\x1b[32mtraining" in console.file.getvalue()) != no_color
-
-
-def test_the_table_of_many_workers_is_drawn_fast():
-    """In 1.4 ms here; a busy machine may take longer, Rich's own tables take 25."""
-    recent = course_of(64, 40)
-    took = []
-    for _ in range(20):
-        began = time.perf_counter()
-        draw(recent, 80, 21)
-        took.append(time.perf_counter() - began)
-    assert min(took) < 0.01
-
-
-def test_reported_values_are_counted_that_do_not_fit():
-    lines = table(recent_of(snapshot([steps(1, 101.0)], {f"value_number_{i}": 1.5 for i in range(40)})), 80, 24)
-    shown = sum(line.count("value_number_") for line in lines)
-    assert lines[-1] == f"and {40 - shown} more values"
-
-
-def test_a_terminal_gets_the_table():
-    console = terminal(TERM="xterm")
-    with Display(console) as display:
-        display.show(snapshot([steps(200, time.monotonic(), began=time.monotonic() - 10.0)], {"[red]x": 0.5}))
-    text = console.file.getvalue()
-    assert "0 cpu" in text
-    assert "[red]x 0.5" in text, "names are no markup"
-    assert "\x1b" in text
-
-
-def test_a_terminal_whose_cursor_cannot_be_moved_gets_lines():
-    console = terminal(TERM="dumb")
-    with Display(console) as display:
-        display.show(snapshot([COMPILING]))
-        display.show(snapshot([COMPILING], seconds=13.0))
-    assert console.file.getvalue().splitlines() == ["[  12.5 s] 1 compiling"]
 
 
 @pytest.mark.parametrize(("kernel", "live"), [("", True), ("1234", False)])
@@ -473,12 +363,6 @@ def test_a_job_seen_from_outside_tells_who_was_interrupted(reason, state):
     assert workers_of(recent)[0].split()[2] == state
 
 
-def test_a_worker_that_an_exception_ends_has_not_finished():
-    """It leaves the job in order while the exception goes up, and its process may take seconds to end."""
-    recent = recent_of(snapshot([steps(1, 101.0)] * 2, phases=[Phase.LEFT] * 2)._replace(failing=[1]))
-    assert plain_line(recent)[1] == "1 finished, worker 1 lost"
-
-
 def test_a_pipe_gets_a_short_line_for_each_change_and_the_last():
     out = io.StringIO()
     now = time.monotonic()
@@ -495,52 +379,6 @@ def test_a_pipe_gets_a_short_line_for_each_change_and_the_last():
         "[  12.5 s] 2 training  epoch 1/5  loss 0.25  val 0.5",
         "[  12.5 s] 2 training  epoch 1/5  loss 0.125  val 0.25",
     ]
-
-
-def test_values_that_change_all_the_time_are_printed_now_and_then():
-    out = io.StringIO()
-    with Display(Console(file=out, width=80)) as display:
-        for i in range(100):
-            display.show(snapshot([COMPILING], {"value": i}))
-    assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["0", "99"]
-
-
-def test_lost_workers_are_named_in_a_line_and_a_long_line_is_cut_between_values():
-    phases = [Phase.TRAINING, Phase.LOST, Phase.TRAINING]
-    progress = [steps(1, 101.0)] * 3
-    recent = recent_of(snapshot(progress, {f"name_{i}": 0.5 for i in range(40)}, phases=phases))
-    _, line = plain_line(recent)
-    assert line.startswith("2 training, worker 1 lost  epoch 1")
-    assert len(line) <= 125
-    assert re.fullmatch(r"name_\d+ 0\.5", "  ".join(line.split("  ")[-2:-1]))
-    assert line.endswith("  ...")
-
-
-def test_the_reason_of_a_stop_is_shown():
-    going = snapshot([steps(100, 110.0, last_step=200)])
-    assert "about 10 s left" in plain_line(recent_of(going))[1]
-    recent = recent_of(going._replace(stop_reason="no improvement"))
-    assert any(line.startswith("stopping: no improvement") for line in table(recent, 80, 24))
-    assert plain_line(recent)[1].startswith("stopping: no improvement  1 training")
-    assert "left" not in plain_line(recent)[1]
-
-
-@pytest.mark.parametrize("live", [True, False])
-def test_a_long_line_is_broken_between_words_on_a_terminal_only(live):
-    console = Console(file=io.StringIO(), force_terminal=live, width=40, highlight=False, _environ={"TERM": "xterm"})
-    print_line(console, "2 workers on the CPU, logs in platoon_logs/train/2026-11-22_23-06-52")
-    lines = console.file.getvalue().splitlines()
-    whole = "2 workers on the CPU, logs in platoon_logs/train/2026-11-22_23-06-52"
-    broken = ["2 workers on the CPU, logs in", "platoon_logs/train/2026-11-22_23-06-52"]
-    assert [line.rstrip() for line in lines] == (broken if live else [whole])
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.2, "0 s"), (99.4, "99 s"), (99.6, "2 min"), (5939, "99 min"), (6030, "1 h 40 min"), (36000, "10 h 0 min")],
-)
-def test_durations(seconds, text):
-    assert duration(seconds) == text
 
 
 def test_the_summary_holds_what_was_reported_and_how_it_ended(tmp_path):
@@ -620,23 +458,6 @@ def test_a_script_is_listed_without_leading_folders_where_it_is_too_long(script,
     job = {"job": "3f2a", "age_s": 7, "workers": 1, "state": "1 training", "devices": ["cpu"], "logs": ""}
     heading, row, _ = listing([{**job, "script": script}])
     assert row[heading.index("script") :] == shown
-
-
-def test_a_script_is_listed_in_full_where_the_terminal_has_room_or_it_lies_below(monkeypatch, tmp_path):
-    job = {"job": "3f2a", "age_s": 7, "workers": 1, "state": "1 training", "devices": ["cpu"], "logs": ""}
-    path = tmp_path / "runs" / "train.py"
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.chdir(tmp_path)
-    assert listing([{**job, "script": str(path)}])[1].endswith("  runs/train.py")
-    monkeypatch.chdir("/")
-    words = f"{path} --rates 0.1 0.125 0.25"
-    rows = []
-    for columns in (60 + len(words), 20 + len(words)):
-        monkeypatch.setenv("COLUMNS", str(columns))
-        rows.append(listing([{**job, "script": words}])[1])
-    assert rows[0].endswith(words[1:]), "from the root folder the path is relative"
-    assert len(rows[1]) <= 20 + len(words)
-    assert re.search(r"  \.\.\./\S*train\.py --rates 0\.1 0\.125 0\.25$", rows[1])
 
 
 def test_jobs_are_listed_from_a_folder_that_is_gone(monkeypatch, tmp_path):

@@ -103,13 +103,6 @@ def test_other_arguments_are_refused(rows, indices, out, why):
         excerpt(rows, indices, out)
 
 
-def test_a_mask_of_another_length_and_no_thread_are_refused():
-    with pytest.raises(RowIndexError, match="got a mask of 3 rows for 7 rows"):
-        excerpt(ROWS, [True, False, True])
-    with pytest.raises(ConfigurationError, match="got threads=0"):
-        excerpt(ROWS, [1], threads=0)
-
-
 def test_another_thread_goes_on_meanwhile():
     """With the GIL held, it would count no further than in one switch of threads, which takes microseconds here."""
     rows = np.zeros((4, 1 << 24), np.uint8)
@@ -144,13 +137,6 @@ def test_a_copy_is_that_of_numpy_and_touches_nothing_else(size, offset):
     assert bytes(target[offset : offset + size]) == source[offset:]
     assert (target[:offset] == 7).all()
     assert (target[offset + size :] == 7).all()
-
-
-def test_a_copy_between_other_orders_and_dtypes_is_that_of_numpy():
-    source = np.arange(1 << 22, dtype=np.float32).reshape(2048, 2048)
-    for target in (np.empty((2048, 2048), "f4", "F"), np.empty((2048, 2048), ">f4"), np.empty((2, 2048, 2048), "f4")):
-        copy_to(target, source)
-        np.testing.assert_array_equal(target, np.broadcast_to(source, target.shape))
 
 
 def test_an_index_out_of_range_has_its_position_in_the_whole_list():

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from pairwise import pairwise
 
 from platoon_base.centers.fragments import Fragments, stripe_bytes_for
 from platoon_base.centers.stripes import cut
@@ -18,9 +19,7 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 7])
-@pytest.mark.parametrize("wanted", [64, 4096, 1 << 21])
-@pytest.mark.parametrize("name", MODELS)
+@pairwise("name,wanted,count", list(MODELS), [64, 4096, 1 << 21], [1, 2, 3, 4, 7])
 def test_each_element_is_in_one_fragment(name, wanted, count):
     layout = Layout.of(MODELS[name])
     stripes = layout.stripes(stripe_bytes_for(layout, count, wanted))
@@ -42,20 +41,6 @@ def test_each_element_is_in_one_fragment(name, wanted, count):
         assert all((array == 1).all() for array in arrays)
     assert found == list(range(len(stripes)))
     assert all((array == 1).all() for array in seen)
-
-
-def test_fragments_have_about_equal_bytes():
-    layout = Layout.of([np.zeros(n, "f4") for n in (2_000_000, 300_000, 70, 1_500_000, 900_000)])
-    for stripe_bytes in (1 << 21, layout.nbytes // 8, layout.nbytes // 12):
-        stripes = layout.stripes(stripe_bytes_for(layout, 4, stripe_bytes))
-        sizes = [fragment.layout.nbytes for fragment in Fragments(layout, stripes, 4)]
-        assert max(sizes) < 1.3 * layout.nbytes / 4, (stripe_bytes, sizes)
-
-
-def test_a_model_that_is_too_small_is_refused():
-    layout = Layout.of([np.zeros(10)])
-    with pytest.raises(ConfigurationError, match="80 bytes in all, which cannot be cut into so many parts"):
-        Fragments(layout, layout.stripes(stripe_bytes_for(layout, 4, 1 << 21)), 4)
 
 
 def test_rules_say_what_does_not_go_together():

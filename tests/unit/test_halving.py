@@ -82,35 +82,11 @@ def test_plain_training_and_the_default_are_never_dropped_and_plain_competes_wit
     assert study.after_first_seed(30, LOSS) == {}
 
 
-def test_higher_may_be_better_and_the_budget_may_be_seconds():
-    study = halving(0.5, 0.6, 0.7, budget=15, by="seconds")
-    drop, count = judged(study, SECOND, curve(0.4, 0.9, 0.9), ACCURACY)
-    assert (count, drop.point.seconds, drop.better) == (1, 5, {DEFAULT.name: 0.5, FIRST.name: 0.5})
-    assert judged(study, SECOND, curve(0.6, 0.7, 0.8), ACCURACY)[0] is None
-
-
-def test_a_run_that_reports_late_is_compared_at_its_first_value():
-    drop, _ = judged(halving(5, 3, 1), SECOND, [Point(25, 12, 2.5), Point(30, 15, 2)])
-    assert (drop.point.steps, drop.better) == (25, {DEFAULT.name: 2, FIRST.name: 2})
-
-
 def test_a_run_without_a_value_at_that_moment_does_not_count():
     study = halving()
     study.add(DEFAULT, [Point(25, 12, 1)])
     study.add(FIRST, curve(1, 1, 1))
     assert judged(study, SECOND, curve(6, 5, 4))[0] is None
-
-
-def test_other_values_and_the_first_run_are_not_judged():
-    study = halving(1, 1, 1)
-    judge = study.start(SECOND, LOSS)
-    judge.take("acc", curve(0, 0, 0))
-    assert judge.verdict() == ""
-    judge.take("loss", curve(2))
-    assert judge.verdict().startswith("dropped: 2 ")
-    unknown = study.start(SECOND, None)
-    unknown.take("loss", curve(2))
-    assert unknown.drop is None
 
 
 def test_after_the_first_seed_the_best_two_and_the_default_go_on():

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from pairwise import pairwise
 from rule_table import RULES, arguments_of, by_the_equations
 
 from platoon_base.centers import host_kernels as kernels
@@ -60,17 +61,18 @@ def check(rule, before):
     return told
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("rule", [*RULES, EASGD(0.1), EASGD(0.9 / 7), EASGD(1.0)], ids=str)
+@pairwise("rule,size,dtype", [*RULES, EASGD(0.1), EASGD(0.9 / 7), EASGD(1.0)], SIZES, DTYPES)
 def test_bits_of_the_equations(form, rule, size, dtype):
     assert check(rule, arrays(rule, size, dtype)) is None
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("bad", ["x nan", "x inf", "c nan", "overflow"])
-@pytest.mark.parametrize("at", [0, 1, 15, BLOCK - 1, BLOCK, 2 * BLOCK + 77, 3 * BLOCK - 1])
-@pytest.mark.parametrize("rule", [EASGD(0.5), ASGD()], ids=str)
+@pairwise(
+    "rule,at,bad,dtype",
+    [EASGD(0.5), ASGD()],
+    [0, 1, 15, BLOCK - 1, BLOCK, 2 * BLOCK + 77, 3 * BLOCK - 1],
+    ["x nan", "x inf", "c nan", "overflow"],
+    DTYPES,
+)
 def test_what_is_not_finite_stays_out(form, rule, at, bad, dtype):
     before = arrays(rule, 3 * BLOCK, dtype)
     x, c = before[:2]
@@ -82,14 +84,6 @@ def test_what_is_not_finite_stays_out(form, rule, at, bad, dtype):
     else:
         {"x": x, "c": c}[bad[0]][at] = float(bad[2:])
     assert check(rule, before) == (0, at)
-
-
-def test_the_example_by_hand(form):
-    x = np.array([3, np.nan, 3e38, 5], np.float32)
-    c = np.array([1, 7, -3e38, 1], np.float32)
-    assert apply(EASGD(0.25), [piece(x, c)]) == (0, 1)
-    np.testing.assert_array_equal(c, np.array([1.5, 7, -3e38, 2], np.float32))
-    np.testing.assert_array_equal(x, np.array([2.5, np.nan, 3e38, 4], np.float32))
 
 
 class ManyStates(EASGD):
@@ -110,12 +104,6 @@ def adopted(before, remembering, momenta):
     return after
 
 
-def with_states(count):
-    """A rule of so many local states, all of which remember the center, and a center state, a momentum."""
-    names = tuple(f"state {i}" for i in range(count - 1))
-    return type("WithStates", (EASGD,), {"local_state": names, "center_state": ("m",)})(0.5)
-
-
 # Rules, with the places of the states that remember, of the momenta, and of all center states.
 ADOPTED = [
     (EASGD(0.5), [], [], []),
@@ -126,11 +114,10 @@ ADOPTED = [
 ]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1025, BLOCK + 1, 300_001])
-@pytest.mark.parametrize(("rule", "remembering", "momenta", "at_center"), ADOPTED, ids=lambda case: type(case).__name__)
-def test_alone_both_forms_give_the_bits_of_the_equations(form, rule, remembering, momenta, at_center, size, dtype):
+@pairwise("case,size,dtype", ADOPTED, [0, 1, 1023, 1024, 1025, BLOCK + 1, 300_001], DTYPES)
+def test_alone_both_forms_give_the_bits_of_the_equations(form, case, size, dtype):
     """Also where values are equal, zeros of either sign, NaN and infinities, in the parameters and in any state."""
+    rule, remembering, momenta, at_center = case
     clean = arrays(rule, size, dtype)
     clean[1][::3] = clean[0][::3]
     clean[0][1::7], clean[1][1::7] = 0.0, -0.0
@@ -146,24 +133,6 @@ def test_alone_both_forms_give_the_bits_of_the_equations(form, rule, remembering
         for got, new, old in zip(now, after, before):
             assert got.tobytes() == np.where(finite, new, old).tobytes()
         assert told == (None if finite.all() else (0, int(np.argmin(finite))))
-
-
-@pytest.mark.parametrize("count", [64, 65])
-def test_alone_a_rule_may_have_any_number_of_states(count):
-    """The loops in C have room for 64."""
-    rule = with_states(count)
-    before = arrays(rule, 1025, "float32")
-    now = [array.copy() for array in before]
-    apply(Adopt(rule), [(now[0], now[1], tuple(now[2:-1]), (now[-1],))])
-    np.testing.assert_array_equal(now, adopted(before, range(2, count + 1), [count + 1]))
-
-
-def test_alone_a_piece_may_begin_anywhere(form):
-    """Large pieces are written past the caches where they are aligned for that."""
-    for offset in (0, 1, 2, 3):
-        x, c = np.random.default_rng(0).standard_normal((2, 400_003)).astype("float32")
-        apply(Adopt(EASGD()), [(x[offset:], c[offset:], (), ())])
-        np.testing.assert_array_equal(c[offset:], x[offset:])
 
 
 def test_the_first_of_several_is_told(form):
@@ -218,19 +187,6 @@ def test_denormals_are_not_flushed(form, dtype):
 
 
 @pytest.mark.parametrize("rule", [EASGD(0.3), ASGD()], ids=str)
-@pytest.mark.parametrize("start", [1, 3, 15])
-def test_slices_that_begin_off_a_cache_line(form, rule, start):
-    whole = arrays(rule, BLOCK + 50, "float32")
-    before = [a.copy() for a in whole]
-    assert apply(rule, [piece(*(a[start:-start] for a in whole))]) is None
-    expected, _ = by_the_equations(rule, [a[start:-start] for a in before])
-    for got, old, want in zip(whole, before, expected):
-        assert got[start:-start].tobytes() == want.tobytes()
-        assert (got[:start] == old[:start]).all()
-        assert (got[-start:] == old[-start:]).all()
-
-
-@pytest.mark.parametrize("rule", [EASGD(0.3), ASGD()], ids=str)
 def test_a_plan_runs_often_on_many_small_pieces(form, rule):
     pieces = [arrays(rule, size, "float32", seed=size) for size in (*range(60), BLOCK + 1)]
     plan = Plan([p[1] for p in pieces], [[p[2] for p in pieces]] if rule.local_state else [])
@@ -270,18 +226,6 @@ def test_what_the_fused_loops_cannot_take_goes_through_numpy(strange):
     assert apply(EASGD(0.5), pieces) is None
     for got, want in zip(values, expected):
         np.testing.assert_array_equal(got, want)
-
-
-def test_gaps_of_a_strided_center_are_left_alone():
-    memory = np.zeros(20, np.float32)
-    apply(EASGD(0.5), [piece(np.ones(10, np.float32), memory[::2])])
-    np.testing.assert_array_equal(memory, np.tile(np.float32([0.5, 0]), 10))
-
-
-def test_user_settings_of_numpy_errors_do_not_matter(form):
-    with np.errstate(all="raise"):
-        x, c = np.array([3e38, 1e-45], np.float32), np.array([-3e38, 0], np.float32)
-        assert apply(EASGD(0.5), [piece(x, c)]) == (0, 0)
 
 
 def test_overlapping_memory_is_refused():

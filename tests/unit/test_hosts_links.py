@@ -93,17 +93,6 @@ def test_what_a_rank_waited_for_in_an_earlier_call_is_dropped(two):
     assert mine.all[0].missing == [1]
 
 
-def test_what_a_rank_waited_for_several_calls_ago_does_not_count(two):
-    mine, theirs = two
-    for members in ([3], [4], []):
-        begin(mine, theirs)
-        theirs.report_wait(members)
-    begin(mine, theirs)
-    theirs.report_wait([5])
-    pump_until(two, lambda: mine.all[0].missing != [1])
-    assert mine.all[0].missing == [5]
-
-
 def test_a_rank_that_is_ahead_is_not_heard_before_its_call(two):
     mine, theirs = two
     begin(mine, theirs)
@@ -117,16 +106,6 @@ def test_a_rank_that_is_ahead_is_not_heard_before_its_call(two):
     pump_until(two, lambda: mine.all[0].missing == [3])
     theirs.report_wait([])
     pump_until(two, lambda: mine.all[0].missing == [1])
-
-
-def test_a_rank_that_has_come_waits_for_none(two):
-    """What it has reported before its head no longer counts after it."""
-    mine, theirs = two
-    begin(mine, theirs)
-    theirs.report_wait([3])
-    theirs.announce(b"")
-    pump_until(two, mine.agree)
-    assert mine.all[0].missing == [1]
 
 
 @pytest.mark.parametrize(

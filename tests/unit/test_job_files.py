@@ -17,12 +17,10 @@ import pytest
 from msgspec.structs import replace
 from scripts_here import script_path
 
-from platoon_base.cli.job_list import facts, program_of
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job import files as job_files
 from platoon_base.job.files import JobFiles, Origin
 from platoon_base.job.observing import kill
-from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.shm.segments import SHM_FOLDER, Segment
 from platoon_base.system.environment import NAMESPACE
 from platoon_base.system.own_files import open_log, write_where_named, write_whole
@@ -112,13 +110,6 @@ def test_names_belong_to_the_job(files):
     assert all(name.startswith(f"{job_files.segment_prefix()}{files.job}-") for name in names)
 
 
-def test_jobs_differ():
-    jobs = [JobFiles.create(1) for _ in range(5)]
-    assert len({job.job for job in jobs}) == 5
-    for job in jobs:
-        job.remove()
-
-
 def test_a_description_is_read_back(files):
     assert JobFiles.read(files.folder) == files
 
@@ -129,29 +120,6 @@ def test_a_folder_without_a_job_is_refused(tmp_path, content):
         (tmp_path / "job.json").write_bytes(content)
     with pytest.raises(ConfigurationError, match="not the folder of a running job"):
         JobFiles.read(str(tmp_path))
-
-
-def test_removing_leaves_nothing_and_may_be_repeated(files):
-    Segment.create(files.job_state, 4096).close()
-    Segment.create(files.center, 4096).close()
-    left = traces(files)
-    assert all(path.exists() for path in left)
-    files.remove()
-    files.remove()
-    assert not any(path.exists() for path in left)
-
-
-def test_a_live_job_is_running(live_job):
-    assert job_files.running() == [live_job]
-
-
-def test_a_job_without_shared_memory_and_a_dead_job_are_not_running(files, dead_job):
-    assert job_files.running() == []
-
-
-def test_a_running_job_is_found_by_name_and_by_folder(live_job):
-    assert JobFiles.find(live_job.job) == live_job
-    assert JobFiles.find(live_job.folder) == live_job
 
 
 def test_a_job_that_is_not_running_is_not_found(dead_job):
@@ -204,24 +172,6 @@ def test_a_running_job_is_found_by_its_port(live_job):
         JobFiles.at_port(5567)
 
 
-def test_a_dead_job_is_not_found_by_its_port(dead_job):
-    replace(dead_job, endpoint="tcp://127.0.0.1:5567").write()
-    with pytest.raises(ConfigurationError, match="no controller at port 5567"):
-        JobFiles.at_port(5567)
-
-
-def test_two_jobs_at_one_port_are_both_named(live_job):
-    other = JobFiles.create(1)
-    try:
-        with Segment.create(other.job_state, 4096):
-            for files in (live_job, other):
-                replace(files, endpoint="tcp://127.0.0.1:5567").write()
-            with pytest.raises(ConfigurationError, match=f"name one of them in PLATOON_JOB.*{live_job.folder}"):
-                JobFiles.at_port(5567)
-    finally:
-        other.remove()
-
-
 def test_a_dead_job_leaves_its_folder_and_its_shared_memory(dead_job):
     make_old(*traces(dead_job))
     assert found(dead_job) == traces(dead_job)
@@ -256,11 +206,6 @@ def test_the_socket_of_a_dead_data_channel_is_found_and_removed(files):
         assert not job_files.remove(job_files.Leftover(living, 0))
     assert not path.exists()
     living.unlink()
-
-
-def test_what_is_young_is_spared(dead_job, files):
-    assert found(dead_job) == set()
-    assert found(files) == set()
 
 
 def test_a_name_that_is_known_is_never_used_again(files):
@@ -301,29 +246,10 @@ def test_another_user_who_takes_names_first_keeps_no_job_from_its_memory(tmpdir_
     assert list(SHM_FOLDER.glob(f"{state[1:].removesuffix('state')}*")) == []
 
 
-def test_a_name_that_somebody_else_has_taken_is_passed_over(files, tmp_path):
-    class Guessed(HiddenName):
-        names = iter([f"/{files.job}-taken", f"/{files.job}-free"])
-
-        def fresh(self):
-            return next(self.names)
-
-    with Segment.create(f"/{files.job}-taken", 4096) as taken:
-        with Segment.create(Guessed(tmp_path / "link", ""), 4096) as made:
-            assert made.name == f"/{files.job}-free"
-        Segment.unlink(made.name)
-        Segment.unlink(taken.name)
-
-
 def test_without_the_folder_of_the_job_no_memory_is_made(files):
     shutil.rmtree(files.folder)
     with pytest.raises(ConfigurationError, match="has something removed it"):
         Segment.create(files.center, 4096)
-
-
-def test_a_live_job_is_untouched(live_job):
-    make_old(*traces(live_job))
-    assert found(live_job) == set()
 
 
 def test_a_live_job_beside_a_dead_one_is_untouched(live_job, dead_job):
@@ -338,11 +264,6 @@ def test_a_center_that_outlived_its_job_is_found(live_job, dead_job):
     center = SHM_FOLDER / str(dead_job.center).lstrip("/")
     make_old(center)
     assert found(dead_job) == {center}
-
-
-def test_an_old_folder_without_shared_memory_is_found(files):
-    make_old(Path(files.folder))
-    assert found(files) == {Path(files.folder)}
 
 
 def test_what_is_no_job_is_left_alone(jobs_folder, files):
@@ -364,36 +285,12 @@ def test_a_folder_that_others_can_enter_is_refused(jobs_folder, mode):
     assert list(jobs_folder.iterdir()) == []
 
 
-def test_a_folder_reached_by_a_link_is_refused(jobs_folder, tmp_path):
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    jobs_folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(PlatoonError, match="only you can enter"):
-        JobFiles.create(1)
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 def test_a_folder_of_another_user_is_refused(jobs_folder):
     jobs_folder.mkdir(mode=0o700)
     os.chown(jobs_folder, 65534, 65534)
     with pytest.raises(PlatoonError, match="only you can enter"):
         JobFiles.create(1)
-
-
-def test_a_file_in_the_place_of_the_folder_is_refused(jobs_folder):
-    jobs_folder.write_text("x")
-    with pytest.raises(PlatoonError):
-        JobFiles.create(1)
-
-
-def test_a_job_whose_description_is_gone_does_not_hide_the_others(live_job):
-    broken = JobFiles(secrets.token_hex(6), "", 1)
-    folder = Path(live_job.folder).parent / broken.job
-    folder.mkdir(mode=0o700)
-    try:
-        with Segment.create(broken.job_state, 4096):
-            assert job_files.running() == [live_job]
-    finally:
-        Segment.unlink(broken.job_state)
 
 
 def test_jobs_of_another_namespace_are_neither_seen_nor_tidied_up(dead_job, live_job, monkeypatch):
@@ -471,20 +368,19 @@ def test_what_is_no_shared_memory_is_passed_over(place, dead_job, put):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-@pytest.mark.parametrize("put", STRANGERS)
-def test_nothing_that_another_user_puts_there_ends_a_command(put, tmp_path):
+def test_nothing_that_another_user_puts_there_ends_a_command(tmp_path):
     tmp_path.chmod(0o777)
     for parent in list(tmp_path.parents)[:2]:  # a slice of parents came with Python 3.10
         parent.chmod(0o755)
     user = 20_000 + secrets.randbelow(40_000)  # one of its own, as a command tidies up all that its user has
-    strange = SHM_FOLDER / f"platoon-{user}-{secrets.token_hex(6)}-state"
-    own = SHM_FOLDER / f"platoon-{user}-{secrets.token_hex(6)}-state"
+    own, *strange = (SHM_FOLDER / f"platoon-{user}-{secrets.token_hex(6)}-state" for _ in range(1 + len(STRANGERS)))
     own.write_bytes(bytes(100))
     os.chown(own, user, user)
+    age(own)
     try:
-        put(strange)
-        age(strange)
-        age(own)
+        for put, path in zip(STRANGERS, strange):
+            put(path)
+            age(path)
         for command, expected in (("jobs", ""), ("clean", f"removed           100 bytes  {own}")):
             done = subprocess.run(
                 [sys.executable, COMMAND_OF_NOBODY, str(user), command],
@@ -495,10 +391,11 @@ def test_nothing_that_another_user_puts_there_ends_a_command(put, tmp_path):
                 check=False,
             )
             assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
-        assert os.path.lexists(strange)
+        assert all(map(os.path.lexists, strange))
     finally:
         own.unlink(missing_ok=True)
-        strange.rmdir() if strange.is_dir() and not strange.is_symlink() else strange.unlink()
+        for path in strange:
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
@@ -584,12 +481,6 @@ def test_a_job_that_holds_its_folder_lives_though_its_shared_memory_cannot_be_se
     assert job_files.running() == []
 
 
-def test_what_has_just_been_removed_counts_as_removed(files):
-    left = job_files.Leftover(Path(files.folder), 0)
-    assert job_files.remove(left)
-    assert job_files.remove(left)
-
-
 def test_a_job_whose_controller_is_dead_does_not_lend_its_number_to_be_killed():
     """A late joiner has the job's memory open, and the number of the controller belongs to somebody else by now."""
     other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
@@ -607,16 +498,6 @@ def test_a_job_whose_controller_is_dead_does_not_lend_its_number_to_be_killed():
     finally:
         other.kill()
         other.communicate()
-
-
-@pytest.mark.parametrize("words", [["-"], ["-", "--rate"], [""], ["-c"], []])
-def test_a_controller_without_a_file_has_a_name_in_the_list_of_jobs(words):
-    files = JobFiles.create(1, origin=Origin(words))
-    try:
-        assert facts(files)["title"]
-        assert program_of(files)
-    finally:
-        files.remove()
 
 
 def test_a_log_is_never_written_through_a_link(tmp_path):
@@ -645,13 +526,6 @@ def test_what_is_written_as_a_whole_takes_the_place_of_a_link(tmp_path):
     assert not (tmp_path / "error.json").is_symlink()
     assert [(tmp_path / name).read_text() for name in ("error.json", "precious")] == ["new", "precious"]
     assert sorted(os.listdir(tmp_path)) == ["error.json", "precious"]
-
-
-def test_what_cannot_be_written_as_a_whole_leaves_nothing_behind(tmp_path):
-    (tmp_path / "error.json").mkdir()
-    with pytest.raises(IsADirectoryError):
-        write_whole(tmp_path / "error.json", b"new")
-    assert os.listdir(tmp_path) == ["error.json"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a link of root, as root")

@@ -1,6 +1,7 @@
 """The language of docs and docstrings, as far as a machine can hold it; CONTRIBUTING.md has the rules."""
 
 import ast
+import functools
 import importlib.util
 import re
 from pathlib import Path
@@ -52,6 +53,16 @@ def clauses(text):
     return [found for found in sentences if CLAUSE.match(found) and not re.search(r"\?\W*$", found)]
 
 
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def anchors(text):
+    """List the anchors of Markdown's headings as GitHub and the site make them."""
+    headings = re.findall(r"^#+ +(.*)$", prose(text), re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
+
+
 def passages(text):
     """Cut Markdown into paragraphs, list items and cells of tables; leave out headings."""
     for passage in re.split(r"\n\s*\n|\n(?=\s*(?:[|*-]|\d+\.)\s)", prose(text)):
@@ -59,15 +70,21 @@ def passages(text):
             yield from passage.split("|") if passage.lstrip().startswith("|") else [passage]
 
 
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
 def docstrings(path):
     """Yield the paragraphs of all docstrings of a file, with the name that each belongs to."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             for paragraph in re.split(r"\n\s*\n|\n-+\n", ast.get_docstring(node) or ""):
                 yield getattr(node, "name", "module"), paragraph
 
 
 def test_what_breaks_a_rule_is_seen():
+    assert anchors("# One\n\n## A `b.py`, and (c)\n```\n# none\n```\n") == {"one", "a-bpy-and-c"}
     wide = "x" * 60 + " " + "y" * 60
     assert long_lines(f"{wide}\n```\n{wide}\n```\n| {wide} |\n- {'z' * 120}\n{wide}") == [1, 7]
     assert wide_code(f"{wide}\n```sh\n{wide}\n```\n```text\n{wide}\n```\n```python\nx\n```") == [wide]
@@ -86,31 +103,49 @@ def test_what_breaks_a_rule_is_seen():
     ]
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_lines_of_docs_are_not_too_long(path):
-    assert long_lines(path.read_text()) == []
+def wrong_clauses(path):
+    return [found for passage in passages(path.read_text()) for found in clauses(passage)]
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_code_in_docs_needs_no_scroll_bar(path):
-    assert wide_code(path.read_text()) == []
+def wrong_links(path):
+    """List the links of a page that lead to no file, or to no heading in it."""
+    wrong = []
+    for link in LINK.findall(prose(path.read_text())):
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        if "://" not in link and not (
+            target.exists() and (not anchor or target.suffix != ".md" or anchor in anchors(target.read_text()))
+        ):
+            wrong.append(link)
+    return wrong
 
 
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_sentences_of_docs_have_an_actor(path):
-    assert [found for passage in passages(path.read_text()) for found in clauses(passage)] == []
+def missing_sentence(path):
+    """Return what a module has in place of a first sentence that says what it is for."""
+    first = (ast.get_docstring(tree_of(path)) or "").split("\n\n")[0]
+    return "" if re.search(r"[.:]$", first) else first or "no docstring"
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_every_module_says_in_a_sentence_what_it_is_for(path):
-    text = ast.get_docstring(ast.parse(path.read_text()))
-    assert text is not None
-    assert re.search(r"[.:]$", text.split("\n\n")[0])
+def wrong_docstrings(path):
+    return [(name, found) for name, text in docstrings(path) for found in clauses(text)]
 
 
-@pytest.mark.parametrize("path", MODULES, ids=name_of)
-def test_sentences_of_docstrings_have_an_actor(path):
-    assert [(name, found) for name, text in docstrings(path) for found in clauses(text)] == []
+@pytest.mark.parametrize(
+    ("rule", "files"),
+    [
+        (lambda path: long_lines(path.read_text()), DOCS),
+        (lambda path: wide_code(path.read_text()), DOCS),
+        (wrong_clauses, DOCS),
+        (wrong_links, DOCS),
+        (missing_sentence, MODULES),
+        (wrong_docstrings, MODULES),
+    ],
+    ids=["long lines", "code that needs a scroll bar", "clauses", "links", "first sentences", "docstrings"],
+)
+def test_no_file_breaks_the_rule(rule, files):
+    found = {name_of(path): rule(path) for path in files}
+    assert len(found) > 10
+    assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
 def test_things_have_one_name():
@@ -122,40 +157,13 @@ def test_things_have_one_name():
     assert {name: words for name, words in found.items() if words} == {}
 
 
-LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
-
-
-def anchors(text):
-    """List the anchors of Markdown's headings as GitHub and the site make them."""
-    headings = re.findall(r"^#+ +(.*)$", prose(text), re.MULTILINE)
-    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower() for heading in headings]
-    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
-
-
-def test_headings_have_the_anchors_of_github():
-    assert anchors("# One\n\n## A `b.py`, and (c)\n```\n# none\n```\n") == {"one", "a-bpy-and-c"}
-
-
-@pytest.mark.parametrize("path", DOCS, ids=name_of)
-def test_links_of_docs_lead_to_files_and_headings(path):
-    wrong = []
-    for link in LINK.findall(prose(path.read_text())):
-        file, _, anchor = link.partition("#")
-        target = (path.parent / file).resolve() if file else path
-        if "://" not in link and not (
-            target.exists() and (not anchor or target.suffix != ".md" or anchor in anchors(target.read_text()))
-        ):
-            wrong.append(link)
-    assert wrong == []
-
-
 # The drawings of docs/design_ways.md: a file and a function in each line of a block.
 STEP = re.compile(r"^ *([a-z][\w/]*\.py) +([A-Za-z_]\w*(?:\.\w+)?)(?= |$)", re.MULTILINE)
 
 
 def defines(path, name):
     """Tell whether a file defines a function, a class or a method."""
-    node = ast.parse(path.read_text())
+    node = tree_of(path)
     for part in name.split("."):
         node = next((inner for inner in node.body if getattr(inner, "name", None) == part), None)
         if node is None:

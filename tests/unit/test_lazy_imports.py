@@ -41,14 +41,6 @@ def test_the_overview_needs_no_subcommand_and_no_job(words):
     assert {name for name in loaded if name.startswith(prefix)} == set()
 
 
-def test_the_overview_has_each_subcommand_with_its_line():
-    printed, _ = loaded_after(
-        "from platoon_base.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass"
-    )
-    rows = dict(re.findall(r"^  (\w+)  +(\S.*)$", printed.partition("Commands:")[2], re.MULTILINE))
-    assert rows == commands.SUBCOMMANDS
-
-
 def test_each_subcommand_is_a_module_with_a_command_of_that_name():
     folder = Path(commands.__file__).parent
     modules = {path.stem for path in folder.glob("[a-z]*.py")} - {"arguments"}

@@ -33,14 +33,6 @@ def test_alone_no_rate_changes(how):
     assert [warmup.at(epochs) for epochs in (0, 0.5, 2)] == [0.1, None, None]
 
 
-def test_the_square_root_keeps_the_covariance_of_a_step():
-    """Steps of mean gradients of 4 B rows at twice the rate vary as those of B rows do: drawn by NumPy."""
-    rows = np.random.RandomState(0).randn(20_000, 4, 8)  # 4 workers with 8 rows each
-    one = 0.1 * rows[:, 0].mean(axis=1)
-    four = scaled(0.1, 4, "sqrt") * rows.mean(axis=(1, 2))
-    assert four.var() == pytest.approx(one.var(), rel=0.05)
-
-
 @pytest.mark.parametrize(("how", "factor"), [("linear", 4), ("sqrt", 2)])
 def test_the_warmup_is_a_straight_line_from_the_rate_of_one_to_that_of_all(how, factor):
     warmup = Warmup(0.8, 2.5, 4, how)

@@ -165,18 +165,6 @@ def test_extreme_values_are_those_of_the_codecs(folder, name):
             np.testing.assert_array_equal(found[0], want)  # NaN may have other bits
 
 
-def test_what_is_dropped_comes_later(folder):
-    codec, rng = codec_of("int2"), np.random.default_rng(7)
-    job = Job((2, 1), codec, folder)
-    arrays = [rng.standard_normal(30000).astype("f4") for _ in range(3)]
-    exact, total = np.mean(arrays, axis=0, dtype="f8"), np.zeros(30000)
-    errors = []
-    for step in range(1, 41):
-        total += job.all_reduce(arrays, "mean")[0]
-        errors.append(np.abs(total / step - exact).max())
-    assert errors[-1] < errors[0] / 10
-
-
 def test_hosts_exchange_few_bytes(folder):
     job = Job((3, 2), codec_of("int8"), folder)
     job.all_reduce([np.ones(100_000, "f4")] * 5, "sum")

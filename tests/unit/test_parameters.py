@@ -52,28 +52,6 @@ def test_another_array_is_copied_out_and_back(kind):
     assert (memory != whole).sum() == 12, "what lies between the elements of the view is not its own"
 
 
-def test_other_arrays_can_be_given_back():
-    w = np.zeros((2, 2))
-    parameters = Parameters([w])
-    parameters.give_back([np.arange(4.0).reshape(2, 2)])
-    np.testing.assert_array_equal(w, [[0, 1], [2, 3]])
-
-
-def test_a_scalar_goes_out_and_back():
-    scale = np.array(3.0)
-    parameters = Parameters([scale])
-    (borrowed,) = parameters.borrow()
-    borrowed += 1
-    parameters.give_back([borrowed])
-    assert scale == 4.0
-
-
-def test_a_scalar_keeps_its_shape():
-    parameters = Parameters([np.array(3.0)])
-    assert parameters.layout.specs[0].shape == ()
-    assert parameters.borrow()[0].shape == ()
-
-
 class SharedVariable:
     """Has the methods of Theano's shared variables."""
 
@@ -108,20 +86,6 @@ def test_a_shared_variable_whose_memory_cannot_be_used_is_copied_out_and_set(kin
     np.testing.assert_array_equal(variable.value, before + 100)
 
 
-def test_order_shapes_and_dtypes_make_the_layout():
-    parameters = Parameters([np.zeros((2, 3), "float32"), np.zeros(4)])
-    assert parameters.layout.specs == (
-        ("parameter 0", (2, 3), "float32"),
-        ("parameter 1", (4,), "float64"),
-    )
-    assert len(parameters) == 2
-
-
-def test_any_iterable_will_do():
-    assert len(Parameters(np.zeros(i + 1) for i in range(3))) == 3
-    assert len(Parameters({"W": np.zeros(1), "b": np.ones(1)}.values())) == 2
-
-
 def read_only():
     array = np.zeros(3)
     array.flags.writeable = False
@@ -152,42 +116,10 @@ def read_only():
         (as_strided(np.zeros(3), (3,), (0,)), "got parameter 1, of which several elements are the same memory"),
         (as_strided(np.zeros(9), (4, 3), (16, 8)), "got parameter 1, of which several elements are the same memory"),
     ],
-    ids=[
-        "float",
-        "list",
-        "None",
-        "str",
-        "scalar",
-        "int",
-        "bool",
-        "complex",
-        "object",
-        "byte order",
-        "read-only",
-        "broadcast",
-        "structured",
-        "records",
-        "masked",
-        "masked view",
-        "masked with a name",
-        "masked variable",
-        "no strides",
-        "windows",
-    ],
 )
 def test_what_cannot_be_averaged_is_refused_by_its_number(wrong, text):
     with pytest.raises(ConfigurationError, match=text):
         Parameters([np.zeros(2), wrong])
-
-
-def test_no_parameters_are_refused():
-    with pytest.raises(ConfigurationError, match="no parameters"):
-        Parameters([])
-
-
-def test_one_array_is_not_a_list():
-    with pytest.raises(ConfigurationError, match="pass a list, even of one"):
-        Parameters(np.zeros((3, 2)))
 
 
 def test_a_parameter_given_twice_is_refused():
@@ -217,12 +149,6 @@ def test_views_that_only_interleave_are_taken(tmp_path):
     np.testing.assert_array_equal(w[1], np.arange(106.0, 112))
     np.testing.assert_array_equal(matrix, np.full((2, 2), 101))
     np.testing.assert_array_equal(mapped, np.full(3, 100))
-
-
-@pytest.mark.parametrize("wrong", [None, 3])
-def test_what_is_no_list_is_refused(wrong):
-    with pytest.raises(ConfigurationError):
-        Parameters(wrong)
 
 
 class ArrayOnDevice(CudaArray):

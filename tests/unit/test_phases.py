@@ -100,35 +100,6 @@ def test_batches_are_loaded_in_the_time_until_each_comes(timed):
     assert [int(compute[bins_of(s)]) for s in (1.0, 2.0, 3.0)] == [1, 1, 1]
 
 
-def test_a_phase_ends_with_the_exception_that_leaves_it(timed):
-    spend, clock, read = timed
-    clock.step(1)
-
-    def failing():
-        with clock.phase(LOADING):
-            spend(1.0)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        failing()
-    spend(2.0)
-    clock.step(1)
-    assert (seconds_of(read())["loading"], seconds_of(read())["compute"]) == (1.0, 2.0)
-
-
-def test_steps_that_are_counted_together_are_equal_parts(timed):
-    spend, clock, read = timed
-    clock.step(1)
-    spend(1.0)
-    with clock.phase(SYNC):
-        spend(0.5)
-    clock.step(4)
-    counts = dict(zip(PARTS, read().counts))
-    assert counts["compute"][bins_of(0.25)] == 4
-    assert counts["sync"][bins_of(0.125)] == 4
-    assert counts["waiting"][0] == counts["loading"][0] == 4
-
-
 def test_short_steps_are_counted_many_at_once_and_the_last_ones_at_the_end(timed):
     spend, clock, read = timed
     clock.step(1)
@@ -182,38 +153,6 @@ def test_steps_that_are_timed_ahead_count_once_in_each_bin(timed):
     assert read().counts[PARTS.index("compute")].tolist() == expected.tolist()
 
 
-def test_steps_ahead_stay_so_while_fewer_or_others_are_counted(timed):
-    spend, clock, read = timed
-    clock.step(1)
-    spend(1.0)
-    clock.step_ahead(3)
-    in_thread(lambda: clock.step(2))
-    clock.step(-1)
-    clock.step(2)
-    assert clock.ahead == 1
-    spend(2.0)
-    clock.step(3)
-    expected = 3 * np.eye(BINS, dtype=int)[bins_of(1 / 3)] + 2 * np.eye(BINS, dtype=int)[bins_of(1.0)]
-    assert read().counts[PARTS.index("compute")].tolist() == expected.tolist()
-
-
-def test_another_thread_is_not_timed(timed):
-    spend, clock, read = timed
-    clock.step(1)
-
-    def other():
-        with clock.phase(SYNC):
-            spend(1.0)
-        clock.step(1)
-
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join(30)
-    clock.step(1)
-    assert seconds_of(read()) == {**dict.fromkeys(PHASES, 0.0), "compute": 1.0}
-    assert read().counts.sum() == len(PARTS)
-
-
 def in_thread(call):
     thread = threading.Thread(target=call)
     thread.start()
@@ -239,23 +178,6 @@ def test_calls_from_a_compiled_program_are_no_computation(timed):
         spend(8.0)
     clock.step(1)
     assert clock.seconds["collective"] == 10.0
-
-
-def test_calls_from_a_program_that_runs_beside_other_phases_take_no_time_from_later_steps(timed):
-    spend, clock, read = timed
-    clock.step(1)
-    spend(1.0)
-    with clock.phase(LOADING):
-
-        def call_of_program():
-            with clock.call_of_program():
-                spend(2.0)
-
-        in_thread(call_of_program)
-    clock.step(1)
-    spend(4.0)
-    clock.step(1)
-    assert seconds_of(read()) == {**dict.fromkeys(PHASES, 0.0), "compute": 5.0, "loading": 2.0}
 
 
 def test_a_forked_child_is_not_timed(timed):
@@ -314,13 +236,3 @@ def test_steps_of_any_number_type_are_counted(timed, steps):
     spend(0.3)
     clock.step(steps)
     assert read().counts[0].tolist() == [3 * (index == bins_of(0.1)) for index in range(BINS)]
-
-
-def test_a_number_of_steps_without_bound_does_not_end_a_training(timed):
-    spend, clock, read = timed
-    clock.step(1)
-    for steps in 2**31, 2**31, -(2**40), 2**40:
-        spend(1.0)
-        clock.step(steps)
-    assert read().counts.max() == 2**32 - 1
-    assert seconds_of(read())["compute"] == pytest.approx(4.0)

@@ -90,19 +90,6 @@ def test_options_of_several_hosts_without_their_number_are_refused(given, said):
     assert find_place({}, 1, *given[1:]) == LOCAL
 
 
-def test_an_engine_says_of_how_many_hosts_an_endpoint_is():
-    assert find_place(srun(1, 0, "1"), None, None, "10.0.0.1") == LOCAL
-    assert find_place(srun(2, 1, "1(x2)", 1), None, None, "10.0.0.1")[:2] == (2, 1)
-    assert find_place({"PET_NNODES": "1"}, None, None, "10.0.0.1") == LOCAL
-
-
-def test_a_launcher_with_an_endpoint_alone_starts_nothing(platoon, write_script):
-    done = platoon("launch", "-n", 1, "--rdzv-endpoint", "127.0.0.1:9", write_script("print('trained')"))
-    assert done.returncode == 2
-    assert "say --nnodes N" in " ".join(done.stderr.split())
-    assert "trained" not in done.stdout
-
-
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
@@ -143,23 +130,6 @@ def test_a_launcher_of_several_trains_no_model_of_its_own(platoon, write_script,
     assert "there is no key in no" in done.stderr
     assert not (tmp_path / "platoon_logs").exists()
     assert "trained" in platoon("launch", "--nnodes", 1, "-n", 1, script, environment=variables).stdout
-
-
-def test_a_launcher_that_cannot_find_the_first_is_told_of_the_option(platoon, write_script, tmp_path):
-    for host in (0, 1):
-        (tmp_path / "key").write_text("00" * 32)
-        (tmp_path / "key").chmod(0o600)
-        variables = {**mpirun(2, host, 1), "PLATOON_KEY_FILE": str(tmp_path / "key")}
-        done = platoon("launch", "-n", 1, write_script("print('trained')"), environment=variables)
-        assert done.returncode == 2
-        assert f"this is host {host} of 2, says mpirun" in done.stderr
-        assert "--rdzv-endpoint HOST:PORT" in done.stderr
-
-
-def test_a_study_refuses_several_launchers(platoon, write_script):
-    done = platoon("tune", "-n", 2, write_script("print('trained')"), environment=srun(2, 1, "1(x2)", 1))
-    assert done.returncode == 2
-    assert "this is host 1 of 2, says srun" in done.stderr
 
 
 def test_the_originals_launcher_refuses(write_script, tmp_path):

@@ -3,7 +3,6 @@
 import importlib.util
 import io
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -87,18 +86,6 @@ def test_the_curves_have_their_colors_where_the_svg_has_them():
     assert of_color(pixels, LIGHT["line"]).any()
 
 
-def test_drawings_of_a_sheet_do_not_overlap():
-    tall = chart("tall", curves(*((f"a curve with a long name {i}", i) for i in range(9))))
-    root = ElementTree.fromstring(sheet([chart("a", curves(("a", 1))), tall, tall, chart("b", curves(("b", 1)))]))
-    cells = [[float(cell.get(name)) for name in ("x", "y", "width", "height")] for cell in root.findall(f"{SVG}svg")]
-    assert len(cells) == 4
-    for index, (x, y, width, height) in enumerate(cells):
-        assert x + width <= float(root.get("width"))
-        assert y + height <= float(root.get("height"))
-        for left, top, _, _ in cells[index + 1 :]:
-            assert left >= x + width or top >= y + height
-
-
 TEXTS = "import sys; from platoon_base.cli.png import as_png; sys.stdout.buffer.write(as_png(sys.stdin.read()))"
 NO_FONTS = (
     "for folder in /usr/share/fonts /usr/local/share/fonts /etc/fonts; do "
@@ -155,27 +142,6 @@ def report_on(recorder, path):
 
 
 @needs_png
-def test_charts_of_training_and_validation_are_in_files_of_their_own(recorder, tmp_path):
-    curve = values((1.0, 2.0), (9.0, 1.0))
-    recorder.values = {"loss": curve, "val_loss": curve, "valid_error_rate": curve, "rate": curve}
-    report_on(recorder, tmp_path / "run.html")
-    figures = re.findall("<figure>.*?</figure>", (tmp_path / "run.html").read_text(), re.DOTALL)
-    heights = {re.search("<title>(.*?)</title>", each)[1]: float(re.search(r"viewBox=\"0 0 420 ([\d.]+)\"", each)[1])
-               for each in figures}  # fmt: skip
-    assert list(heights) == ["Training loss", "val_loss", "valid_error_rate", "rate", "Steps per second"]
-    assert {path.name for path in tmp_path.glob("*.png")} == {"run_training.png", "run_validation.png"}
-    sizes = {}
-    for name in ("training", "validation"):
-        pixels = decoded((tmp_path / f"run_{name}.png").read_bytes())
-        sizes[name] = pixels.shape[:2]
-        assert of_color(pixels, COLORS[0]).any()
-    # Two in a row: training loss, loss, rate, steps per second; loss, valid_error_rate.
-    (height,) = set(heights.values())
-    row, across = 2 * (height + 26 + 16), 2 * (2 * 436 + 16)
-    assert sizes == {"training": (2 * row + 32, across), "validation": (row + 32, across)}
-
-
-@needs_png
 def test_a_job_that_reported_nothing_replaces_the_pictures_of_an_earlier_one(tmp_path):
     for name in ("run_training.png", "run_validation.png"):
         (tmp_path / name).write_text("of an earlier job")
@@ -196,12 +162,6 @@ def test_a_picture_that_cannot_be_written_costs_itself_alone(recorder, tmp_path,
 def trials():
     curve = [Reported(10.0 * i, 5.0 * i, 1 / i) for i in range(1, 4)]
     return [Trial(Method(2, words=(ODD,)), 0, {ODD: curve})]
-
-
-def test_any_text_is_well_formed_in_svg():
-    for svg in (sheet([chart(ODD, curves((ODD, 1.0)))]), picture(ODD, trials(), Watched(ODD, False), [], "steps")):
-        texts = [each.text for each in ElementTree.fromstring(svg.encode()).iter(f"{SVG}text")]
-        assert any(r"<a & b> \x01\x00\ufffe \udcff 損失" in text for text in texts)
 
 
 @needs_png
@@ -231,14 +191,3 @@ def test_a_request_without_the_library_is_refused_before_the_job(without_library
     script = script_path("run_report_phases")
     with pytest.raises(ConfigurationError, match=f"got .*{words[-1]}.*{without_library}.* not installed here.*{PIP}"):
         CliRunner().invoke(command, [*words, str(script)], catch_exceptions=False)
-
-
-def test_without_the_library_the_page_and_csv_are_written(without_library, recorder, tmp_path, capsys):
-    report_on(recorder, tmp_path / "run.html")
-    assert {path.name for path in tmp_path.iterdir()} == {"run.html", "run_values.csv", "run_workers.csv"}
-    assert capsys.readouterr() == ("", "")
-
-
-def test_pictures_without_a_report_are_refused():
-    with pytest.raises(ConfigurationError, match="got --report-png without --report: add --report FILE.html"):
-        CliRunner().invoke(launch, ["--report-png", str(script_path("run_report_phases"))], catch_exceptions=False)

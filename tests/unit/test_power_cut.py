@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from platoon_base.checkpoints.files import About, Checkpoint, CheckpointFolder, read_checkpoint
-from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.system.folder_lock import LOCK_FILE
 
@@ -157,12 +156,3 @@ def test_new_folders_are_there_after_a_cut_too(tmp_path, monkeypatch, is_removed
     kept.save(make(1))
     kept.close()
     assert {folder.stat().st_ino for folder in (kept.path, *list(kept.path.parents)[:3])} <= forced
-
-
-def test_a_half_written_file_would_be_noticed(tmp_path):
-    kept = CheckpointFolder(tmp_path)
-    path = kept.save(make(1))
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(ConfigurationError):
-        value_of(path)
-    kept.close()

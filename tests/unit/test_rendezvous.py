@@ -18,26 +18,6 @@ def test_a_sum_is_complete_with_the_last_contribution():
     assert replies(job.ask(1, total(loss=(0.0, 1.0)))) == dict.fromkeys("012", expected)
 
 
-def test_a_sum_waits_for_launched_workers_that_have_not_joined():
-    job = Job(2).join(0)
-    assert job.ask(0, total()) == []
-    job.join(1)
-    assert set(replies(job.ask(1, total()))) == {"0", "1"}
-
-
-def test_the_same_name_can_be_used_again():
-    job = Job(2).join(0, 1)
-    for value in (1.0, 2.0):
-        job.ask(0, total(m=(value, 1.0)))
-        assert replies(job.ask(1, total(m=(value, 1.0))))["0"].pairs == {"m": (2 * value, 2.0)}
-
-
-def test_sums_of_different_names_do_not_mix():
-    job = Job(3).join(0, 1, 2)
-    assert job.ask(0, total("train", m=(1.0, 1.0))) == []
-    assert job.ask(1, total("valid", m=(5.0, 1.0))) == []
-
-
 def test_a_wait_that_nobody_can_end_is_refused_for_all():
     job = Job(3).join(0, 1, 2)
     job.ask(0, total("train"))
@@ -104,20 +84,6 @@ def test_what_a_lost_worker_contributed_does_not_count():
     assert replies(job.ask(1, total(m=(2.0, 1.0)))) == {"1": msg.Sums(pairs={"m": (2.0, 1.0)}, ranks=[1], lost=[0])}
 
 
-def test_the_lost_stay_listed():
-    job = Job(2).join(0, 1)
-    job.coordinator.worker_ended(1, lost=True)
-    for _ in range(2):
-        assert job.answer(0, total()).lost == [1]
-
-
-def test_nobody_waits_for_a_late_joiner_that_has_done_nothing_yet():
-    job = Job(1).join(0)
-    job.answer("late", hello())
-    assert job.coordinator.roster.awaited == {0}
-    assert job.answer(0, total()).ranks == [0]
-
-
 def test_a_late_joiner_is_waited_for_once_it_has_met_the_others():
     job = Job(1).join(0)
     job.ask(0, init())
@@ -166,22 +132,6 @@ def test_vectors_are_added_in_the_order_of_the_ranks_whoever_comes_first():
     assert [reply.ranks for reply in answered.values()] == [[0, 1, 2]] * 3
 
 
-def test_what_is_not_finite_passes_through_a_sum_of_vectors():
-    job = Job(2).join(0, 1)
-    job.ask(0, arrays(values=[np.nan, np.inf, np.inf, 1e308]))
-    reply = replies(job.ask(1, arrays(values=[1.0, 1.0, -np.inf, 1e308])))["0"]
-    np.testing.assert_array_equal(vector_of(reply), [np.nan, np.inf, np.nan, np.inf])
-
-
-def test_the_vector_of_a_lost_worker_does_not_count():
-    job = Job(3).join(0, 1, 2)
-    for rank in (0, 1):
-        job.ask(rank, arrays(values=[2.0**rank]))
-    assert job.coordinator.worker_ended(0, lost=True) == []
-    reply = replies(job.ask(2, arrays(values=[4.0])))["1"]
-    assert (vector_of(reply), reply.ranks, reply.lost) == ([6.0], [1, 2], [0])
-
-
 @pytest.mark.parametrize(
     ("odd", "words"),
     [
@@ -203,12 +153,6 @@ def test_arrays_of_different_shapes_are_refused_for_all_with_who_passed_what(odd
     for rank in (0, 1):
         assert job.ask(rank, arrays(values=[1.0])) == []
     assert vector_of(replies(job.ask(2, arrays(values=[1.0])))["0"]) == [3.0], "the next sum is a new one"
-
-
-def test_all_may_add_nothing():
-    job = Job(2).join(0, 1)
-    job.ask(0, arrays(values=[], shapes=[]))
-    assert replies(job.ask(1, arrays(values=[], shapes=[])))["0"].vector == b""
 
 
 def test_a_vector_of_half_a_number_is_refused():
@@ -265,35 +209,6 @@ def test_who_gave_up_is_waited_for_again():
     assert job.coordinator.next_deadline is None
     assert job.ask(1, total(timeout_s=10)) == []
     assert set(replies(job.ask(0, total(timeout_s=10)))) == {"0", "1"}
-
-
-def test_who_waited_as_long_is_not_missing():
-    job = Job(3).join(0, 1, 2)
-    job.ask(0, total(timeout_s=10))
-    job.ask(1, total(timeout_s=10))
-    answered = replies(job.tick(110))
-    assert set(answered) == {"0", "1"}
-    for reply in answered.values():
-        require_failure(reply, "CollectiveTimeoutError", "rank 2")
-        assert "rank 0" not in reply.message
-        assert "rank 1" not in reply.message
-
-
-def test_without_waits_there_is_no_deadline():
-    job = Job(1).join(0)
-    assert job.coordinator.next_deadline is None
-    assert job.tick(1e9) == []
-
-
-def test_a_worker_waits_for_one_thing_at_a_time():
-    job = Job(3).join(0, 1, 2)
-    for i in range(100):
-        given_up = replies(job.ask(0, total(f"epoch {i}")))
-        if i:
-            require_failure(given_up["0"], "ProtocolError", "asked for something else meanwhile")
-    job.ask(1, total("epoch 99"))
-    assert replies(job.ask(2, total("epoch 99"))).keys() == {"0", "1", "2"}
-    assert job.coordinator.next_deadline is None
 
 
 def test_a_rank_that_comes_again_goes_on_and_is_late():
@@ -366,13 +281,6 @@ def test_a_round_goes_on_without_those_that_wait_elsewhere():
     assert set(replies(job.ask(2, total("epoch 1")))) == {"0", "1", "2"}
 
 
-def test_a_round_waits_for_who_still_trains():
-    job = Job(3).join(0, 1, 2)
-    assert job.ask(0, total("epoch 1")) == []
-    assert job.ask(1, ROUND) == []
-    assert rounds_of(replies(job.coordinator.worker_ended(2, lost=True))) == {"1": 1}
-
-
 def made(number):
     return msg.RoundsMade(number=number, timeout_s=10.0)
 
@@ -398,13 +306,6 @@ def test_rounds_are_not_compared_while_others_make_some():
     assert set(answered) == {"0", "1", "2"}
 
 
-def test_one_that_leaves_a_round_unfinished_does_not_end_it_for_the_others():
-    job = Job(3).join(0, 1, 2)
-    job.ask(0, ROUND)
-    job.ask(1, ROUND)
-    assert rounds_of({p: r for p, r in replies(job.ask(2, msg.Leave())).items() if p != "2"}) == {"0": 1, "1": 1}
-
-
 def test_waits_for_different_calls_are_refused_though_one_that_came_later_waits_in_a_round():
     job = Job(2).join(0, 1)
     job.answer("late", hello())
@@ -412,21 +313,6 @@ def test_waits_for_different_calls_are_refused_though_one_that_came_later_waits_
     job.ask(0, total("train"))
     answered = replies(job.ask(1, total("valid")))
     require_failure(answered["0"], "ProtocolError", "all workers wait")
-
-
-def test_a_late_joiner_meets_the_others_in_their_next_round_and_is_waited_for_then():
-    job = Job(1).join(0)
-    job.answer("late", hello())
-    assert rounds_of(replies(job.ask(0, ROUND))) == {"0": 1}
-    assert job.ask("late", ROUND) == []
-    assert rounds_of(replies(job.ask(0, ROUND))) == {"0": 2, "late": 2}
-    assert job.ask(0, ROUND) == []
-
-
-def test_a_round_that_is_too_long_names_who_is_missing():
-    job = Job(2).join(0, 1)
-    job.ask(0, ROUND)
-    require_failure(replies(job.tick(110))["0"], "CollectiveTimeoutError", "'synchronization round'", "rank 1")
 
 
 def test_a_group_is_formed_without_late_joiners():
@@ -441,8 +327,3 @@ def test_a_group_is_formed_without_late_joiners():
     assert job.ask(0, total()) == []
     assert job.ask(1, total()) == []
     assert set(replies(job.ask("late", total()))) == {"0", "1", "late"}
-
-
-def test_a_wait_without_end_is_refused():
-    reply = Job(2).join(0, 1).answer(0, total(timeout_s=float("nan")))
-    require_failure(reply, "ProtocolError", "timeout_s=nan")

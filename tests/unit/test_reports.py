@@ -52,14 +52,6 @@ def test_a_value_that_was_kept_is_sent_once_it_is_due():
     assert time.monotonic() - began > 0.04
 
 
-def test_without_a_period_all_is_sent():
-    sent = Sent()
-    reports = Reports(sent, every_s=0.0)
-    for loss in (1.0, 0.5, 0.25):
-        reports.add({"loss": loss}, 1.0)
-    assert sent == [{"loss": 1.0}, {"loss": 0.5}, {"loss": 0.25}]
-
-
 def test_values_that_could_not_be_sent_are_kept():
     sent = Sent()
     reports = Reports(sent, every_s=1e6)

@@ -45,24 +45,11 @@ def test_workers_by_hand_of_an_unknown_number_all_join_late():
     assert job.coordinator.roster.awaited == set()
 
 
-def test_a_late_joiner_does_not_take_the_place_of_one_that_left():
-    job = Job(1).join(0)
-    job.answer("late", hello())
-    job.ask("late", msg.Leave())
-    assert job.answer("later", hello()).rank == 2
-
-
 def test_local_ranks_count_the_workers_of_one_host():
     job = Job(1)
     job.answer(0, hello(rank=0, host="a"))
     places = [job.answer(name, hello(host=name[0])) for name in ("b1", "a1", "b2")]
     assert [(p.rank, p.local_rank, p.local_size) for p in places] == [(1, 0, 1), (2, 1, 2), (3, 1, 2)]
-
-
-def test_a_rank_is_taken_once():
-    job = Job(2).join(0)
-    require_failure(job.answer("other", hello(rank=0)), "ConfigurationError", "rank 0 is taken", "4711", "here")
-    assert job.coordinator.roster[0].peer == b"0"
 
 
 def test_a_rank_whose_worker_was_lost_can_be_taken_again():
@@ -83,10 +70,6 @@ def test_another_protocol_is_refused():
     reply = job.answer("x", hello(rank=0, protocol=msg.PROTOCOL + 1))
     require_failure(reply, "ProtocolError", f"got protocol {msg.PROTOCOL + 1}")
     job.join(0)
-
-
-def test_a_second_hello_is_refused():
-    require_failure(Job(2).join(0).answer(0, hello(rank=1)), "ProtocolError", "already")
 
 
 def test_a_full_job_is_full():
@@ -129,10 +112,6 @@ def test_a_process_that_fails_after_its_goodbye_is_lost():
     job.ask(1, msg.Leave())
     assert job.coordinator.worker_ended(1, lost=True) == []
     assert job.answer(0, total()).lost == [1]
-
-
-def test_the_end_of_a_process_that_is_no_worker_does_nothing():
-    assert Job(2).coordinator.worker_ended(99, lost=True) == []
 
 
 def require_exact(roster):

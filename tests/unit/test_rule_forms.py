@@ -21,7 +21,6 @@ from platoon_base.layout import Layout
 from platoon_base.rules import Adopt, CenterState, Form, LocalState, OuterRule, Rule, require_rule
 from platoon_base.rules.center import form_of, local_sources, momenta
 from platoon_base.rules.forms import COMPILED
-from platoon_base.rules.outer import step_form_of
 
 pytestmark = pytest.mark.base
 
@@ -267,19 +266,6 @@ def test_a_rule_of_the_users_own_is_one_declaration():
     x, c, s_x, m, s = (np.full(2, value) for value in (8.0, 4.0, 0.0, 2.0, 3.0))
     rule.sync(x, c, (s_x,), (m, s))
     assert [array[0] for array in (x, c, s_x, m, s)] == [6, 6, 3, 2, 5]
-
-
-def test_loops_in_c_are_those_of_the_packages_form_alone():
-    """A rule of the user's own may have the name of one of this package; its equations are others."""
-    kernel, form = "easgd", Form("c := c + beta * (x - c)\nx := c", ("beta",))
-    members = {"kernel": kernel, "form": form, "kernel_args": lambda self: (0.5,)}
-    rule = type("Other", (Rule,), members)()
-    x, c = np.full(4, 3.0), np.full(4, 1.0)
-    apply(rule, [(x, c, (), ())])
-    assert (x[0], c[0]) == (2, 2)
-    members = {"step_kernel": "outer_mean", "form": Form("c := c + d * 2")}
-    assert step_form_of(type("Other", (OuterRule,), members)()) is None
-    assert step_form_of(rules.LocalSGD()) is rules.LocalSGD.form
 
 
 NEW_RULE = '''"""A rule that was not there before."""

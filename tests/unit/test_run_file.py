@@ -4,7 +4,6 @@ import os
 import re
 from pathlib import Path
 
-import click
 import pytest
 
 from platoon_base.cli.commands.launch import command
@@ -76,15 +75,6 @@ def test_what_the_command_line_says_of_workers_leaves_out_what_the_file_says_oth
     assert (context.params["workers"], context.params["devices"]) == (workers, devices)
     again = command.make_context("launch", [*given_options(context, {"config"}), "a.py"])
     assert (again.params["workers"], again.params["devices"]) == (workers, devices)
-
-
-def test_a_file_may_begin_with_the_mark_of_utf_8(parse):
-    assert parse('\ufeffscript = "a.py"').params["script"] == "a.py"
-
-
-def test_a_script_of_the_command_line_comes_with_its_own_arguments(parse):
-    params = parse('script = "a.py"\nargs = ["--x"]\nmodule = false', "b.py").params
-    assert (params["script"], params["args"]) == ("b.py", ())
 
 
 def test_a_table_of_arguments_becomes_options_of_the_script(parse):
@@ -174,14 +164,3 @@ def test_the_file_of_the_guide_is_read(parse):
     params = parse(text).params
     assert (params["workers"], params["args"][:2]) == (4, ("--model", "resnet"))
     assert (default_rule(), default_period()) == (EASGD(alpha=0.25), 4)
-
-
-def test_all_unknown_keys_are_named_at_once_and_a_missing_file(parse, tmp_path):
-    assert refused(parse, "worker = 1\nsede = 2", "a.py").splitlines() == [
-        "run.toml, line 1: there is no key worker. Did you mean workers?",
-        "run.toml, line 2: there is no key sede. Did you mean seed?",
-    ]
-    with pytest.raises(ConfigurationError, match="cannot be read: No such file"):
-        command.make_context("launch", ["--config", str(tmp_path / "none.toml"), "a.py"])
-    with pytest.raises(click.MissingParameter):
-        parse("workers = 2")

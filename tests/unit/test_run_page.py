@@ -36,12 +36,6 @@ def entry(at, rank, before, after, why=""):
     return Entry(at, "rank", [rank], before, after, why)
 
 
-def test_higher_values_are_higher_and_later_ones_further_right():
-    first, second = pixels(figure("loss", [Series("a", [(0, 3), (5, 2)]), Series("b", [(0, 2), (10, 1)])]))
-    assert first[0][0] < first[1][0] < second[1][0]
-    assert first[0][1] < first[1][1] == second[0][1] < second[1][1]
-
-
 @pytest.mark.parametrize(
     "points",
     [
@@ -64,27 +58,6 @@ def test_any_values_are_drawn_within_the_panel(points):
     root = figure("values", [Series("<a & b>", points)])
     assert all(52 <= x <= 410 and 10 <= y <= 190 for line in pixels(root) for x, y in line)
     assert "<a & b>" in [each.text for each in root.iter("title")]
-
-
-@pytest.mark.parametrize(
-    ("names", "across"),
-    [(["loss", "val_loss", "test_loss"], 3), (["categorical_accuracy", "val_categorical_accur"], 2), (["x" * 50], 1)],
-)
-def test_names_in_the_legend_are_whole_and_stand_side_by_side_if_there_is_room(names, across):
-    root = figure("values", [Series(name, [(0, 1), (1, 2)]) for name in names])
-    legend = [each for each in root.iter("text") if each.text in names]
-    assert [each.text for each in legend] == names
-    assert len({each.get("x") for each in legend}) == across
-    height = float(root.find(".//svg").get("viewBox").split()[3])
-    assert all(float(each.get("y")) < height for each in legend)
-
-
-def test_a_name_of_any_length_stays_in_the_legend():
-    root = figure("values", [Series(name * 100, [(0, 1)]) for name in "ab"])
-    assert [each.text for each in root.iter("text") if each.text[:9] in ("a" * 9, "b" * 9)] == [
-        "a" * 49 + "…",
-        "b" * 49 + "…",
-    ]
 
 
 def test_lives_begin_and_end_where_the_story_says():

@@ -28,20 +28,9 @@ def test_a_part_of_a_period_is_over_until_the_next(n, part, expected):
     assert found == expected
 
 
-def test_a_whole_float_is_a_period():
-    period = EveryN(2.0)
-    assert [period.due() for _ in range(4)] == [False, True, False, True]
-
-
 @pytest.mark.parametrize("n", [0, -1, 1.5, True, False, "3"])
 def test_a_period_that_counts_nothing_is_refused(n):
     with pytest.raises(ConfigurationError, match="period"):
-        EveryN(n)
-
-
-@pytest.mark.parametrize("n", [math.nan, math.inf, None, "three"])
-def test_a_period_that_is_no_number_is_refused(n):
-    with pytest.raises(ConfigurationError):
         EveryN(n)
 
 
@@ -51,26 +40,11 @@ def test_every_seconds_counts_from_the_last_that_was_due():
     assert [period.due(now) for now in times] == [False, False, False, True, False, True, False, True]
 
 
-@pytest.mark.parametrize("seconds", [0, -1, math.nan])
-def test_no_time_between_is_refused(seconds):
-    with pytest.raises(ConfigurationError, match="greater than 0"):
-        EverySeconds(seconds)
-
-
 def test_patience_waits_for_reports_without_improvement():
     patience = Patience(2)
     told = [(patience.improved(value), patience.exhausted) for value in [5.0, 4.0, 4.0, 3.0, 3.5, 3.0]]
     assert told == [(True, False), (True, False), (False, False), (True, False), (False, False), (False, True)]
     assert patience.best == 3.0
-
-
-def test_patience_for_what_should_grow():
-    patience = Patience(1, mode="max")
-    assert patience.improved(0.5)
-    assert patience.improved(0.75)
-    assert not patience.improved(0.75)
-    assert patience.exhausted
-    assert patience.best == 0.75
 
 
 @pytest.mark.parametrize(("mode", "values"), [("min", [1.0, 0.75, 0.5, 0.25]), ("max", [1.0, 1.25, 1.5, 1.75])])
@@ -159,8 +133,3 @@ def test_an_unknown_policy_is_refused():
     for call in (require_policy, lambda policy: votes_suffice(policy, {0}, {0})):
         with pytest.raises(ConfigurationError, match="got policy='most': it must be one of any, all, leader"):
             call("most")
-
-
-@pytest.mark.parametrize("policy", STOP_POLICIES)
-def test_a_known_policy_is_taken(policy):
-    require_policy(policy)

@@ -45,11 +45,6 @@ def test_several_hosts_that_make_it_at_once_get_the_same(path):
     assert len(keys) == 16
 
 
-def test_a_host_that_has_none_finds_it_once_it_is_there(path):
-    assert find_key() == b""
-    assert read_or_make_key() == find_key()
-
-
 @pytest.mark.parametrize(
     ("text", "mode", "message"),
     [
@@ -67,12 +62,6 @@ def test_what_is_no_key_or_readable_by_others_is_refused(path, text, mode, messa
     for read in (read_or_make_key, find_key):
         with pytest.raises(ConfigurationError, match=message):
             read()
-
-
-def test_a_folder_in_its_place_is_refused(path):
-    path.mkdir(parents=True)
-    with pytest.raises(ConfigurationError, match="cannot be read"):
-        read_or_make_key()
 
 
 def test_where_nothing_can_be_written_the_variable_is_named(tmp_path, monkeypatch):

@@ -36,12 +36,6 @@ def test_the_rows_are_a_copy_that_cannot_be_written_to(solo_worker):
         data.excerpt([9])
 
 
-def test_lists_and_callables_are_data_too(solo_worker):
-    assert SharedData([[1, 2], [3, 4]], worker=solo_worker)[1].tolist() == [3, 4]
-    assert SharedData(lambda: [5, 6], worker=solo_worker)[:].tolist() == [5, 6]
-    np.testing.assert_array_equal(SharedData(SharedData(ROWS, worker=solo_worker), worker=solo_worker)[:], ROWS)
-
-
 def test_resizing_keeps_the_rows_and_writing_changes_them(solo_worker):
     data = SharedData.empty((2, 3), "i4", "counts", worker=solo_worker)
     before = data.array
@@ -71,12 +65,6 @@ def test_resizing_keeps_the_rows_and_writing_changes_them(solo_worker):
 def test_what_has_no_rows_of_numbers_is_refused(solo_worker, data, why):
     with pytest.raises(ConfigurationError, match=why):
         SharedData(data, worker=solo_worker)
-
-
-@pytest.mark.parametrize("rows", [-1, 10**30, "x"])
-def test_a_number_of_rows_that_cannot_be_is_refused(solo_worker, rows):
-    with pytest.raises(ConfigurationError, match="got shape=.* pass the number of rows"):
-        SharedData.empty((rows, 2), worker=solo_worker)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "é", ".x", "x" * 65])

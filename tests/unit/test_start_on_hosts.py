@@ -59,11 +59,6 @@ def test_without_an_engine_the_user_learns_what_to_start(engines, version):
         command_on(["a", "b"], WORDS, {}, "--hosts")
 
 
-def test_a_host_that_is_named_twice_is_refused(engines):
-    with pytest.raises(ConfigurationError, match="PLATOON_HOSTS names host a more than once"):
-        command_on(["a", "b", "a"], WORDS, {}, "PLATOON_HOSTS")
-
-
 def launch(folder, *words, **environment):
     ours = ("PLATOON_", "SLURM_", "PET_")
     variables = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
@@ -115,24 +110,12 @@ def test_a_step_that_has_been_started_starts_no_other(engines, tmp_path):
     assert "leave --hosts out" in " ".join(done.stderr.split())
 
 
-def test_standard_input_has_no_copy_on_other_hosts(engines, tmp_path):
-    engines("srun")
-    done = launch(tmp_path, "--hosts", "a,b", "-", SLURM_JOB_ID="7")
-    assert done.returncode == 2
-    assert "on standard input" in done.stderr
-
-
 def test_workers_are_put_on_few_nodes_with_gpus_first():
     nodes = [{"CPU": 8.0}, {"CPU": 16.0, "GPU": 4.0}, {"CPU": 16.0, "GPU": 8.0}]
     assert shares(nodes, 8) == Shares([8], "GPU")
     assert shares(nodes, 10) == Shares([8, 2], "GPU")
     assert shares(nodes, 20, "cpu") == Shares([16, 4], "CPU")
     assert shares(nodes[:1], 3) == Shares([3], "CPU")
-
-
-def test_workers_are_divided_among_the_hosts_that_are_asked_for():
-    assert shares([], 5, "cpu", hosts=2) == Shares([3, 2], "CPU")
-    assert shares([{"CPU": 1.0}], 4, "cuda", hosts=4) == Shares([1, 1, 1, 1], "GPU")
 
 
 @pytest.mark.parametrize(

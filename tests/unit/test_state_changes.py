@@ -5,8 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from platoon_base.coordination import messages as msg
-from platoon_base.coordination.roster import Roster, relayed_peer
+from platoon_base.coordination.roster import Roster
 from platoon_base.hosts.world import World
 from platoon_base.multihost.changes import StateChanges
 from platoon_base.shm.job_state import JobState
@@ -44,13 +43,6 @@ def job():
     return Job()
 
 
-def test_hosts_get_the_rows_of_workers_elsewhere_that_have_joined(job):
-    job.held |= {0, 2, 3}
-    job.changes.poll()
-    assert job.sent(1) == [0]
-    assert job.sent(2) == [0, 2, 3]
-
-
 def test_a_change_is_sent_once_to_each_host(job):
     job.held |= set(range(6))
     job.settle()
@@ -77,16 +69,6 @@ def test_between_looks_only_those_that_join_are_found(job):
     assert job.sent(1) == []
     job.changes.poll()
     assert job.sent(1) == [0]
-
-
-def test_a_late_joiner_is_found_between_looks(job):
-    job.settle()
-    hello = msg.Hello(protocol=msg.PROTOCOL, pid=9, host="b", device="cpu")
-    welcome = job.roster.join(hello, relayed_peer(1, b"p"))
-    job.held.add(welcome.rank)
-    job.changes.collect_joined()
-    assert job.sent(2) == [welcome.rank]
-    assert job.sent(1) == []
 
 
 def test_a_freed_lock_is_sent_and_taken_again(job):

@@ -3,7 +3,6 @@
 import pytest
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.schedule import STOP_POLICIES
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.stop_votes import StopVotes
 
@@ -69,13 +68,6 @@ def test_votes_are_of_one_round(ranks):
     assert seen(ranks) == {0}
 
 
-def test_a_round_opened_again_begins_without_the_own_vote(ranks):
-    ranks[0].cast()
-    ranks[1].cast()
-    ranks[0].open(1)
-    assert seen(ranks) == {1}
-
-
 def test_a_worker_that_joins_has_not_voted(job_state, ranks):
     ranks[3].cast()
     job_state.start_row(3)
@@ -99,16 +91,6 @@ def test_a_round_is_decided_by_its_policy_and_those_present(ranks, policy, voter
     assert [votes.passed(policy, participants) for votes in ranks] == [expected] * ROWS
 
 
-@pytest.mark.parametrize("policy", STOP_POLICIES)
-def test_without_votes_nothing_passes(ranks, policy):
-    assert not ranks[0].passed(policy, range(ROWS))
-
-
-def test_an_unknown_policy_is_refused(ranks):
-    with pytest.raises(ConfigurationError, match="policy"):
-        ranks[0].passed("most", {0})
-
-
 @pytest.mark.parametrize("call", [StopVotes.cast, StopVotes.voters, lambda votes: votes.passed("any", {0})])
 def test_before_a_round_is_open_there_is_nothing_to_vote_on(job_state, call):
     with pytest.raises(ConfigurationError, match="open"):
@@ -119,13 +101,3 @@ def test_before_a_round_is_open_there_is_nothing_to_vote_on(job_state, call):
 def test_a_round_needs_a_number(ranks, number):
     with pytest.raises(ConfigurationError, match="counted from 1"):
         ranks[0].open(number)
-
-
-def test_votes_and_rows_do_not_share_bytes(memory, job_state, ranks):
-    job_state.write_text(ROWS - 1, "ending", "z" * 256)
-    for votes in ranks:
-        votes.open(2**62)
-        votes.cast()
-    assert job_state.read_text(ROWS - 1, "ending") == "z" * 256
-    assert [job_state.progress(rank).epoch for rank in range(ROWS)] == [0] * ROWS
-    assert bytes(memory[-8:]) == (2**62).to_bytes(8, "little")

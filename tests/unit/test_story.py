@@ -35,19 +35,6 @@ def test_a_phase_is_expected_present_or_gone():
         assert not phase.shares or phase.present
 
 
-@pytest.mark.parametrize(("there", "back"), [(Event.SHARE, Event.RELEASE), (Event.PART, Event.MEET)])
-def test_one_event_undoes_another(there, back):
-    changed = {before: after for before, after in TRANSITIONS[there].items() if after is not before}
-    assert {after: before for before, after in changed.items()} == TRANSITIONS[back]
-
-
-def test_what_is_gone_comes_again_or_has_failed():
-    for event, table in TRANSITIONS.items():
-        gone = {before for before in table if before.gone}
-        assert not gone or event in (Event.JOIN, Event.READMIT, Event.LOSE)
-    assert all(phase in TRANSITIONS[Event.LOSE] for phase in Phase if phase is not Phase.LOST)
-
-
 def test_all_phases_can_come_about():
     found = {Phase.EXPECTED}
     for _ in Phase:
@@ -98,13 +85,6 @@ def test_older_changes_are_dropped_and_counted():
     assert max(len(entry.line) for entry in kept) < 300
 
 
-def test_any_text_can_be_sent_and_written():
-    story = Story()
-    story.add("rank", [0], "waits in '\udcff'", "timed out", "\udcff")
-    assert r"\udcff" in changes(story)[0]
-    changes(story)[0].encode()
-
-
 def test_an_error_shows_the_latest_of_those_concerned():
     story = Story()
     for i in range(20):
@@ -140,16 +120,6 @@ def test_the_life_of_a_worker_that_is_started_again():
     ]
 
 
-def test_votes_and_the_stop():
-    job = Job(2).join(0, 1)
-    for rank in (0, 0, 1, 1):
-        job.ask(rank, msg.StopVote(reason="patience", policy="all"))
-    assert changes(job.coordinator.story)[-2:] == [
-        "ranks 0, 1: votes to stop by policy all (patience)",
-        "job: stops (patience)",
-    ]
-
-
 def refusals(actions):
     assert all(isinstance(action, SendReply) and isinstance(action.reply, msg.Failure) for action in actions)
     return [action.reply for action in actions]
@@ -169,18 +139,3 @@ def test_a_deadlock_shows_what_happened_before():
         "rank 0: waits in 'barrier a' -> deadlock",
         "rank 1: waits in 'barrier b' -> deadlock",
     ]
-
-
-def test_a_timeout_shows_what_happened_to_the_missing():
-    job = Job(4).join(0, 1, 2)
-    job.ask(0, total(timeout_s=1.0))
-    job.ask(1, total(timeout_s=1.0))
-    first, second = refusals(job.tick(200.0))
-    assert first is second
-    _, heading, *lines = first.message.splitlines()
-    assert heading.startswith("What happened to them")
-    assert [line.strip().split("  ")[1] for line in lines] == [
-        "job: starts (4 workers)",
-        "ranks 0, 1, 2: expected -> joined (process 4711 on here)",
-    ]
-    assert changes(job.coordinator.story)[-1] == "ranks 0, 1: waits in 'epoch' -> timed out"

@@ -15,7 +15,6 @@ from platoon_base.cli.study import (
     built_in,
     choose,
     common_end,
-    few,
     guess,
     outcomes,
     read_method,
@@ -87,13 +86,6 @@ def test_runs_are_compared_where_all_of_them_have_reported(longer, shorter, budg
     assert common_end(runs, LOSS, budget, "steps") == expected
     failed = [runs[0], runs[1]._replace(failed="it died")]
     assert common_end(failed, LOSS, budget, "steps") == min(budget, 40)
-
-
-def test_a_run_whose_first_report_comes_after_the_others_last_is_compared_all_the_same():
-    early = Trial(PLAIN, 0, {"loss": [Point(10, 1, 3.0)]})
-    late = Trial(DEFAULT, 0, {"loss": [Point(20, 2, 2.0), Point(30, 3, 1.0)]})
-    assert common_end([early, late], LOSS, 100, "steps") == 20
-    assert common_end([], LOSS, 100, "steps") == 100
 
 
 def test_higher_may_be_better_and_the_axis_may_be_seconds():
@@ -168,12 +160,6 @@ def test_methods_are_read(text, expected):
     assert read_method(text, 3) == Method(3, *expected)
 
 
-@pytest.mark.parametrize("text", ["", "every", "every 0", "EASGD every four", "SGD every 4", "EASGD(2)"])
-def test_other_texts_are_no_methods(text):
-    with pytest.raises(ConfigurationError, match="got "):
-        read_method(text, 2)
-
-
 @pytest.mark.parametrize("workers", [2, 4, 8])
 def test_the_built_in_methods_differ_and_name_rules(workers):
     plain, *others = built_in(workers)
@@ -181,14 +167,6 @@ def test_the_built_in_methods_differ_and_name_rules(workers):
     assert others[:2] == [Method(workers, "AveragedEASGD()", 1), Method(workers, "CenterMomentum()", 10)]
     assert len(others) == 9
     assert len({(parse_rule(each.rule).resolved(workers), each.period) for each in others}) == len(others)
-
-
-@pytest.mark.parametrize("workers", [2, 8])
-def test_the_few_methods_are_three_of_the_built_in_ones(workers):
-    plain, *others = few(workers)
-    assert (plain, others[0]) == tuple(built_in(workers)[:2])
-    assert len(others) == 3
-    assert set(others) <= set(built_in(workers))
 
 
 def advice(found, load):

@@ -78,12 +78,6 @@ def test_values_that_are_not_finite_are_compared_by_their_number(value):
     assert workers.step() == ["p1"] * 3
 
 
-def test_zeros_differ_from_what_is_not_zero():
-    workers = Workers([torch.zeros(5)])
-    workers.tensors[0][0][1] = 1e-6
-    assert workers.step() == ["p0"] * 3
-
-
 def test_of_many_steps_the_first_and_then_each_hundredth_is_looked_at():
     workers = Workers([torch.ones(5)], every=100)
     workers.step()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from platoon_base import ASGD, EASGD
+from platoon_base import ASGD
 from platoon_base.devices.checks import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.parameters import Parameters
@@ -25,11 +25,6 @@ def test_the_parameters_of_a_module_are_changed_in_place():
         assert tensor.data_ptr() == array.ctypes.data
     model[0].weight.data = torch.zeros(2, 3)  # other memory
     assert not parameters.borrow()[0].any()
-
-
-def test_named_parameters_keep_their_names():
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2))
-    assert [spec.name for spec in Parameters(model.named_parameters()).layout.specs] == ["0.weight", "0.bias"]
 
 
 def test_a_tensor_that_is_not_contiguous_is_copied_out_and_back():
@@ -66,16 +61,6 @@ def test_a_model_that_becomes_bfloat16_is_refused_with_what_to_do():
         parameters.borrow()
 
 
-def test_a_worker_shares_them(job_of_one):
-    tensor = torch.zeros(4, requires_grad=True)
-    job_of_one.init_shared_params([tensor], EASGD(0.5))
-    with torch.no_grad():
-        tensor += 2
-    job_of_one.sync_params()
-    np.testing.assert_allclose(tensor.detach().numpy(), 1)
-    job_of_one.release_shared_params()
-
-
 @pytest.mark.parametrize("named", [False, True])
 def test_a_model_that_was_left_on_the_host_of_a_gpu_worker_is_warned_of(named):
     model = torch.nn.Linear(2, 2)
@@ -88,11 +73,6 @@ def test_parameters_in_float64_are_named_in_the_words_of_torch():
     with pytest.warns(PlatoonWarning, match=r"^last.weight, last.bias: float64 on cuda73.*model.float\(\)") as said:
         warn_if_not_on_device("cuda73", model.named_parameters())
     assert not any("THEANO" in str(each.message) for each in said)
-
-
-def test_a_sparse_tensor_is_refused():
-    with pytest.raises(ConfigurationError, match="dense"):
-        Parameters([torch.zeros(3).to_sparse()])
 
 
 @pytest.mark.parametrize("of_a_module", [True, False])

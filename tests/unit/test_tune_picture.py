@@ -50,13 +50,6 @@ def test_curves_go_from_left_to_right_and_lower_values_are_lower():
     assert seconds_plain.get("stroke") != seconds_other.get("stroke")
 
 
-def test_runs_of_several_seeds_are_thin_and_their_median_is_between():
-    root = drawn([Trial(PLAIN, seed, {"loss": curve(*values)}) for seed, values in enumerate([(3, 2), (5, 4), (4, 3)])])
-    runs, medians = of_class(root, "polyline", "run"), of_class(root, "polyline", "median")
-    assert (len(runs), len(medians)) == (6, 2)
-    assert pixels(medians[0]) == pixels(runs[2])
-
-
 def test_rungs_lie_in_the_panel_of_their_unit_and_a_drop_is_a_cross():
     drop = Drop(Point(10, 5, 2), {PLAIN.name: 1}, 1)
     trials = [Trial(PLAIN, 0, {"loss": curve(3, 2, 1)}), Trial(OTHER, 0, {"loss": curve(2)}, dropped=drop)]
@@ -93,13 +86,3 @@ def test_failed_runs_are_left_out_and_texts_may_have_any_characters():
     assert "the script with --a=<&>" in texts
     assert 'a "<script>": <&>, higher is better' in texts
     assert legend(root) == [PLAIN.name]
-
-
-def test_it_is_drawn_in_light_and_dark():
-    style = drawn([Trial(PLAIN, 0, {"loss": curve(1, 2)})]).find(f"{SVG}style").text
-    assert "prefers-color-scheme: dark" in style
-
-
-def test_long_curves_are_thinned():
-    root = drawn([Trial(PLAIN, seed, {"loss": curve(*range(5000), every=1)}) for seed in range(2)])
-    assert all(len(pixels(line)) <= 300 for line in root.iter(f"{SVG}polyline"))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, NonFiniteError
-from platoon_base.platoon_api import param_sync
 from platoon_base.platoon_api.param_sync import ASGD, EASGD, ParamSyncRule
 from platoon_base.rules import EASGD as OWN_EASGD
 from platoon_base.worker import AdvisoryLock
@@ -67,14 +66,6 @@ def test_it_waits_for_the_advisory_lock_unless_told_otherwise(shared, monkeypatc
     assert (worker.center_arrays[0] == 1).all()
 
 
-def test_without_parameters_or_a_center_there_is_nothing_to_update(job_of_one, solo_worker):
-    with pytest.raises(ConfigurationError, match="call init_shared_params first"):
-        job_of_one.update_center(print)
-    solo_worker.init_shared_params([np.zeros(2)], OWN_EASGD(0.5))
-    with pytest.raises(ConfigurationError, match="there is none with one worker"):
-        solo_worker.update_center(print)
-
-
 def test_a_new_alpha_holds_from_the_next_synchronization_on(job_of_one):
     param, rule = np.array([8.0]), EASGD(0.5)
     job_of_one.init_shared_params([param], rule)
@@ -88,28 +79,6 @@ def test_a_new_alpha_holds_from_the_next_synchronization_on(job_of_one):
     assert (param[0], job_of_one.center_arrays[0][0]) == (18, 14)
     with pytest.raises(ConfigurationError, match="alpha=2"):
         rule.alpha = 2
-
-
-def test_asgd_adds_the_progress(job_of_one):
-    param = np.array([8.0])
-    job_of_one.init_shared_params([param], ASGD())
-    job_of_one.center_arrays[0][0] = 100  # another worker's
-    param += 2
-    job_of_one.sync_params()
-    assert (param[0], job_of_one.center_arrays[0][0]) == (102, 102)
-
-
-class Overrides(EASGD):
-    def update_params(self, local_values, master_values):
-        raise NotImplementedError
-
-
-@pytest.mark.parametrize(
-    ("rule", "own"), [(EASGD(0.5), False), (ASGD(), False), (Overrides(0.5), True), (ParamSyncRule(), True)]
-)
-def test_rules_with_methods_of_their_own_are_told_from_those_with_kernels(rule, own):
-    assert param_sync.is_user_defined(rule) is own
-    assert not param_sync.is_user_defined(OWN_EASGD(0.5))
 
 
 class Param:

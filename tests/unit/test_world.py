@@ -1,15 +1,10 @@
 """The numbering of workers host by host."""
 
-import msgspec
 import pytest
 
-from platoon_base.hosts.world import ONE_HOST, World
+from platoon_base.hosts.world import World
 
 pytestmark = pytest.mark.base
-
-
-def test_one_host_says_nothing_of_its_workers():
-    assert (ONE_HOST.hosts, ONE_HOST.several, ONE_HOST.size) == (1, False, 0)
 
 
 def test_workers_are_numbered_host_by_host():
@@ -28,8 +23,3 @@ def test_a_rank_that_was_not_launched_has_no_host(rank):
 
 def test_its_text_does_not_show_the_key():
     assert "secret" not in repr(World([1, 1], data_key="secret"))
-
-
-def test_it_survives_a_job_description():
-    world = World([2, 1], 1, ["a", "b"], ["10.0.0.1", "10.0.0.2"], "00" * 32)
-    assert msgspec.json.decode(msgspec.json.encode(world), type=World) == world
