@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-__all__ = ["needs", "needs_blocks", "needs_theano"]
+__all__ = ["marks_of", "needs", "needs_blocks", "needs_theano"]
 
 
 def needs(mark, module, reason):
@@ -15,3 +15,12 @@ def needs(mark, module, reason):
 
 needs_theano = needs("theano", "theano", "needs Theano: `make setup` installs it on Python 3.11")
 needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
+
+
+def marks_of(decorator):
+    """Return the marks that a decorator of `needs` gives, for a case of a parametrized test."""
+
+    def marked():
+        pass
+
+    return decorator(marked).pytestmark

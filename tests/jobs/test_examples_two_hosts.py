@@ -6,20 +6,13 @@ import sys
 
 import numpy as np
 import pytest
-from needing import needs_theano
+from needing import marks_of, needs_theano
 from scripts_here import script_path
 
 from tests.helpers.launching_hosts import Hosts, clean_environment
 from tests.jobs.test_examples import BLOCKS_TIMEOUT_S, EXAMPLES, needs_blocks, needs_keras
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(BLOCKS_TIMEOUT_S + 20)]
-
-
-def marks_of(decorator):
-    def marked():
-        pass
-
-    return decorator(marked).pytestmark
 
 
 RUNS = [
