@@ -201,7 +201,9 @@ def until_gathered(group, number, *hosts):
 # A round takes four turns of each host; the rest are kills after it. Each second kill is made in one kind of rounds,
 # and with the mark all are in all kinds.
 KILLS = [
-    pytest.param(kind, hosts, killed, steps, marks=[pytest.mark.product] * ((killed + steps + i) % (2 * len(KINDS)) != 0))
+    pytest.param(
+        kind, hosts, killed, steps, marks=[pytest.mark.product] * ((killed + steps + i) % (2 * len(KINDS)) != 0)
+    )
     for i, kind in enumerate(KINDS)
     for hosts in (2, 3)
     for killed in range(hosts)

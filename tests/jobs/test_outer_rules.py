@@ -12,14 +12,9 @@ pytestmark = pytest.mark.base
 SHAPES = [(37, 11), (600_000,), (5,)]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
-@pytest.mark.parametrize("rule", ["DiLoCo(0.7, 0.8)", "LocalSGD()", "SlowMo(0.5, 1.2)"])
+@pytest.mark.parametrize(("workers", "rule"), [(1, "LocalSGD()"), (2, "DiLoCo(0.7, 0.8)"), (3, "SlowMo(0.5, 1.2)")])
 def test_rounds_follow_the_equations_step_by_step(run_job, tmp_path, rule, workers):
-    run_job(
-        script_path("outer_rules_rounds"),
-        args=[rule],
-        workers=workers,
-    ).require_success()
+    run_job(script_path("outer_rules_rounds"), args=[rule], workers=workers).require_success()
     rule = eval(rule, {"DiLoCo": DiLoCo, "LocalSGD": LocalSGD, "SlowMo": SlowMo})
     lr, mu = getattr(rule, "outer_lr", 1.0), getattr(rule, "momentum", 0.0)
     found = [np.load(tmp_path / f"{rank}.npz") for rank in range(workers)]
@@ -50,11 +45,7 @@ ENDS = ["it leaves before", "it dies before it meets the others", "it dies in th
 @pytest.mark.parametrize("end", ENDS)
 def test_the_others_go_on_without_one_that_ends(run_job, tmp_path, end):
     """Its progress counts in the round in which it died, since it had given all of it; the workers left are the N."""
-    outcome = run_job(
-        script_path("outer_rules_one_ends"),
-        args=[end],
-        workers=3,
-    )
+    outcome = run_job(script_path("outer_rules_one_ends"), args=[end], workers=3)
     ended = {exit.rank: exit.status for exit in outcome.result.exits}
     assert ended[0] == ended[1] == 0, outcome.logs
     c, m = np.zeros(600_000), np.zeros(600_000)
@@ -67,9 +58,7 @@ def test_the_others_go_on_without_one_that_ends(run_job, tmp_path, end):
 
 
 def test_one_with_more_rounds_makes_them_alone_while_the_others_wait(run_job, tmp_path):
-    run_job(
-        script_path("outer_rules_more_rounds"),
-    ).require_success()
+    run_job(script_path("outer_rules_more_rounds")).require_success()
     expected = mean_progress(0, 0, 1) + mean_progress(1, 0, 1) + mean_progress(2, 1) + mean_progress(3, 1)
     for rank in (0, 1):
         np.testing.assert_allclose(np.load(tmp_path / f"{rank}.npz")["arr_0"], expected, rtol=0, atol=1e-5)
@@ -77,9 +66,7 @@ def test_one_with_more_rounds_makes_them_alone_while_the_others_wait(run_job, tm
 
 def test_who_is_not_waited_for_any_longer_counts_once(run_job, tmp_path):
     """A time-out names the worker that is missing; the next synchronization is the same round."""
-    run_job(
-        script_path("outer_rules_not_waited_for"),
-    ).require_success()
+    run_job(script_path("outer_rules_not_waited_for")).require_success()
     for rank in (0, 1):
         found = np.load(tmp_path / f"{rank}.npz")["arr_0"]
         np.testing.assert_allclose(found, mean_progress(0, 0, 1), rtol=0, atol=1e-6)
@@ -87,18 +74,12 @@ def test_who_is_not_waited_for_any_longer_counts_once(run_job, tmp_path):
 
 @pytest.mark.parametrize("choice", ["raise", "skip", "restore"])
 def test_what_is_not_finite_stays_out_and_keeps_nobody_waiting(run_job, choice):
-    outcome = run_job(
-        script_path("outer_rules_not_finite"),
-        args=[choice],
-    ).require_success()
+    outcome = run_job(script_path("outer_rules_not_finite"), args=[choice]).require_success()
     assert ("raised" in outcome.reported) == (choice == "raise")
 
 
 def test_a_late_worker_falls_in_with_the_rounds(run_job):
-    outcome = run_job(
-        script_path("outer_rules_a_late_worker_falls_in_with_the_rounds"),
-        workers=1,
-    ).require_success()
+    outcome = run_job(script_path("outer_rules_a_late_worker_falls_in_with_the_rounds"), workers=1).require_success()
     assert outcome.reported == {"late": "done"}
 
 

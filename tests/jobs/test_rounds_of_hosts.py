@@ -301,9 +301,12 @@ def test_a_job_may_go_on_with_another_number_of_fragments(platoon):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize(("script", "expected"), [("left", [1, 1]), ("position_overwritten", [0, 1])])
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [("rounds_of_hosts_fragments_left", [1, 1]), ("rounds_of_hosts_fragments_position_overwritten", [0, 1])],
+)
 def test_who_drops_what_was_learned_is_told_so(run_job, script, expected):
-    outcome = run_job(script_path(f"rounds_of_hosts_fragments_{script}")).require_success()
+    outcome = run_job(script_path(script)).require_success()
     told = [log.count("call sync_params(whole=True) before") for log in outcome.logs]
     assert told == expected, outcome.logs
 
