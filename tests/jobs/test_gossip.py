@@ -18,8 +18,7 @@ def words(plan, *turns):
     return ["GoSGD", plan, *map(json.dumps, turns)]
 
 
-@pytest.mark.promise
-@pytest.mark.parametrize("end", ["leaves", "killed"])
+@pytest.mark.parametrize("end", ["leaves", pytest.param("killed", marks=pytest.mark.promise)])
 def test_the_weight_of_one_that_leaves_is_given_away_and_that_of_the_dead_lost(run_job, tmp_path, end):
     of_three, of_two = some_turns(3, 0, 12), some_turns(2, 20, 8)
     outcome = run_job(SCRIPT, 3, args=words(end, of_three, of_two))

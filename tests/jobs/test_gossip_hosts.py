@@ -45,6 +45,7 @@ def require_one_end(hosts, *where):
     return sum(of_host.values())
 
 
+@pytest.mark.promise
 def test_least_squares_on_two_hosts_ends_where_one_host_does(hosts):
     """Without noise all of them find the solution; the weights of both hosts are all that there is."""
     code, options = script_path("gossip_hosts_least_squares"), ["--hosts-compression", "int8"]

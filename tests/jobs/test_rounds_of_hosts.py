@@ -114,9 +114,7 @@ AT_LEAST = [(0, 1), (1, 2), (2, 0), (3, 3), (5, 1), (5, 2)]
 @pytest.mark.parametrize(
     ("rule", "place"),
     [
-        pytest.param(rule, place, marks=[pytest.mark.promise] if (i, k) in AT_LEAST[:1] + AT_LEAST[5:] else ())
-        if (i, k) in AT_LEAST
-        else pytest.param(rule, place, marks=pytest.mark.product)
+        pytest.param(rule, place, marks=[pytest.mark.product] * ((i, k) not in AT_LEAST))
         for i, rule in enumerate(RULES)
         for k, place in enumerate(PLACES)
     ],

@@ -39,7 +39,6 @@ def test_logs_say_on_which_host_the_others_are(hosts):
     assert hosts.wait() == [130, 130], stopped
 
 
-@pytest.mark.promise
 def test_workers_of_all_hosts_are_one_world(hosts):
     code = script_path("two_hosts_workers_of_all_hosts_are_one_world")
     assert hosts.run(code, "--summary", "summary.json", workers=(2, 1, 3)) == [0, 0, 0], hosts.output(0)
