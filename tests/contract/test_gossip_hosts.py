@@ -361,17 +361,6 @@ def test_an_overwrite_reaches_all_workers_and_what_was_sent_before_it_only_adds_
     np.testing.assert_allclose(group.consensus(3)[0], 7, rtol=1e-12)
 
 
-def test_workers_of_other_hosts_are_drawn_as_often_as_those_of_the_own(hosts):
-    group = hosts([2, 1, 1], [np.zeros(4)])
-    away, rounds = 0, 150
-    for _ in range(rounds):
-        group.step(0, 0.0, ALWAYS)
-        roads = list(group.under_way())
-        away += len(roads)
-        group.until_delivered()
-    assert abs(away / rounds - 2 / 3) < 0.15
-
-
 def test_elements_that_are_not_finite_stay_out_of_other_hosts(hosts):
     group = hosts([1, 1], [np.zeros(6)])
     group.hosts[0].params[0][0][:] = [1, np.nan, 1, np.inf, 1, 1]

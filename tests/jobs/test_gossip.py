@@ -65,9 +65,5 @@ def test_a_resumed_job_goes_on_from_the_consensus(platoon, tmp_path):
     resumed.take_turns(load(tmp_path, 0, 1, name="second"), after)
 
 
-def test_one_training_follows_the_other(run_job):
-    run_job(script_path("gossip_two_trainings"), 3).require_success()
-
-
 def test_there_is_no_center_to_change_and_copying_reaches_all(run_job):
     run_job(script_path("gossip_refused")).require_success()

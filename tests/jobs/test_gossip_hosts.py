@@ -91,20 +91,6 @@ def test_a_host_is_lost_and_returns(hosts):
     assert require_one_end(hosts, (0, 0), (1, 0), (2, 1)) > 0
 
 
-def test_the_others_end_without_a_host_that_is_lost(hosts):
-    code, args = script_path("gossip_hosts_lost"), [str(hosts.folder)]
-    for host in (0, 1, 2):
-        hosts.start(code, "--allow-failures", host=host, hosts=3, args=args)
-    for host in (0, 1, 2):
-        until_begun(hosts, host, host)
-    hosts.launchers[2].kill()
-    hosts.until("h0.out", "is lost, with workers 2")
-    hosts.launchers.pop(2).wait()
-    (hosts.folder / "enough").touch()
-    assert hosts.wait(60) == [0, 0], hosts.output(0) + hosts.output(1)
-    assert 0 < require_one_end(hosts, (0, 0), (1, 1)) <= WHOLE
-
-
 def test_a_worker_of_another_host_that_is_started_again_takes_part(hosts):
     code, args = script_path("gossip_hosts_lost"), [str(hosts.folder), "fails"]
     for host, workers in ((0, 2), (1, 1)):  # for a while host 1 has no worker

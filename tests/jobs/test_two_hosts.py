@@ -272,11 +272,11 @@ def test_no_job_begins_without_a_host_that_is_silent_in_the_meeting(hosts):
 
 
 def test_a_host_that_is_started_anew_before_it_is_lost_takes_part_again(hosts):
-    code = script_path("two_hosts_a_host_that_is_started_anew")
+    code = script_path("two_hosts_a_lost_host_that_returns_takes_the_center")
     options = {"args": [str(hosts.folder)]}
     for host in (0, 1):
         hosts.start(code, "--allow-failures", "--host-timeout", "60", host=host, **options)
-    hosts.until("logs1/rank1.log", "trains")
+    hosts.until("logs1/rank1.log", "]")
     silent = hosts.launchers.pop()
     silent.send_signal(signal.SIGSTOP)
     try:
@@ -286,7 +286,7 @@ def test_a_host_that_is_started_anew_before_it_is_lost_takes_part_again(hosts):
     finally:
         silent.send_signal(signal.SIGCONT)
     assert silent.wait(30) == 1
-    hosts.until("logs2/rank1.log", "trains")
+    hosts.until("logs2/rank1.log", "]")
     (hosts.folder / "enough").touch()
     assert hosts.wait(30) == [0, 0], hosts.output(0) + hosts.output(1)
 
