@@ -55,8 +55,7 @@ def pair(centers):
         center.close()
 
 
-@pytest.mark.parametrize("locked", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize(("dtype", "locked"), [("float32", True), ("float64", False), ("float16", True)])
 def test_easgd_is_its_equations(pair, dtype, locked):
     first, second = model(0, dtype), model(1, dtype)
     start = model(2, dtype)

@@ -60,7 +60,7 @@ def test_all_hosts_begin_with_the_values_of_the_first(hosts):
     require_whole(group)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.product) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.product) for seed in (1, 2, 3))])
 def test_whatever_breaks_the_weights_add_up_and_the_mean_stays(hosts, seed):
     """Messages, broken links, couriers that are started again, workers that leave and come, in any order."""
     rng = np.random.default_rng(seed)

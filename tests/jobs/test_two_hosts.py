@@ -482,7 +482,8 @@ def test_a_lost_host_that_returns_takes_the_center_of_the_others(hosts):
     while not (hosts.folder / "logs1" / "rank1.log").exists() or not hosts.said(1, 1):
         assert time.monotonic() < deadline, hosts.output(1)
         time.sleep(0.01)
-    assert abs(hosts.said(1, 1)[0][0] - 5.0) < 0.5, hosts.log(1, 1)
+    # Those left are at 5, or a little lower if the lost host had pulled its center down first; a new center is at 7.
+    assert 4.0 < hosts.said(1, 1)[0][0] < 6.0, hosts.log(1, 1)
     (hosts.folder / "enough").touch()
     assert hosts.wait() == [0, 0], hosts.output(0) + hosts.output(1)
     story = [line.partition(" (")[0].replace("ranks 0, 1", "rank 1") for line in hosts.story()]
