@@ -107,13 +107,6 @@ def test_one_training_follows_the_other_on_two_hosts(hosts):
     assert hosts.run(script_path("gossip_two_trainings"), workers=(2, 1)) == [0, 0], hosts.output(0)
 
 
-def test_copying_to_all_reaches_the_workers_of_all_hosts(hosts):
-    code = script_path("gossip_hosts_overwritten")
-    assert hosts.run(code, workers=(2, 1), args=[str(hosts.folder)]) == [0, 0], hosts.output(0)
-    for rank, host in ((0, 0), (1, 0), (2, 1)):
-        assert hosts.said(rank, host)[0][0] < 1e-9
-
-
 def test_a_job_on_two_hosts_goes_on_from_the_consensus_of_both(hosts):
     code, options = script_path("gossip_hosts_resumed"), ["--resume", "kept", "--checkpoint-every", "100"]
     assert hosts.run(code, *options, workers=(1, 1), args=[str(hosts.folder)]) == [0, 0], hosts.output(0)

@@ -379,18 +379,6 @@ def test_a_worker_that_is_interrupted_as_it_shares_gets_no_other_error(hosts):
     assert hosts.said(1, 1) == [["interrupted"]]
 
 
-ASYNCHRONOUS = script_path("two_hosts_asynchronous")
-
-
-def test_centers_of_hosts_come_together_while_workers_train(hosts):
-    """Each worker is drawn to its rank; only with those of the other host is 1.5 in the middle."""
-    environment = {"PLATOON_HOSTS_EVERY_S": "0.01"}
-    assert hosts.run(ASYNCHRONOUS, workers=(2, 2), environment=environment) == [0, 0], hosts.output(0)
-    started = [hosts.said(rank, host)[0] for rank, host in ((0, 0), (1, 0), (2, 1), (3, 1))]
-    assert started[0] in ([[5.0]], [[6.0]])
-    assert started == [started[0]] * 4
-
-
 @pytest.mark.parametrize("rule", ["EASGD", "LocalSGD"])
 def test_parameters_that_no_worker_of_the_first_host_shares_begin_with_those_of_another(hosts, rule):
     code = script_path("two_hosts_not_on_the_first")
