@@ -13,7 +13,6 @@ from scripts_here import script_path
 from platoon_base.centers import host
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host import STRIPE_BYTES, HostCenters
-from platoon_base.centers.host_memory import Shape
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
@@ -56,8 +55,7 @@ def pair(centers):
         center.close()
 
 
-@pytest.mark.parametrize("locked", [True, False])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize(("dtype", "locked"), [("float32", True), ("float64", False), ("float16", True)])
 def test_easgd_is_its_equations(pair, dtype, locked):
     first, second = model(0, dtype), model(1, dtype)
     start = model(2, dtype)
@@ -327,17 +325,6 @@ def test_another_layout_is_refused(centers):
         centers.attach(layout, EASGD(0.5), 1).close()
     finally:
         center.close()
-
-
-def test_close_twice_is_harmless(centers):
-    center = centers.create(Layout.of(model(0)), EASGD(0.5), 0)
-    center.close()
-    center.close()
-
-
-def test_size_counts_header_holders_and_buffers():
-    layout = Layout.of([np.zeros(10)])
-    assert Shape(STRIPE_BYTES, 0, False, False, -1).size_bytes(layout) == 4096 + 128
 
 
 @pytest.mark.parametrize("kernels", ["fused", "numpy"])

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,6 +31,7 @@ from platoon_base.collectives.staged import StagedCollective
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.job.files import segment_prefix
 from platoon_base.shm.segments import Segment
+from platoon_base.system.awake import awake
 
 pytestmark = pytest.mark.base
 
@@ -44,11 +44,15 @@ FORMS = [
     pytest.param(False, id="numpy", marks=pytest.mark.skipif(not HAVE_NUMPY, reason="no NumPy form here")),
 ]
 BACK_ENDS = [pytest.param((LocalCollective, 1), id="local-1")] + [
-    pytest.param((form.values[0], size), id=f"{form.id}-{size}", marks=form.marks)
+    pytest.param(
+        (form.values[0], size),
+        id=f"{form.id}-{size}",
+        marks=[*form.marks, *([pytest.mark.product] if f"{form.id}-{size}" in ("c-1", "numpy-1", "numpy-2") else [])],
+    )
     for form in FORMS
     for size in (1, 2, 3)
 ]
-HOSTS = [(2, 2), (2, 1), (1, 1, 1)]  # ranks on each host
+HOSTS = [(2, 1), (1, 1, 1)]  # ranks on each host
 BACK_ENDS += [
     pytest.param((HostsGroup, workers), id=f"hosts-{'+'.join(map(str, workers))}", marks=FORMS[0].marks)
     for workers in HOSTS
@@ -79,7 +83,7 @@ class Slow(Willing):
     def moved(self, ranks):
         if self.looks:
             self.looks -= 1
-            self.last = time.monotonic()
+            self.last = awake()
         return self.last
 
 
@@ -215,23 +219,21 @@ def require_equal(results, expected):
 SHAPES = [(), (0,), (1,), (7, 3), (2, 0, 5), (1025,), (3, 2001)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_all_reduce_is_numpys(group, dtype):
+def test_all_reduce_is_numpys(group):
     size = len(group.members)
-    for op, shape in itertools.product(OPS, SHAPES):
+    for dtype, op, shape in itertools.product(DTYPES, OPS, SHAPES):
         arrays = [values(rank, shape, dtype) for rank in range(size)]
         results = group.run(lambda c, a=arrays, op=op: c.all_reduce(a[c.rank], op, timeout_s=TIMEOUT_S))
         require_equal(results, oracle(arrays, op, group.workers))
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("op", ["max", "min", "sum", "mean"])
-def test_nan_and_infinity_go_through(group, dtype, op):
+def test_nan_and_infinity_go_through(group):
     special = [0.0, 1.0, -2.0, np.inf, -np.inf, np.nan, 60000.0, 6e-8]
-    pairs = np.array(list(itertools.product(special, repeat=4)), dtype=dtype).T
-    arrays = [np.tile(row, 2) for row in pairs][: len(group.members)]
-    results = group.run(lambda c: c.all_reduce(arrays[c.rank], op, timeout_s=TIMEOUT_S))
-    require_equal(results, oracle(arrays, op, group.workers))
+    for dtype, op in itertools.product(["float16", "float32", "float64"], ["max", "min", "sum", "mean"]):
+        pairs = np.array(list(itertools.product(special, repeat=4)), dtype=dtype).T
+        arrays = [np.tile(row, 2) for row in pairs][: len(group.members)]
+        results = group.run(lambda c, a=arrays, op=op: c.all_reduce(a[c.rank], op, timeout_s=TIMEOUT_S))
+        require_equal(results, oracle(arrays, op, group.workers))
 
 
 @pytest.mark.skipif(not HAVE_FUSED, reason="no C extension")
@@ -244,7 +246,7 @@ def test_every_float16_is_converted_as_numpy_does():
             require_equal(results, oracle(arrays, "sum"))
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (70, 60)])
+@pytest.mark.parametrize("shape", [(), (70, 60)])
 def test_all_reduce_in_place_and_into_out(group, shape):
     arrays = [values(rank, shape, "float32") for rank in range(len(group.members))]
     expected = oracle(arrays, "sum", group.workers)
@@ -281,10 +283,9 @@ def test_arrays_may_lie_as_they_like(group):
         require_equal([sent], arrays[-1])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_other_calls_are_numpys(group, dtype):
+def test_the_other_calls_are_numpys(group):
     size = len(group.members)
-    for shape in SHAPES:
+    for dtype, shape in itertools.product(DTYPES, SHAPES):
         arrays = [values(rank, (size, *shape), dtype) for rank in range(size)]
 
         def call(c, arrays=arrays, shape=shape):
@@ -305,8 +306,8 @@ def test_the_other_calls_are_numpys(group, dtype):
                 require_equal([sent[root]], arrays[root])
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_more_than_all_slots_hold(make, size):
+def test_more_than_all_slots_hold(make):
+    size = 3
     arrays = [values(rank, (1_000_003,), "float32") for rank in range(size)]
     with make(size, chunk_bytes=CHUNK_BYTES) as group:
         require_equal(
@@ -404,16 +405,6 @@ def test_a_call_goes_on_after_every_wait_in_vain(make, size, monkeypatch):
     require_equal(products, oracle(arrays, "prod", group.workers))
 
 
-def test_a_late_rank_is_waited_for(make):
-    with make(2) as group:
-        first, late = group.members
-        (future,) = group.start(lambda c: c.all_reduce(np.ones(3), timeout_s=TIMEOUT_S), first)
-        for _ in range(2):
-            assert group.liveness[0].asked.acquire(timeout=TIMEOUT_S)
-        late.all_reduce(np.ones(3), timeout_s=TIMEOUT_S)
-        np.testing.assert_array_equal(future.result(), [2, 2, 2])
-
-
 F32 = np.zeros(6, np.float32)
 DIFFERENT = {
     "op": [
@@ -431,6 +422,10 @@ DIFFERENT = {
     "shape": [
         lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S),
         lambda c: c.all_reduce(F32.reshape(2, 3), timeout_s=TIMEOUT_S),
+    ],
+    "many dimensions": [
+        lambda c: c.all_reduce(np.zeros((1, 2, 1, 2, 1, 2, 3)), timeout_s=TIMEOUT_S),
+        lambda c: c.all_reduce(np.zeros((1, 2, 1, 2, 1, 6, 2)), timeout_s=TIMEOUT_S),
     ],
     "kind": [lambda c: c.all_gather(F32, timeout_s=TIMEOUT_S), lambda c: c.barrier(timeout_s=TIMEOUT_S)],
     "root": [
@@ -451,29 +446,9 @@ def test_different_calls_are_refused_on_all_ranks(make, what):
         for error in errors:
             assert "differ in collective call 2" in str(error)
             assert "rank 5 called" in str(error)
+            assert what != "kind" or "rank 2 called all_gather(float32 of shape (6,))" in str(error)
+            assert what != "kind" or "rank 5 called barrier()" in str(error)
         for future in group.start(lambda c: c.barrier(timeout_s=TIMEOUT_S)):
-            with pytest.raises(ConfigurationError, match="differ in collective call 2"):
-                future.result()
-
-
-def test_a_mismatch_tells_what_each_did(make):
-    with make(2) as group:
-        calls = [
-            lambda c: c.all_reduce(np.zeros((4, 5)), "max", timeout_s=TIMEOUT_S),
-            lambda c: c.barrier(timeout_s=TIMEOUT_S),
-        ]
-        for future in group.start(lambda c: calls[c.rank](c)):
-            with pytest.raises(ConfigurationError) as caught:
-                future.result()
-            assert "rank 0 called all_reduce(float64 of shape (4, 5), 'max')" in str(caught.value)
-            assert "rank 1 called barrier()" in str(caught.value)
-
-
-def test_arrays_of_many_dimensions_are_told_apart(make):
-    shapes = [(1, 2, 1, 2, 1, 2, 3), (1, 2, 1, 2, 1, 3, 2), (1, 2, 1, 2, 1, 6, 2)]
-    with make(2) as group:
-        group.run(lambda c: c.all_reduce(np.zeros(shapes[0]), timeout_s=TIMEOUT_S))
-        for future in group.start(lambda c: c.all_reduce(np.zeros(shapes[2 * c.rank]), timeout_s=TIMEOUT_S)):
             with pytest.raises(ConfigurationError, match="differ in collective call 2"):
                 future.result()
 
@@ -553,11 +528,11 @@ def test_who_is_slow_is_waited_for_and_who_stands_still_is_named(make):
     """The deadline counts from the last sign of progress of the ranks that are missing."""
     slow = Slow(looks=5)
     with make(2, liveness=[slow, Willing()]) as group:
-        began = time.monotonic()
+        began = awake()
         with pytest.raises(CollectiveTimeoutError, match=r"waited 0.2 s for rank 1 \(no progress for 0 s\)"):
             group.members[0].all_reduce(F32, timeout_s=0.2)
         assert slow.looks == 0
-        assert time.monotonic() > max(began + 0.2, slow.last + 0.2)
+        assert awake() > max(began + 0.2, slow.last + 0.2)
 
 
 def open_files(name):
@@ -600,6 +575,7 @@ def test_a_second_thread_is_refused_and_a_close_ends_the_wait(make):
             twice(lambda: second.barrier(timeout_s=TIMEOUT_S))
 
 
+PARTS = np.zeros((2, 6), np.float32)
 WRONG = {
     "a list": lambda c: c.all_reduce([1.0], timeout_s=1),
     "dtype": lambda c: c.all_reduce(np.zeros(2, np.complex64), timeout_s=1),
@@ -627,6 +603,9 @@ WRONG = {
     "masked broadcast": lambda c: c.broadcast(np.ma.masked_less(F32, 1), timeout_s=1),
     "masked out": lambda c: c.all_reduce(F32, out=np.ma.zeros(6, np.float32), timeout_s=1),
     "overlap": lambda c: c.all_reduce(F32[:4], out=F32[2:], timeout_s=1),
+    "overlap in reverse order": lambda c: c.all_reduce(F32, out=F32[::-1], timeout_s=1),
+    "overlap of parts": lambda c: c.all_gather(PARTS[0], PARTS, timeout_s=1),
+    "overlap with a part": lambda c: c.reduce_scatter(PARTS[: c.size], out=PARTS[0], timeout_s=1),
     "a scalar": lambda c: c.all_reduce(np.float64(1), timeout_s=1),
     "long double": lambda c: c.all_reduce(np.zeros(2, np.longdouble), timeout_s=1),
     "read-only broadcast of root": lambda c: c.broadcast(np.broadcast_to(np.float32(0), 6), timeout_s=1),
@@ -635,24 +614,23 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_what_cannot_work_is_refused_and_breaks_the_group(make, what):
-    with make(2, ranks=(3, 5)) as group:
-        waiting = group.start(lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S), group.members[1])
-        with pytest.raises(ConfigurationError, match="^got"):
-            WRONG[what](group.members[0])
-        # Or else these two calls would meet, which are not the same of the script.
-        for future in waiting + group.start(lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S), group.members[0]):
-            with pytest.raises(ConfigurationError, match="rank 3 refused its collective call 1.*: got"):
-                future.result()
-
-
-@pytest.mark.parametrize("what", WRONG)
-def test_a_group_of_one_refuses_the_same_and_goes_on(make, what):
-    with make(1) as group, Alone() as alone:
-        for member in group.members + alone.members:
+def test_what_cannot_work_is_refused_and_breaks_the_group(make):
+    for wrong in WRONG.values():
+        with make(2, ranks=(3, 5)) as group:
+            waiting = group.start(lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S), group.members[1])
             with pytest.raises(ConfigurationError, match="^got"):
-                WRONG[what](member)
+                wrong(group.members[0])
+            # Or else these two calls would meet, which are not the same of the script.
+            for future in waiting + group.start(lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S), group.members[0]):
+                with pytest.raises(ConfigurationError, match="rank 3 refused its collective call 1.*: got"):
+                    future.result()
+
+
+def test_a_group_of_one_refuses_the_same_and_goes_on(make):
+    with make(1) as group, Alone() as alone:
+        for wrong, member in itertools.product(WRONG.values(), group.members + alone.members):
+            with pytest.raises(ConfigurationError, match="^got"):
+                wrong(member)
             require_equal([member.all_reduce(F32 + 1, timeout_s=TIMEOUT_S)], F32 + 1)
 
 
@@ -701,21 +679,6 @@ def test_a_stopped_rank_that_holds_the_lock_keeps_nobody(make_here):
             group.members[0].barrier(timeout_s=TIMEOUT_S)
         with pytest.raises(WorkerLostError, match="the reason is unknown"):
             group.members[1].barrier(timeout_s=TIMEOUT_S)
-
-
-def test_overlaps_other_than_in_place_are_refused(make):
-    memory = np.arange(40, dtype=np.float32)
-    for call in (
-        lambda c: c.all_reduce(memory[:20], out=memory[10:30], timeout_s=1),
-        lambda c: c.all_reduce(memory[:20], out=memory[:20][::-1], timeout_s=1),
-        lambda c: c.all_gather(memory[:20], memory.reshape(2, 20), timeout_s=1),
-        lambda c: c.reduce_scatter(memory.reshape(2, 20), out=memory[:20], timeout_s=1),
-    ):
-        with make(2) as group, pytest.raises(ConfigurationError, match="overlaps"):
-            call(group.members[0])
-    with make(2) as group:
-        results = group.run(lambda c: c.all_reduce(a := memory.copy(), out=a[:], timeout_s=TIMEOUT_S))
-        require_equal(results, memory * 2)
 
 
 def test_groups_that_cannot_be_are_refused(make_here):
@@ -837,7 +800,7 @@ def empty(shape, dtype, context):
     return DeviceArray(np.empty(shape, dtype))
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (3, 4), (5000,)])
+@pytest.mark.parametrize("shape", [(), (0,), (5000,)])
 def test_device_arrays_go_by_way_of_the_host(group, shape):
     size = len(group.members)
     arrays = [values(rank, (size, *shape), "float32") for rank in range(size)]

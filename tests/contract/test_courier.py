@@ -335,30 +335,20 @@ def test_all_that_is_learned_counts_once_whatever_stalls_or_breaks(workers, seed
     def make(value):
         return [np.full(3000, value, "float64")]
 
-    rule = ASGD()
-    with contextlib.ExitStack() as stack:
-        wires = []
-
-        class Wire:
-            @staticmethod
-            def to(port):
-                wires.append(stack.enter_context(Breakable(port)))
-                return wires[-1].port
-
-        group = stack.enter_context(Hosts([0.0] * count, rule=rule, workers=workers, make=make))
+    with Wires() as wires, Hosts([0.0] * count, rule=ASGD(), workers=workers, make=make) as group:
         for host in group.hosts:
             host.sync()
-        group.introduce(Wire)
+        group.introduce(wires)
         group.made()
         group.until_filled()
         learned = 0.0
         for _ in range(30):
             stalled = set(np.flatnonzero(random.random(count) < 0.2).tolist())
-            quiet_wires = [wire for wire in wires if random.random() < 0.2]
+            quiet_wires = [wire for wire in wires.each if random.random() < 0.2]
             for wire in quiet_wires:
                 wire.passing.clear()
             if random.random() < 0.2:
-                wires[random.integers(len(wires))].cut()
+                wires.each[random.integers(len(wires.each))].cut()
             deadline = time.monotonic() + random.choice([0.01, 0.05])
             while time.monotonic() < deadline:
                 for host in group.hosts:

@@ -107,12 +107,15 @@ def test_at_a_mean_all_hosts_have_the_same_center_and_the_same_average(workers):
 def test_a_host_without_workers_gets_the_center_and_its_average():
     with filled(workers=(1, 1, 1)) as group:
         train(group)
+        starts = [values_of(host) for host in group.hosts]
         group.begin(4, [0, 2], idle=[1])
         group.end(4, 0, 2)
         first, second = group.hosts[:2]
         group.until(lambda: second.center.across_hosts.made == 4)
         for part in (0, 2):
             assert values_of(first)[part].tobytes() == values_of(second)[part].tobytes()
+            mean = (starts[0][part] + starts[2][part]) / 2  # its own center does not count
+            np.testing.assert_allclose(values_of(first)[part], mean, atol=1e-6)
         assert (values_of(second)[0] != values_of(second)[2]).any()
 
 

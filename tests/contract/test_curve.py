@@ -110,9 +110,9 @@ class Strangers:
         self._sockets.append(made)
         return made
 
-    def knock(self, address, options, kind=zmq.DEALER):
+    def knock(self, address, options):
         """Connect and send what looks like a request; returns the monitor of the handshake."""
-        stranger = self.socket(kind)
+        stranger = self.socket(zmq.DEALER)
         for name, value in options.items():
             setattr(stranger, name, value)
         monitor = stranger.get_monitor_socket(HANDSHAKE_FAILED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
@@ -181,21 +181,18 @@ def test_a_worker_with_the_jobs_keys_is_answered(job, strangers):
 
 STRANGERS = {
     "no keys": lambda keys: {},
-    "plain": lambda keys: {"plain_username": b"admin", "plain_password": b"admin"},
     "keys of their own": lambda keys: curve(keys, **fresh_pair()),
     "another server's key": lambda keys: curve(keys, server_public=fresh_pair()["client_public"]),
     "the job's public keys only": lambda keys: curve(keys, client_secret=fresh_pair()["client_secret"]),
     "the server's public key as their own": lambda keys: curve(keys, client_public=keys.server_public),
-    "all of another job": lambda keys: curve(new_keys()[1]),
 }
 
 
-@pytest.mark.parametrize("kind", [zmq.DEALER, zmq.REQ], ids=["dealer", "req"])
-@pytest.mark.parametrize("who", STRANGERS)
-def test_strangers_are_refused(job, strangers, who, kind):
+def test_strangers_are_refused(job, strangers):
     job.require_undisturbed()
-    assert not admitted(strangers.knock(job.address, STRANGERS[who](job.keys), kind))
-    job.require_undisturbed()
+    for who, options in STRANGERS.items():
+        assert not admitted(strangers.knock(job.address, options(job.keys))), who
+        job.require_undisturbed()
 
 
 def greeting(mechanism, minor=1):
@@ -230,19 +227,19 @@ RAW = {
     "a hello of zeros": greeting(b"CURVE") + command(b"HELLO", b"\1\0" + b"\0" * 192),
     "an initiate of zeros": greeting(b"CURVE") + command(b"INITIATE", b"\0" * 248),
     "a command of 8 EiB": greeting(b"CURVE") + b"\x06" + b"\x7f" + b"\xff" * 7,
-    **{f"random {seed}": np.random.default_rng(seed).bytes(5000) for seed in range(4)},
-    **{f"greeting, random {seed}": greeting(b"CURVE") + np.random.default_rng(seed).bytes(5000) for seed in range(4)},
+    **{f"random {seed}": np.random.default_rng(seed).bytes(5000) for seed in range(2)},
+    **{f"greeting, random {seed}": greeting(b"CURVE") + np.random.default_rng(seed).bytes(5000) for seed in range(2)},
 }
 
 
-@pytest.mark.parametrize("what", RAW)
-def test_bytes_of_any_kind_are_shut_out(job, what):
-    job.require_undisturbed()
-    with socket.create_connection(job.host_port, TIMEOUT_S) as stranger:
-        send(stranger, RAW[what])
+def test_bytes_of_any_kind_are_shut_out(job):
+    for data in RAW.values():
         job.require_undisturbed()
-        end(stranger)
-        require_closed(stranger)
+        with socket.create_connection(job.host_port, TIMEOUT_S) as stranger:
+            send(stranger, data)
+            job.require_undisturbed()
+            end(stranger)
+            require_closed(stranger)
     job.require_undisturbed()
 
 
@@ -268,13 +265,6 @@ def test_200_strangers_at_once_do_not_stop_the_worker(job, strangers):
             assert newcomer.request(b"abc", TIMEOUT_S) == b"cba"
         assert not any(map(admitted, monitors))
         job.require_undisturbed()
-
-
-def test_all_workers_of_a_large_job_connect_at_once(job):
-    with contextlib.ExitStack() as stack:
-        workers = [stack.enter_context(closing(ZmqClient(job.address, lambda: True, job.keys))) for _ in range(64)]
-        for i, worker in enumerate(workers):
-            assert worker.request(b"%d-" % i, TIMEOUT_S) == (b"%d-" % i)[::-1]
 
 
 def test_without_its_doorkeeper_a_server_lets_nobody_in(strangers):
@@ -350,14 +340,6 @@ def test_an_address_that_cannot_be_used_is_named(job):
         ZmqServer("tcp://127.0.0.1:*", ServerKeys("not a key", frozenset()))
 
 
-def test_the_address_has_the_port_that_was_taken(job, tmp_path):
-    host, _, port = job.address.rpartition(":")
-    assert host == "tcp://127.0.0.1"
-    assert 0 < int(port) < 65536
-    with closing(ZmqServer(f"ipc://{tmp_path}/control")) as server:
-        assert server.address == f"ipc://{tmp_path}/control"
-
-
 def test_a_closed_server_leaves_no_port_and_may_be_closed_again():
     server_keys, keys = new_keys()
     with closing(ZmqServer("tcp://127.0.0.1:*", server_keys)) as server:
@@ -418,22 +400,6 @@ class Tap:
 SECRET = b"the loss of the third epoch is 0.125; " * 30
 
 
-def test_the_tap_hears_what_is_not_encrypted(strangers):
-    server = strangers.socket(zmq.ROUTER)
-    port = server.bind_to_random_port("tcp://127.0.0.1")
-    tap = Tap(("127.0.0.1", port))
-    client = strangers.socket(zmq.DEALER)
-    client.connect(tap.address)
-    client.send(SECRET)
-    assert server.poll(TIMEOUT_S * 1000)
-    server.send_multipart([server.recv_multipart()[0], SECRET[::-1]])
-    assert client.poll(TIMEOUT_S * 1000)
-    client.close()
-    tap.join()
-    assert SECRET in tap.to_server
-    assert SECRET[::-1] in tap.to_client
-
-
 def test_what_is_on_the_wire_cannot_be_read_or_played_again(job):
     tap = Tap(job.host_port)
     with closing(ZmqClient(tap.address, lambda: True, job.keys)) as worker:
@@ -452,24 +418,17 @@ def test_what_is_on_the_wire_cannot_be_read_or_played_again(job):
     job.require_undisturbed()
 
 
-def test_keys_are_new_each_time_and_survive_json():
+def test_keys_are_new_each_time_and_neither_printed_nor_in_what_workers_get():
     (server_keys, keys), (other_server_keys, other_keys) = new_keys(), new_keys()
     assert server_keys.clients == {keys.client_public}
     all_keys = [server_keys.secret, keys.client_secret, other_server_keys.secret, other_keys.client_secret]
     assert len(set(all_keys)) == 4
-    assert msgspec.json.decode(msgspec.json.encode(keys), type=Keys) == keys
+    encoded = msgspec.json.encode(keys)
+    assert msgspec.json.decode(encoded, type=Keys) == keys
+    assert set(json.loads(encoded)) == {"server_public", "client_public", "client_secret"}
+    assert server_keys.secret not in encoded.decode()
     assert zmq.curve_public(server_keys.secret.encode()).decode() == keys.server_public
     assert zmq.curve_public(keys.client_secret.encode()).decode() == keys.client_public
-
-
-def test_the_servers_secret_is_not_in_what_workers_get():
-    server_keys, keys = new_keys()
-    assert set(json.loads(msgspec.json.encode(keys))) == {"server_public", "client_public", "client_secret"}
-    assert server_keys.secret not in msgspec.json.encode(keys).decode()
-
-
-def test_secrets_are_not_printed():
-    server_keys, keys = new_keys()
     for text in (repr(server_keys), str(server_keys), repr(keys), str(keys), f"{keys}"):
         assert server_keys.secret not in text
         assert keys.client_secret not in text
@@ -482,25 +441,19 @@ def test_keys_of_a_wrong_length_are_not_read(length):
         msgspec.convert({**fields, "client_secret": "x" * length}, Keys)
 
 
-def test_a_libzmq_that_cannot_encrypt_is_reported(monkeypatch):
-    monkeypatch.setattr(keys_module.zmq, "has", lambda name: False)
-    with pytest.raises(BackendUnavailableError, match="without it.*pip install"):
-        new_keys()
-
-
-def test_an_old_libzmq_is_reported(monkeypatch):
-    monkeypatch.setattr(keys_module.zmq, "zmq_version_info", lambda: (4, 3, 2))
-    with pytest.raises(BackendUnavailableError, match="4.3.3"):
+@pytest.mark.parametrize(
+    ("name", "answer", "message"),
+    [("has", lambda name: False, "without it.*pip install"), ("zmq_version_info", lambda: (4, 3, 2), "4.3.3")],
+)
+def test_a_libzmq_that_cannot_encrypt_or_is_old_is_reported(monkeypatch, name, answer, message):
+    monkeypatch.setattr(keys_module.zmq, name, answer)
+    with pytest.raises(BackendUnavailableError, match=message):
         new_keys()
 
 
 def test_a_whole_job_over_tcp_keeps_strangers_out(run_job):
-    outcome = run_job(
-        script_path("curve_a_whole_job_over_tcp_keeps_strangers_out"),
-        3,
-        listen="tcp://127.0.0.1:*",
-    )
-    outcome.require_success()
+    script = script_path("curve_a_whole_job_over_tcp_keeps_strangers_out")
+    run_job(script, 3, listen="tcp://127.0.0.1:*").require_success()
 
 
 def test_a_job_does_not_listen_everywhere_without_keys():

@@ -42,6 +42,14 @@ class First:
                 end.tick(awake())
         return found[-1]
 
+    def until_received(self, message):
+        """Wait for a message by a link that its host closes."""
+        deadline = awake() + 20
+        while message not in self.received:
+            assert awake() < deadline
+            self.link.poll(0.01)
+            self.received += [between.decode_up(body) for _, body in self.link.receive()]
+
     def send(self, *messages):
         (peer,) = self.link.peers.values()
         for message in messages:
@@ -105,21 +113,13 @@ def test_a_signal_between_two_jobs_reaches_the_first_host(first):
         _, welcome, _ = stack.enter_context(arrived(first))
         os.kill(os.getpid(), signal.SIGTERM)
         welcome()
-    deadline = awake() + 20
-    while between.Signalled(signal.SIGTERM, 1) not in first.received:
-        assert awake() < deadline
-        first.link.poll(0.01)
-        first.received += [between.decode_up(body) for _, body in first.link.receive()]
+    first.until_received(between.Signalled(signal.SIGTERM, 1))
 
 
 def test_a_launcher_that_fails_says_why(first, tmp_path):
     with pytest.raises(OSError, match="disk"), arrived(first) as (_, _, _):
         raise OSError("no room on the disk")
-    deadline = awake() + 20
-    while between.Failed("OSError: no room on the disk") not in first.received:
-        assert awake() < deadline
-        first.link.poll(0.01)
-        first.received += [between.decode_up(body) for _, body in first.link.receive()]
+    first.until_received(between.Failed("OSError: no room on the disk"))
 
 
 def test_what_comes_with_a_welcome_is_for_its_job(first, tmp_path):

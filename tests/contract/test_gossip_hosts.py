@@ -60,7 +60,7 @@ def test_all_hosts_begin_with_the_values_of_the_first(hosts):
     require_whole(group)
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.product) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.product) for seed in (1, 2, 3))])
 def test_whatever_breaks_the_weights_add_up_and_the_mean_stays(hosts, seed):
     """Messages, broken links, couriers that are started again, workers that leave and come, in any order."""
     rng = np.random.default_rng(seed)
@@ -359,17 +359,6 @@ def test_an_overwrite_reaches_all_workers_and_what_was_sent_before_it_only_adds_
         np.testing.assert_allclose(group.where(rank).params[rank][0], 7, rtol=1e-12)
     group.make_round()
     np.testing.assert_allclose(group.consensus(3)[0], 7, rtol=1e-12)
-
-
-def test_workers_of_other_hosts_are_drawn_as_often_as_those_of_the_own(hosts):
-    group = hosts([2, 1, 1], [np.zeros(4)])
-    away, rounds = 0, 150
-    for _ in range(rounds):
-        group.step(0, 0.0, ALWAYS)
-        roads = list(group.under_way())
-        away += len(roads)
-        group.until_delivered()
-    assert abs(away / rounds - 2 / 3) < 0.15
 
 
 def test_elements_that_are_not_finite_stay_out_of_other_hosts(hosts):

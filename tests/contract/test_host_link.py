@@ -107,30 +107,6 @@ def test_a_cut_is_silence_and_loses_nothing(pair):
     pair.until(lambda: pair.at_client == [b"meanwhile"] and pair.at_server[1:] == [b"meanwhile"])
 
 
-def test_the_end_of_a_process_is_noticed_at_once(pair):
-    """The kernel closes the sockets of a process that is killed; here a forked child has them."""
-    _server_keys, keys = keys_of_secret(SECRET)
-    child = os.fork()
-    if not child:  # pragma: no cover
-        client = LinkClient(pair.server.address, keys)
-        client.peer.send(b"child")
-        deadline = awake() + 30
-        while awake() < deadline:
-            client.poll(0.01)
-            client.receive()
-            client.peer.tick(awake())
-        os._exit(1)
-    try:
-        pair.until(lambda: b"child" in pair.at_server)
-        (peer,) = [peer for peer in pair.server.peers.values() if peer is not next(iter(pair.server.peers.values()))]
-    finally:
-        os.kill(child, 9)
-        os.waitpid(child, 0)
-    seconds = pair.until(lambda: peer.closed(awake()))
-    assert seconds < 5
-    assert not next(iter(pair.server.peers.values())).gone
-
-
 def test_a_host_that_closes_is_noticed_and_may_come_back(pair):
     pair.way.cut()
     pair.until(lambda: pair.peer.gone)

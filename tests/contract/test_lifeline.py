@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import socket
 import time
@@ -103,19 +104,26 @@ def test_who_is_heard_of_later_has_not_ended(ends):
 
 
 def test_a_killed_process_is_noticed(ends):
+    reads, writes = os.pipe()
     child = os.fork()
     if not child:  # pragma: no cover
-        client = Lifeline(Address(HERE, ends.server.port, ends.server.token), new_peer())
+        peer = new_peer()
+        client = Lifeline(Address(HERE, ends.server.port, ends.server.token), peer)
         deadline = awake() + 60
         while awake() < deadline:
             client.step()
+            if peer.has_lifeline:  # it has read all: if it were killed earlier, its system would reset the connection
+                os.write(writes, b"x")
+                signal.pause()
             time.sleep(0.001)
         os._exit(1)
     try:
-        ends.until(lambda: ends.client_there.has_lifeline)
+        ends.until(lambda: ends.client_there.has_lifeline and select.select([reads], [], [], 0)[0])
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(reads)
+        os.close(writes)
     ends.until(lambda: ends.client_there.gone)
 
 

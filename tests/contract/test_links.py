@@ -12,8 +12,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -38,7 +36,7 @@ def call(listener, key, rank=1, called=0, seconds=PATIENCE_S, address=None):
     """Call a listener as a rank, and return the stream."""
     own = Listener("127.0.0.1")
     try:
-        deadline = time.monotonic() + seconds
+        deadline = awake() + seconds
         calls = {called: address or listener.address}
         return open_links(own, rank, key, calls, frozenset(), deadline, lambda ranks: None)[called]
     finally:
@@ -47,7 +45,7 @@ def call(listener, key, rank=1, called=0, seconds=PATIENCE_S, address=None):
 
 def answer(listener, key, expected=(1,), seconds=PATIENCE_S):
     """Let rank 0 wait for the calls of others."""
-    deadline = time.monotonic() + seconds
+    deadline = awake() + seconds
     return open_links(listener, 0, key, {}, frozenset(expected), deadline, lambda ranks: None)
 
 
@@ -94,9 +92,9 @@ class Keeping:
 
 def pass_on(sender, receiver, keeping, count):
     """Push and pull until so many records have come."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = awake() + PATIENCE_S
     while len(keeping.records) < count:
-        assert time.monotonic() < deadline
+        assert awake() < deadline
         sender.push()
         receiver.pull(keeping)
 
@@ -127,9 +125,9 @@ def test_sends_in_both_directions_at_once_do_not_wait_for_each_other(pair):
         for i in range(90):  # more than sockets hold
             stream.post(i, 0, payload)
     kept = [Keeping(), Keeping()]
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = awake() + PATIENCE_S
     while min(len(each.records) for each in kept) < 90:
-        assert time.monotonic() < deadline
+        assert awake() < deadline
         for stream, keeping in zip(pair, kept):
             stream.push()
             stream.pull(keeping)
@@ -142,9 +140,9 @@ def test_a_record_can_be_left_for_later(pair):
     for record in ((1, 0, b"a"), (99, 0, b"b" * 100_000), (2, 0, b"c")):
         sender.post(*record)
     pass_on(sender, receiver, keeping, 1)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = awake() + PATIENCE_S
     while not receiver.held:
-        assert time.monotonic() < deadline
+        assert awake() < deadline
         sender.push()
         receiver.pull(keeping)
     assert len(keeping.records) == 1
@@ -338,24 +336,6 @@ def test_strangers_do_no_harm(listener, threads, what, caplog):
             stranger.close()
 
 
-def test_a_stranger_that_fails_is_logged_once(listener, threads, caplog):
-    address = listener.address.host, listener.address.port
-    with caplog.at_level(logging.WARNING):
-        waiting = threads.submit(answer, listener, KEY)
-        for _ in range(3):
-            with socket.create_connection(address) as stranger:
-                stranger.sendall(STRANGERS["another version"])
-                stranger.settimeout(PATIENCE_S)
-                try:
-                    assert stranger.recv(1) == b""
-                except ConnectionResetError:
-                    pass
-        call(listener, KEY).close()
-        waiting.result()[1].close()
-    (record,) = [record for record in caplog.records if "refused a connection" in record.getMessage()]
-    assert "another version" in record.getMessage()
-
-
 def test_who_is_silent_is_dropped_in_time(listener, threads, monkeypatch):
     monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.2)
     waiting = threads.submit(answer, listener, KEY)
@@ -364,41 +344,6 @@ def test_who_is_silent_is_dropped_in_time(listener, threads, monkeypatch):
         assert stranger.recv(1) == b""  # without having said anything
     call(listener, KEY).close()
     waiting.result()[1].close()
-
-
-def test_a_flood_of_connections_ends_nothing(listener, threads):
-    """More than may be pending at a time come and go while one of the job calls."""
-    stop = threading.Event()
-    address = listener.address.host, listener.address.port
-    came = threading.Semaphore(0)
-
-    def flood():
-        held = []
-        while not stop.is_set():
-            try:
-                held.append(socket.create_connection(address, timeout=1))
-                held[-1].sendall(greeting()[: len(held) % 48])
-                came.release()
-            except OSError:
-                pass
-            if len(held) > 150:
-                held.pop(0).close()
-        for sock in held:
-            sock.close()
-
-    flooding = [threads.submit(flood) for _ in range(2)]
-    try:
-        waiting = threads.submit(answer, listener, KEY)
-        for _ in range(2 * handshake.MAX_PENDING):
-            assert came.acquire(timeout=PATIENCE_S)
-        caller = call(listener, KEY)
-        answered = waiting.result()[1]
-    finally:
-        stop.set()
-        for each in flooding:
-            each.result()
-    caller.close()
-    answered.close()
 
 
 @pytest.fixture
@@ -426,11 +371,27 @@ def connect(listener):
         yield make
 
 
+@pytest.fixture
+def calling():
+    """Makes what calls rank 0 at an address, and takes no calls itself; each test drives it."""
+    with contextlib.ExitStack() as stack:
+
+        def make(address):
+            own = Listener("127.0.0.1")
+            stack.callback(own.close)
+            made = Opening(own, Caller(1, KEY, frozenset()), {0: address})
+            stack.callback(made.close)
+            stack.callback(lambda: [stream.close() for stream in made.open.values()])
+            return made
+
+        yield make
+
+
 def step_until(opening, done):
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = awake() + PATIENCE_S
     while not done():
-        assert time.monotonic() < deadline
-        opening.step(time.monotonic() + 0.01)
+        assert awake() < deadline
+        opening.step(awake() + 0.01)
 
 
 def descriptors():
@@ -450,8 +411,8 @@ def test_who_says_which_rank_it_is_does_not_make_room_for_strangers(listener, op
     before = descriptors()
     for _ in range(3):
         strangers = connect(STRANGERS[what], handshake.MAX_PENDING)
-        opening.step(time.monotonic())
-        opening.step(time.monotonic())
+        opening.step(awake())
+        opening.step(awake())
         assert descriptors() <= before + len(strangers) + handshake.MAX_PENDING
         for each in strangers:
             each.close()
@@ -465,7 +426,7 @@ def test_many_that_say_they_are_of_the_job_are_bounded(listener, opening, connec
     for _ in range(3):
         strangers = connect(greeting(), 100)
         for _ in range(3):
-            opening.step(time.monotonic())
+            opening.step(awake())
         assert descriptors() <= before + len(strangers) + handshake.MAX_GREETED
         for each in strangers:
             each.close()
@@ -483,13 +444,13 @@ def test_a_flood_keeps_no_courier_from_its_links(listener, opening, threads, dat
     command = [sys.executable, FLOOD, str(listener.address.port), data.hex(), str(os.getpid())]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as flooding:
         try:
-            opening.step(time.monotonic())
+            opening.step(awake())
             assert flooding.stdout.readline()
             calling = threads.submit(call, listener, KEY, seconds=3 * PATIENCE_S)
-            deadline = time.monotonic() + 3 * PATIENCE_S
+            deadline = awake() + 3 * PATIENCE_S
             while 1 not in opening.open:
-                assert time.monotonic() < deadline
-                opening.step(time.monotonic())
+                assert awake() < deadline
+                opening.step(awake())
                 select.select([], [], [], 0.05)
             calling.result().close()
         finally:
@@ -503,114 +464,71 @@ def test_a_process_without_descriptors_neither_ends_nor_spins():
     assert done.stderr.count("raise the limit") <= 20
 
 
-def test_a_stranger_that_answers_does_not_end_the_calls(threads, caplog):
+def test_a_stranger_that_answers_does_not_end_the_calls(threads, calling, caplog):
     """As at the port of a courier that has ended; then the true one listens there."""
     early = Listener("127.0.0.1")
     address = early.address
     early.close()
-    own = Listener("127.0.0.1")
-    opening = Opening(own, Caller(1, KEY, frozenset()), {0: address})
-    try:
-        with socket.create_server((address.host, address.port)) as stranger:
-            stranger.setblocking(False)
-            came = []
+    opening = calling(address)
+    with socket.create_server((address.host, address.port)) as stranger:
+        stranger.setblocking(False)
+        came = []
 
-            def answer_some():
-                with contextlib.suppress(BlockingIOError):
-                    came.append(stranger.accept()[0])
-                    came[-1].sendall(bytes(64))
-                return len(came) > 4
+        def answer_some():
+            with contextlib.suppress(BlockingIOError):
+                came.append(stranger.accept()[0])
+                came[-1].sendall(bytes(64))
+            return len(came) > 4
 
-            step_until(opening, answer_some)
-            for sock in came:
-                sock.close()
-        assert len([record for record in caplog.records if "not rank 0 of this job" in record.getMessage()]) == 1
-        late = Listener.__new__(Listener)
-        late.sock = socket.create_server((address.host, address.port))
-        late.sock.setblocking(False)
-        late.address = address
-        try:
-            answering = threads.submit(answer, late, KEY)
-            step_until(opening, lambda: 0 in opening.open)
-            answering.result()[1].close()
-        finally:
-            late.close()
-    finally:
-        opening.close()
-        own.close()
-        for stream in opening.open.values():
-            stream.close()
-
-
-def test_a_rank_that_is_forgotten_is_not_called(threads):
-    own, other = Listener("127.0.0.1"), Listener("127.0.0.1")
-    opening = Opening(own, Caller(1, KEY, frozenset()), {0: other.address})
-    try:
-        opening.step(time.monotonic())  # the call has begun
-        assert opening.missing == [0]
-        opening.forget(0)
-        opening.forget(0)
-        assert opening.missing == []
-        assert opening.why() == ""
-        until = time.monotonic() + 0.2
-        while time.monotonic() < until:
-            opening.step(until)
-        other.sock.accept()[0].close()  # that one, and no other
-        with pytest.raises(BlockingIOError):
-            other.sock.accept()
-        opening.call_again(0)
-        assert opening.missing == []
-        opening.call(0, other.address)
-        answering = threads.submit(answer, other, KEY)
-        step_until(opening, lambda: 0 in opening.open)
-        answering.result()[1].close()
-    finally:
-        opening.close()
-        own.close()
-        other.close()
-        for stream in opening.open.values():
-            stream.close()
-
-
-def test_a_new_address_of_a_rank_is_called_at_once(threads):
-    """Though the call of the one before is still open."""
-    own, other = Listener("127.0.0.1"), Listener("127.0.0.1")
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        opening = Opening(own, Caller(1, KEY, frozenset()), {0: Address(*silent.getsockname(), bytes(16))})
-        try:
-            step_until(opening, lambda: select.select([silent], [], [], 0)[0])
-            opening.call(0, other.address)
-            answering = threads.submit(answer, other, KEY)
-            began = time.monotonic()
-            step_until(opening, lambda: 0 in opening.open)
-            assert time.monotonic() < began + 0.4  # the call before has 0.5 s
-            answering.result()[1].close()
-        finally:
-            opening.close()
-            own.close()
-            other.close()
-            for stream in opening.open.values():
-                stream.close()
-
-
-def test_a_listener_that_comes_late_is_found(threads):
-    """Its port is known, but refuses at first."""
-    early = Listener("127.0.0.1")
-    address = early.address
-    early.close()
-    calling = threads.submit(call, early, KEY, 1, 0, PATIENCE_S, address)
-    while not calling.running():
-        pass
+        step_until(opening, answer_some)
+        for sock in came:
+            sock.close()
+    assert len([record for record in caplog.records if "not rank 0 of this job" in record.getMessage()]) == 1
     late = Listener.__new__(Listener)
     late.sock = socket.create_server((address.host, address.port))
     late.sock.setblocking(False)
     late.address = address
     try:
-        answered = answer(late, KEY)[1]
-        calling.result().close()
-        answered.close()
+        answering = threads.submit(answer, late, KEY)
+        step_until(opening, lambda: 0 in opening.open)
+        answering.result()[1].close()
     finally:
         late.close()
+
+
+def test_a_rank_that_is_forgotten_is_not_called(listener, threads, calling):
+    opening = calling(listener.address)
+    opening.step(awake())  # the call has begun
+    assert opening.missing == [0]
+    opening.forget(0)
+    opening.forget(0)
+    assert opening.missing == []
+    assert opening.why() == ""
+    until = awake() + 0.2
+    while awake() < until:
+        opening.step(until)
+    listener.sock.accept()[0].close()  # that one, and no other
+    with pytest.raises(BlockingIOError):
+        listener.sock.accept()
+    opening.call_again(0)
+    assert opening.missing == []
+    opening.call(0, listener.address)
+    answering = threads.submit(answer, listener, KEY)
+    step_until(opening, lambda: 0 in opening.open)
+    answering.result()[1].close()
+
+
+def test_a_new_address_of_a_rank_is_called_at_once(listener, threads, calling):
+    """Though the call of the one before is still open."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        opening = calling(Address(*silent.getsockname(), bytes(16)))
+        step_until(opening, lambda: select.select([silent], [], [], 0)[0])
+        opening.call(0, listener.address)
+        answering = threads.submit(answer, listener, KEY)
+        began = awake()
+        step_until(opening, lambda: 0 in opening.open)
+        assert awake() < began + 0.4  # the call before has 0.5 s
+        answering.result()[1].close()
 
 
 @pytest.mark.parametrize("warning_s", [0.1, 10.0])
@@ -635,7 +553,7 @@ def test_the_wait_ends_for_a_reason(listener):
         raise GoneError(ranks)
 
     with pytest.raises(GoneError) as caught:
-        open_links(listener, 0, KEY, {}, frozenset({3}), time.monotonic() + PATIENCE_S, give_up)
+        open_links(listener, 0, KEY, {}, frozenset({3}), awake() + PATIENCE_S, give_up)
     assert caught.value.args == ([3],)
 
 

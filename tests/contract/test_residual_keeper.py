@@ -102,31 +102,6 @@ def test_a_residual_that_was_packed_again_in_part_is_not_that_of_its_round(tmp_p
     assert residuals.after(2, 0)[0][0] == 1
 
 
-def restored(keeper, folder, key):
-    restoring = keeper.keeper.restore(str(folder), key)
-    until(restoring.step)
-    return [news.problem for news in keeper.news if isinstance(news, between.NotRestored)]
-
-
-def test_what_a_courier_that_died_has_restored_in_part_is_set_to_zero(tmp_path):
-    keeper = Keeper(tmp_path)
-    keeper.residuals.latest[0][:5] = 1
-    assert len(restored(keeper, tmp_path, "0a")) == 1
-    assert not keeper.residuals.latest[0].any()
-
-
-@pytest.mark.parametrize("name", ["residual-1-0b.npz", "residual-0-0a.npz"])
-def test_a_file_of_another_checkpoint_or_host_is_not_restored(tmp_path, name):
-    keeper = Keeper(tmp_path)
-    keeper.residuals.latest[0][:] = 1
-    keeper.keep("0a")
-    assert keeper.problems() == {"0a": ""}
-    (tmp_path / "residual-1-0a.npz").rename(tmp_path / name)
-    _, host, key = name[:-4].split("-")
-    (problem,) = restored(Keeper(tmp_path, host=int(host)), tmp_path, key)
-    assert "is of another checkpoint, host" in problem
-
-
 def test_a_disk_that_hangs_is_waited_for_so_long_and_what_it_gives_then_is_not_used(tmp_path):
     keeper, goes_on = Keeper(tmp_path), threading.Event()
     ones = [np.ones(LAYOUT.specs[0].shape, "f4")]

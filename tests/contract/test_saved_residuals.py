@@ -233,15 +233,18 @@ def test_a_courier_goes_on_with_what_was_saved_or_says_why_not(tmp_path):
         found, problems = restored(group, tmp_path)
         require_equal(found, latest_of(group.hosts[1]))
         assert problems == []
-        for key, text in (("missing", "cannot be read"), ("damaged", "is damaged"), ("other", "is of another")):
+        broken = [("missing", "cannot be read"), ("damaged", "is damaged")]
+        other = {"key": {}, "host": {"host": 0}, "compression": {"compression": "int8"}}
+        for key, text in [*broken, *((key, "is of another") for key in other)]:
             if key == "damaged":
                 (tmp_path / "residual-1-damaged.npz").write_bytes(b"PK\3\4" + bytes(100))
-            if key == "other":
+            if key in other:
                 with np.load(tmp_path / "residual-1-aa.npz") as file:
                     about = json.loads(file["about"].tobytes())
-                    about.update(key="other", compression="int8")
+                    assert set(other[key]) <= set(about)
+                    about.update({"key": key} if key != "key" else {}, **other[key])
                     arrays = {**file, "about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
-                np.savez(tmp_path / "residual-1-other.npz", **arrays)
+                np.savez(tmp_path / f"residual-1-{key}.npz", **arrays)
             found, problems = restored(group, tmp_path, key=key)
             assert not any(array.any() for array in found)
             assert len(problems) == 1

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -17,6 +16,7 @@ from platoon_base.collectives.hosts import HostsCollective
 from platoon_base.hosts.world import World
 from platoon_base.job.files import segment_prefix
 from platoon_base.links.handshake import Listener, open_links
+from platoon_base.system.awake import awake
 
 KEY = "c3" * 32
 _numbers = itertools.count()
@@ -33,7 +33,7 @@ def linked(workers, key=KEY, timeout_s=20.0):
     rails = min(workers)
     places = [(host, rail) for host in range(world.hosts) for rail in range(rails)]
     listeners = {place: Listener("127.0.0.1") for place in places}
-    deadline = time.monotonic() + timeout_s
+    deadline = awake() + timeout_s
 
     def open_those_of(host, rail):
         rank_on = {other: world.ranks_on(other)[rail] for other in range(world.hosts)}

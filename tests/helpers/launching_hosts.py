@@ -94,7 +94,7 @@ class Hosts:
         """Return the lists that a worker has written as lines of JSON."""
         return [json.loads(line) for line in self.log(rank, host).splitlines() if line.startswith("[")]
 
-    def until(self, path, text, timeout_s=30):
+    def until(self, path, text, timeout_s=100):
         """Wait until a file has a text."""
         deadline = time.monotonic() + timeout_s
         while not (self.folder / path).exists() or text not in (self.folder / path).read_text():

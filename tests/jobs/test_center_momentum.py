@@ -68,7 +68,7 @@ def words(plan, *turns):
     return ["CenterMomentum", plan, *map(json.dumps, turns)]
 
 
-@pytest.mark.parametrize("end", ["leaves", "killed"])
+@pytest.mark.parametrize("end", ["leaves", pytest.param("killed", marks=pytest.mark.promise)])
 def test_the_number_of_workers_is_that_of_the_living(run_job, tmp_path, end):
     """Of three workers one leaves, or is killed; the momentum that it gave is kept."""
     of_three, of_two = [(0, 2), (1, 0), (2, 1), (3, 2), (4, 1)], [(5, 0), (6, 1), (7, 1), (8, 0)]
@@ -115,6 +115,7 @@ def test_who_overwrites_the_center_ends_its_momentum_and_stays_in_its_frame(run_
     replay.take_turns(found, after, living=2)
 
 
+@pytest.mark.promise
 def test_a_worker_that_resumes_a_job_alone_ends_the_momentum(platoon, tmp_path):
     """A late worker would be carried off by it otherwise. Where the center stays, the momentum does, too."""
     before = [(0, 0), (1, 1), (2, 1), (3, 0)]

@@ -6,17 +6,15 @@ import sys
 import pytest
 from scripts_here import script_path
 
-from tests.helpers.launching_hosts import Hosts, clean_environment
+from tests.helpers.launching_hosts import clean_environment
 
 pytestmark = pytest.mark.base
 
 ROUNDS = script_path("compressed_hosts_rounds")
 
 
-# The most that hosts may owe after eight rounds. Without residuals it would be 0.015, 0.05, 0.9, 3.7 and 7.
-@pytest.mark.parametrize(
-    ("codec", "owed"), [("bfloat16", 0.01), ("int8", 0.03), ("int4", 0.6), ("int2", 2.6), ("topk(0.05)", 4)]
-)
+# The most that hosts may owe after eight rounds. Without residuals it would be 0.9 and 7.
+@pytest.mark.parametrize(("codec", "owed"), [pytest.param("int4", 0.6, marks=pytest.mark.promise), ("topk(0.05)", 4)])
 def test_workers_of_all_hosts_have_equal_bits_and_little_is_owed(hosts, codec, owed):
     done = hosts.run(ROUNDS, "--hosts-compression", codec, workers=(2, 1), args=["DiLoCo(1.0, 0.0)"])
     assert done == [0, 0], hosts.output(0) + hosts.output(1)
@@ -27,25 +25,11 @@ def test_workers_of_all_hosts_have_equal_bits_and_little_is_owed(hosts, codec, o
     assert 0 < first[-1][0] < owed, first[-1][0]
 
 
-@pytest.mark.parametrize("rule", ["LocalSGD()", "SlowMo()", "DiLoCo()"])
-def test_every_rule_that_waits_does_so(hosts, rule):
-    environment = {"PLATOON_HOSTS_COMPRESSION": "int4"}
-    assert hosts.run(ROUNDS, workers=(1, 1, 1), args=[rule], environment=environment) == [0, 0, 0], hosts.output(0)
-    first, second, third = (hosts.said(host, host) for host in range(3))
-    assert first == second == third
-
-
-def test_a_courier_that_is_killed_changes_no_bit(hosts):
-    options, args = ["--hosts-compression", "int4"], ["DiLoCo(1.0, 0.0)", "kill"]
+def test_a_courier_that_is_killed_changes_no_bit_and_a_file_of_the_run_names_the_codec(hosts):
+    (hosts.folder / "run.toml").write_text('hosts-compression = "int4"\n')
+    options, args = ["--config", "run.toml"], ["DiLoCo(1.0, 0.0)", "kill"]
     assert hosts.run(ROUNDS, *options, workers=(1, 1), args=args) == [0, 0], hosts.output(0) + hosts.output(1)
     assert "the courier of this host ended" in hosts.output(1)
-    assert hosts.said(0, 0) == hosts.said(1, 1)
-    assert hosts.said(0, 0)[-1][0] < 0.6
-
-
-def test_a_file_of_the_run_may_name_it(hosts):
-    (hosts.folder / "run.toml").write_text('hosts-compression = "int4"\n')
-    assert hosts.run(ROUNDS, "--config", "run.toml", workers=(1, 1), args=["LocalSGD()"]) == [0, 0], hosts.output(0)
     assert hosts.said(0, 0) == hosts.said(1, 1)
     assert 0.01 < hosts.said(0, 0)[-1][0] < 0.6
 
@@ -67,30 +51,13 @@ def test_top_k_is_refused_for_a_rule_whose_workers_do_not_wait(hosts):
         assert "use int8, int4 or int2, or LocalSGD, SlowMo or DiLoCo" in text
 
 
-@pytest.mark.parametrize("codec", ["int8", "int4", "int2"])
-def test_asynchronous_workers_end_with_one_model_bit_by_bit(hosts, codec):
+def test_asynchronous_workers_end_with_one_model_bit_by_bit(hosts):
     code = script_path("two_hosts_all_workers_end_with_one_model")
     environment = {"PLATOON_HOSTS_EVERY_S": "0.01"}
-    done = hosts.run(code, "--hosts-compression", codec, workers=(2, 1), environment=environment)
+    done = hosts.run(code, "--hosts-compression", "int4", workers=(2, 1), environment=environment)
     assert done == [0, 0], hosts.output(0)
     first, *others = (hosts.said(rank, host) for rank, host in enumerate((0, 0, 1)))
     assert all(each == first for each in others)
-
-
-def test_training_gets_as_far_as_without_compression(tmp_path):
-    loss = {}
-    for codec in ("none", "int8", "int4", "int2"):
-        folder = tmp_path / codec
-        folder.mkdir()
-        found = Hosts(folder, {**clean_environment(), "COLUMNS": "200"})
-        try:
-            done = found.run(script_path("compressed_hosts_learns"), "--hosts-compression", codec, args=["100"])
-            assert done == [0, 0], found.output(0)
-            ((loss[codec],),) = found.said(0, 0)
-        finally:
-            found.close()
-    for codec, found in loss.items():
-        assert 0 < found < loss["none"] * (1.1 if codec == "int2" else 1.01), (codec, loss)
 
 
 def launch(tmp_path, *words, environment=None):

@@ -18,8 +18,7 @@ def words(plan, *turns):
     return ["GoSGD", plan, *map(json.dumps, turns)]
 
 
-@pytest.mark.promise
-@pytest.mark.parametrize("end", ["leaves", "killed"])
+@pytest.mark.parametrize("end", ["leaves", pytest.param("killed", marks=pytest.mark.promise)])
 def test_the_weight_of_one_that_leaves_is_given_away_and_that_of_the_dead_lost(run_job, tmp_path, end):
     of_three, of_two = some_turns(3, 0, 12), some_turns(2, 20, 8)
     outcome = run_job(SCRIPT, 3, args=words(end, of_three, of_two))
@@ -64,10 +63,6 @@ def test_a_resumed_job_goes_on_from_the_consensus(platoon, tmp_path):
     simulation.take_turns(load(tmp_path, 0, 1, name="first"), before)
     resumed = Simulation(2, simulation.mean())
     resumed.take_turns(load(tmp_path, 0, 1, name="second"), after)
-
-
-def test_one_training_follows_the_other(run_job):
-    run_job(script_path("gossip_two_trainings"), 3).require_success()
 
 
 def test_there_is_no_center_to_change_and_copying_reaches_all(run_job):

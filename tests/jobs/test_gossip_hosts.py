@@ -45,6 +45,7 @@ def require_one_end(hosts, *where):
     return sum(of_host.values())
 
 
+@pytest.mark.promise
 def test_least_squares_on_two_hosts_ends_where_one_host_does(hosts):
     """Without noise all of them find the solution; the weights of both hosts are all that there is."""
     code, options = script_path("gossip_hosts_least_squares"), ["--hosts-compression", "int8"]
@@ -65,7 +66,7 @@ def test_couriers_that_are_killed_double_no_message(hosts):
 
 
 def until_begun(hosts, rank, host, times=1):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 100
     path = hosts.folder / f"logs{host}" / f"rank{rank}.log"
     while not path.exists() or len(hosts.said(rank, host)) < times:
         assert time.monotonic() < deadline, hosts.output(0) + hosts.output(host)
@@ -86,22 +87,8 @@ def test_a_host_is_lost_and_returns(hosts):
     until_begun(hosts, 2, 1)
     assert hosts.said(2, 1)[0][1] != 0  # what the others have learned
     (hosts.folder / "enough").touch()
-    assert hosts.wait(60) == [0, 0], hosts.output(0) + hosts.output(1)
+    assert hosts.wait() == [0, 0], hosts.output(0) + hosts.output(1)
     assert require_one_end(hosts, (0, 0), (1, 0), (2, 1)) > 0
-
-
-def test_the_others_end_without_a_host_that_is_lost(hosts):
-    code, args = script_path("gossip_hosts_lost"), [str(hosts.folder)]
-    for host in (0, 1, 2):
-        hosts.start(code, "--allow-failures", host=host, hosts=3, args=args)
-    for host in (0, 1, 2):
-        until_begun(hosts, host, host)
-    hosts.launchers[2].kill()
-    hosts.until("h0.out", "is lost, with workers 2")
-    hosts.launchers.pop(2).wait()
-    (hosts.folder / "enough").touch()
-    assert hosts.wait(60) == [0, 0], hosts.output(0) + hosts.output(1)
-    assert 0 < require_one_end(hosts, (0, 0), (1, 1)) <= WHOLE
 
 
 def test_a_worker_of_another_host_that_is_started_again_takes_part(hosts):
@@ -112,19 +99,12 @@ def test_a_worker_of_another_host_that_is_started_again_takes_part(hosts):
     (hosts.folder / "fail").touch()
     until_begun(hosts, 2, 1, times=2)
     (hosts.folder / "enough").touch()
-    assert hosts.wait(60) == [0, 0], hosts.output(0) + hosts.output(1)
+    assert hosts.wait() == [0, 0], hosts.output(0) + hosts.output(1)
     assert require_one_end(hosts, (0, 0), (1, 0), (2, 1)) > 0
 
 
 def test_one_training_follows_the_other_on_two_hosts(hosts):
     assert hosts.run(script_path("gossip_two_trainings"), workers=(2, 1)) == [0, 0], hosts.output(0)
-
-
-def test_copying_to_all_reaches_the_workers_of_all_hosts(hosts):
-    code = script_path("gossip_hosts_overwritten")
-    assert hosts.run(code, workers=(2, 1), args=[str(hosts.folder)]) == [0, 0], hosts.output(0)
-    for rank, host in ((0, 0), (1, 0), (2, 1)):
-        assert hosts.said(rank, host)[0][0] < 1e-9
 
 
 def test_a_job_on_two_hosts_goes_on_from_the_consensus_of_both(hosts):

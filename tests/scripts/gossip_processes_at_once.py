@@ -9,6 +9,11 @@ center = GossipCenters(sys.argv[1]).attach(Layout.of(x), rule, rank)
 center.read(x, True, 60, begin=True)
 print("joined", flush=True)
 sys.stdin.readline()  # all have joined, each with a quarter
+if sys.argv[4:] == ["on and on"]:
+    x[0][:] = rank
+    while True:
+        center.sync(rule, x, True, 60)
+        print("synchronized", flush=True)
 x[0] += (0, 4, 8, 8)[rank]
 for _ in range(30):
     center.sync(rule, x, True, 60)
