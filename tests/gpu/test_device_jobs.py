@@ -33,24 +33,6 @@ def test_every_operation_and_dtype(run_on_devices):
     run_on_devices(script_path("device_jobs_every_operation_and_dtype"), workers=len(DEVICES)).require_success()
 
 
-def test_all_reduces_keep_the_order_of_copies_from_and_to_the_host(run_on_devices):
-    """These have a stream of their own in the contexts of pygpu: an array is written again once it was read."""
-    run_on_devices(
-        """
-        n = 1 << 20
-        x = on_device(np.zeros(n), "float32")
-        later = np.full(n, -1, "float32")
-        for step in range(20):
-            x.write(np.full(n, step + rank, "float32"))
-            total = worker.all_reduce(x)
-            rows = worker.all_gather(x)
-            x.write(later)
-            assert (np.asarray(total) == sum(step + r for r in range(size))).all(), step
-            assert (np.asarray(rows) == step + np.arange(size)[:, None]).all(), step
-        """
-    ).require_success()
-
-
 @pytest.mark.parametrize("end", ["sys.exit(0)", "raise RuntimeError('oops')", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_rank_that_goes_ends_the_all_reduce_of_the_others(run_on_devices, end):
     outcome = run_on_devices(

@@ -325,13 +325,6 @@ def test_only_what_is_safe_and_worth_it_is_imported_early(tmp_path, text, module
     assert modules_to_preload(Program(str(script))) == modules
 
 
-def test_a_module_beside_the_script_is_not_taken_for_the_real_one(tmp_path):
-    (tmp_path / "theano.py").write_text("")
-    script = tmp_path / "script.py"
-    script.write_text("import theano\nimport lasagne")
-    assert modules_to_preload(Program(str(script))) == ["lasagne"]
-
-
 @pytest.mark.theano
 def test_workers_forked_from_a_process_with_theano_end_where_mpi4py_is_installed(platoon):
     """Theano would start MPI before the fork; the forked workers then hung in MPI_Finalize."""

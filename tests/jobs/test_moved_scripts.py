@@ -139,19 +139,6 @@ def test_shared_memory_by_the_size_of_an_array(serve, work):
     end(controller)
 
 
-BATCH_BEFORE_ANSWER = script_path("moved_scripts_batch_before_answer")
-
-
-def test_a_request_is_answered_after_the_mini_batch_that_its_handler_sends(serve, work):
-    data_port = free_port()
-    controller, port = serve(BATCH_BEFORE_ANSWER, f"--data-port={data_port}")
-    text = script_path("moved_scripts_a_request_is_answered_after_the_mini_batch")
-    # Bounds the wait for a reader that does not come.
-    preamble = PREAMBLE.replace("worker = Worker(", "worker = Worker(socket_timeout=20000, ")
-    assert "fed" in end(work(text, port, f"--data-port={data_port}", preamble=preamble))
-    end(controller)
-
-
 FEEDING_UNTIL_ALL_HAVE_LEFT = script_path("moved_scripts_feeding_until_all_have_left")
 LEAVE = "worker.init_mb_sock(args.data_port % 65535 + 1)  # leaves the first channel, and stays in the job\n"
 

@@ -383,21 +383,6 @@ def test_another_rule_is_refused_and_another_argument_is_said(platoon, write_scr
     assert "is of the rule EASGD(alpha=0.5), from here on it is EASGD(alpha=0.25)" in outcomes[3][1]
 
 
-def test_synchronous_training_goes_on_with_what_the_first_worker_put_into_the_center(platoon, tmp_path):
-    script = script_path("resume_synchronous_training_goes")
-    (tmp_path / "fail").touch()
-    first = platoon("launch", "-n", 2, "--log-dir", "logs", "--checkpoint-every", 1000, script, tmp_path)
-    assert first.returncode == 137, first.stdout
-    kept = tmp_path / "logs" / "checkpoints"
-    second = platoon("launch", "-n", 2, "--log-dir", "more", "--resume", kept, script, tmp_path)
-    assert second.returncode == 0, second.stdout
-    assert "no parameters" not in first.stdout + second.stdout
-    for rank in range(2):
-        log = (tmp_path / "more" / f"rank{rank}.log").read_text()
-        assert "starts at (2, 5, 10) 20.0" in log
-        assert "ends at 30.0" in log
-
-
 @pytest.mark.promise
 def test_resumed_workers_may_be_at_other_data(platoon, tmp_path):
     """Each goes on in an epoch of its own, with the rows of that epoch; those at one place are still compared."""
