@@ -31,7 +31,6 @@ def test_no_controller_at_the_port(work, serve):
     end(controller)
 
 
-@pytest.mark.promise
 def test_a_port_in_use(serve, start, work, tmp_path):
     controller, port = serve()
     second = start(SERVE, at(port))

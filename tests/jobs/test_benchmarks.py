@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from needing import needs_theano
+from needing import marks_of, needs_theano
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(800)]
 
@@ -28,7 +28,7 @@ def case(script, options, file="", rows=None, *, on=None):
     """
     marks = []
     if on == "theano":
-        marks = [pytest.mark.theano, pytest.mark.rare, *needs_theano(lambda: None).pytestmark]
+        marks = [pytest.mark.rare, *marks_of(needs_theano)]
     if on == "torch":
         marks = [pytest.mark.keras, needs_torch]
     return pytest.param(script, options.split(), file, rows, id=f"{script}-{on}", marks=marks)

@@ -251,7 +251,6 @@ def test_ending_the_launcher_ends_a_fork_server_that_still_imports(tmp_path, num
 
 @pytest.mark.slow
 @pytest.mark.parametrize("imports_for_ever", [True, pytest.param(False, marks=pytest.mark.product)])
-@pytest.mark.promise
 def test_a_fork_server_that_does_not_tell_its_end_keeps_no_launcher(tmp_path, imports_for_ever):
     """What it has started, in a session of its own, keeps the pipe open by which it tells."""
     fifo = tmp_path / "fifo"

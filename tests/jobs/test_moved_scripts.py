@@ -18,7 +18,6 @@ pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on 
 pytestmark = pytest.mark.theano
 
 
-@pytest.mark.promise
 def test_the_lstm_examples_protocol_between_processes_started_by_hand(start, tmp_path):
     port = free_port()
     controller = start(CONTROLLER, f"--control-port={port}")

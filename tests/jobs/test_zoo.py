@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from needing import needs_theano
+from needing import marks_of, needs_theano
 
 pytestmark = pytest.mark.slow
 ZOO = Path(__file__).parents[2] / "examples" / "zoo"
@@ -21,8 +21,8 @@ KERAS = ["--model", "vit", "--width", 0.1, "--image", 32]
 @pytest.mark.parametrize(
     ("script", "words", "rule", "parameters"),
     [
-        pytest.param("zoo_lasagne.py", LASAGNE, "bsp", 58_364, marks=needs_theano(lambda: None).pytestmark),
-        pytest.param("zoo_lasagne.py", LASAGNE, "easgd", 58_364, marks=needs_theano(lambda: None).pytestmark),
+        pytest.param("zoo_lasagne.py", LASAGNE, "bsp", 58_364, marks=marks_of(needs_theano)),
+        pytest.param("zoo_lasagne.py", LASAGNE, "easgd", 58_364, marks=marks_of(needs_theano)),
         pytest.param("zoo_keras.py", KERAS, "easgd", 220_510, marks=[pytest.mark.keras, needs_keras_3]),
     ],
 )
