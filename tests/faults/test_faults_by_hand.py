@@ -60,10 +60,7 @@ def answering(body):
 def test_a_handler_that_raises_is_an_error_of_the_worker_that_asked(serve, work):
     body = "return sys.exit(7) if req == 'exit' else {'a': 1, 'bad': {1, 2}}[req] if req != 'late' else self.nothing"
     controller, port = serve(answering(body))
-    worker = work(
-        script_path("faults_by_hand_a_handler_that_raises_is_an_error"),
-        port,
-    )
+    worker = work(script_path("faults_by_hand_a_handler_that_raises_is_an_error"), port)
     lines = end(worker).splitlines()
     assert lines[0].startswith("ProtocolError the controller's handler raised KeyError on 'done': 'done'")
     assert "ConfigurationError got an answer of handle_control to 'bad' that JSON cannot carry" in lines[1]
@@ -78,10 +75,7 @@ def test_a_handler_that_raises_is_an_error_of_the_worker_that_asked(serve, work)
 
 def test_rules_that_cannot_work(serve, work):
     controller, port = serve()
-    worker = work(
-        script_path("faults_by_hand_rules_that_cannot_work"),
-        port,
-    )
+    worker = work(script_path("faults_by_hand_rules_that_cannot_work"), port)
     lines = end(worker).splitlines()
     assert "call init_shared_params first" in lines[0]
     assert "NoMaster.update_params(local_values), which is called as update_params(local_values, mast" in lines[1]
@@ -147,10 +141,7 @@ def test_the_port_is_on_the_loopback_and_answers_nobody_without_the_keys(serve, 
 
 def test_a_process_is_one_worker(serve, work):
     controller, port = serve()
-    worker = work(
-        script_path("faults_by_hand_a_process_is_one_worker"),
-        port,
-    )
+    worker = work(script_path("faults_by_hand_a_process_is_one_worker"), port)
     output = end(worker)
     assert "this process is a worker already" in output
     assert "nothing can be done after close()" in output

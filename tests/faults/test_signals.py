@@ -119,10 +119,7 @@ def test_a_signal_to_the_launcher_ends_workers_in_the_middle_of(launch, output_o
 
 def test_a_hangup_that_is_ignored_is_no_reason_to_end(launch, output_of, tmp_path):
     """As under nohup: neither the launcher nor a worker heeds it."""
-    launcher = launch(
-        script_path("signals_a_hangup_that_is_ignored_is_no_reason_to_end"),
-        shell="trap '' HUP",
-    )
+    launcher = launch(script_path("signals_a_hangup_that_is_ignored_is_no_reason_to_end"), shell="trap '' HUP")
     pids = [int(await_file(tmp_path / f"ready{rank}", launcher)) for rank in range(3)]
     for pid in (launcher.pid, *pids):
         os.kill(pid, signal.SIGHUP)
@@ -182,10 +179,7 @@ def test_signals_that_come_together_are_one(launch, output_of, tmp_path):
 
 @pytest.mark.promise
 def test_a_second_ctrl_c_ends_workers_that_would_take_their_time(launch, output_of, tmp_path):
-    launcher = launch(
-        script_path("signals_a_second_ctrl_c_ends_workers_that_would_take"),
-        options=["--grace", "600"],
-    )
+    launcher = launch(script_path("signals_a_second_ctrl_c_ends_workers_that_would_take"), options=["--grace", "600"])
     for rank in range(3):
         await_file(tmp_path / f"ready{rank}", launcher)
     launcher.send_signal(signal.SIGINT)
@@ -416,10 +410,7 @@ def test_workers_of_a_launcher_that_is_killed_end_by_themselves(launch, tmp_path
 
 
 def test_a_late_joiner_that_makes_no_call_ends_after_the_launcher(launch, output_of, tmp_path):
-    launcher = launch(
-        script_path("signals_a_late_joiner_that_makes_no_call_ends"),
-        1,
-    )
+    launcher = launch(script_path("signals_a_late_joiner_that_makes_no_call_ends"), 1)
     await_file(tmp_path / "ready", launcher)
     files = JobFiles.read((tmp_path / "job").read_text())
     script = script_path("signals_a_late_joiner_that_makes_no_call_ends_2")

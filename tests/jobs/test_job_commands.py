@@ -269,10 +269,7 @@ def test_a_job_whose_launcher_hangs_is_killed(platoon, launch):
     assert list(SHM_FOLDER.glob(f"*{job.job}*")) == []
 
 
-STUCK = {
-    "stopped": "os.kill(os.getpid(), signal.SIGSTOP)",
-    "holds the GIL": "ctypes.PyDLL(None).sleep(600)",
-}
+STUCK = {"stopped": "os.kill(os.getpid(), signal.SIGSTOP)", "holds the GIL": "ctypes.PyDLL(None).sleep(600)"}
 
 
 @pytest.mark.parametrize("how", [pytest.param("stopped", marks=pytest.mark.promise), "holds the GIL"])

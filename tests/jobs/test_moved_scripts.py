@@ -37,10 +37,7 @@ def test_the_lstm_examples_protocol_between_processes_started_by_hand(start, tmp
 
 def test_requests_are_json_in_both_directions(serve, work):
     controller, port = serve()
-    worker = work(
-        script_path("moved_scripts_requests_are_json_in_both_directions"),
-        port,
-    )
+    worker = work(script_path("moved_scripts_requests_are_json_in_both_directions"), port)
     assert end(worker).split() == ["1", "0", "1", "0"]
     end(controller)
 
@@ -49,15 +46,9 @@ def test_requests_are_json_in_both_directions(serve, work):
 def test_rules_of_the_users_own_do_what_they_say(serve, work, monkeypatch, kind):
     monkeypatch.setenv("KIND", kind)
     controller, port = serve(SERVE, "-D", "cpu", "cpu")
-    other = work(
-        script_path("moved_scripts_rules_other"),
-        port,
-    )
+    other = work(script_path("moved_scripts_rules_other"), port)
     until(other, "center of zeros")
-    worker = work(
-        script_path("moved_scripts_rules"),
-        port,
-    )
+    worker = work(script_path("moved_scripts_rules"), port)
     assert "as by hand" in end(worker)
     end(other)
     end(controller)

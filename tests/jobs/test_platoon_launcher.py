@@ -162,10 +162,7 @@ def test_arguments_come_before_the_environment_and_that_before_files(launcher, h
 
 @pytest.mark.parametrize(
     ("text", "environment", "complaint"),
-    [
-        ("no section", {}, ".platoonrc cannot be read"),
-        ("[devices]\nlocalhost = cpu, tpu0\n", {}, "got device 'tpu0'"),
-    ],
+    [("no section", {}, ".platoonrc cannot be read"), ("[devices]\nlocalhost = cpu, tpu0\n", {}, "got device 'tpu0'")],
 )
 def test_a_configuration_that_cannot_work_is_refused(launcher, platoon, tmp_path, text, environment, complaint):
     (tmp_path / ".platoonrc").write_text(text)

@@ -49,10 +49,7 @@ def test_only_the_best_get_further_seeds(platoon, tmp_path):
     out, found = run(platoon, tmp_path, "--seeds", 2, RATES, *scales)
     assert [len(each["values"]) for each in found["methods"]] == [2, 2, 1, 2]
     easgd = found["methods"][2]["dropped"]
-    assert (easgd["steps"], easgd["better"]) == (
-        60,
-        {NAMES[1]: pytest.approx(2 / 60), NAMES[3]: pytest.approx(3 / 60)},
-    )
+    assert (easgd["steps"], easgd["better"]) == (60, {NAMES[1]: pytest.approx(2 / 60), NAMES[3]: pytest.approx(3 / 60)})
     assert [(each["method"], each["seed"]) for each in found["runs"]] == [
         *((name, 0) for name in NAMES),
         *((name, 1) for name in NAMES if name != NAMES[2]),
