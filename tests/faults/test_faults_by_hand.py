@@ -73,24 +73,6 @@ def test_a_handler_that_raises_is_an_error_of_the_worker_that_asked(serve, work)
     assert "KeyError: 'done'" in output
 
 
-def test_rules_that_cannot_work(serve, work):
-    controller, port = serve()
-    worker = work(script_path("faults_by_hand_rules_that_cannot_work"), port)
-    lines = end(worker).splitlines()
-    assert "call init_shared_params first" in lines[0]
-    assert "NoMaster.update_params(local_values), which is called as update_params(local_values, mast" in lines[1]
-    assert "got rule=<class" in lines[2]
-    assert "got alpha=1.5" in lines[3]
-    assert "NoFunction.theano_update returned None: return a compiled function" in lines[4]
-    assert "NoUpdate.make_update_function returned 3: return a function that takes the list" in lines[5]
-    assert all("as params: give a list of shared variables" in line for line in lines[6:8])
-    assert lines[8] == "NotImplementedError Nothing has no update_params: override it, or theano_update"
-    assert lines[9] == "KeyError 'in the rule'"
-    assert "WrongShapes.theano_update returned values of shapes [(3,)], the parameters have [(4,)]" in lines[10]
-    assert "OtherInputs.theano_update cannot be called with the center's values, float64[4]" in lines[11]
-    end(controller)
-
-
 def test_a_worker_killed_with_the_lock_does_not_stop_the_others(serve, work):
     controller, port = serve(SERVE, "-D", "cpu", "cpu", "cpu")
     other = work(script_path("faults_by_hand_trains_on"), port)

@@ -177,6 +177,15 @@ def test_signals_that_come_together_are_one(launch, output_of, tmp_path):
     assert "SIGKILL" not in output_of()
 
 
+def test_an_interrupt_is_not_lost_in_a_finalizer(launch, output_of, tmp_path):
+    launcher = launch(script_path("signals_an_interrupt_in_a_finalizer"), 2, options=["--grace", "20"])
+    await_all(tmp_path, "finalizing", 2, launcher)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
+    assert all((tmp_path / f"saved{rank}").exists() for rank in range(2)), output_of()
+    assert "SIGKILL" not in output_of()
+
+
 @pytest.mark.promise
 def test_a_second_ctrl_c_ends_workers_that_would_take_their_time(launch, output_of, tmp_path):
     launcher = launch(script_path("signals_a_second_ctrl_c_ends_workers_that_would_take"), options=["--grace", "600"])

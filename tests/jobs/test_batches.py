@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 from scripts_here import script_path
-from watching import await_file, is_stopped, until
+from watching import await_file, until
 
 from platoon_base.data import BatchReader, BatchServer, load_ahead
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
@@ -84,14 +84,6 @@ def test_turns_give_each_worker_the_same_batches_in_each_run(address, start):
     ]
 
 
-def test_all_workers_can_get_the_same_batches(address, start):
-    workers = [start(READ, rank) for rank in range(3)]
-    with BatchServer(address, readers=3) as server:
-        assert server.serve(batches(7), "all") == 7
-        assert server.memory_bytes <= 5 * 86_016  # four ahead and one that is filled, in whole pages
-    assert [worker.output().split("\n")[0] for worker in workers] == [str(list(range(7)))] * 3
-
-
 def test_free_workers_get_every_batch_once(address, start):
     workers = [start(READ, rank) for rank in range(2)]
     with BatchServer(address, readers=2) as server:
@@ -143,31 +135,6 @@ def test_a_server_that_is_killed_is_told_at_once_after_what_it_had_sent(address,
         assert [int(reader.receive()[0]) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(WorkerLostError, match=rf"\(pid {server.process.pid}\) is gone without the end of the data"):
             reader.receive()
-
-
-def test_a_server_that_is_stopped_is_told_as_slow(address, start, tmp_path):
-    server = start(SERVE)
-    with BatchReader(address, timeout_s=60) as reader:
-        await_file(tmp_path / "sent", server.process)
-        for _ in range(3):
-            reader.receive()
-        server.process.send_signal(signal.SIGSTOP)
-        until(lambda: is_stopped(server.process.pid))
-        with pytest.raises(CollectiveTimeoutError, match="lives, and has sent nothing for 0.3 s"):
-            reader.receive(timeout_s=0.3)
-
-
-def test_a_slow_worker_bounds_the_memory(address, start):
-    """The server is as fast as it can be, and may not run ahead."""
-    worker = start("""
-for x in BatchReader(address, ahead=3):
-    time.sleep(1e-3)
-print("end", flush=True)
-""")
-    with BatchServer(address) as server:
-        server.serve(np.full(100_000, k) for k in range(200))
-        assert server.memory_bytes <= 4 * 802_816
-    assert worker.output() == "end\n"
 
 
 def test_a_job_has_a_server_of_its_own(run_job):
