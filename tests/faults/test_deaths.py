@@ -110,10 +110,3 @@ def test_synchronous_training_ends_with_the_rank_the_device_the_cause_and_the_lo
             continue
         for part in ("(cpu, ", cause, f"see {tmp_path / f'rank{victim}.log'}"):
             assert part in text, (part, text)
-
-
-def test_survivors_of_a_lost_collective_can_still_use_the_center(run_job):
-    """What needs all is over; what does not need all goes on."""
-    outcome = run_job(script_path("deaths_survivors_can_still_use_the_center"), workers=3, args=["killed", "1"])
-    assert outcome.reported == {"0": 20, "2": 20}, outcome.logs
-    assert outcome.result.status == 137

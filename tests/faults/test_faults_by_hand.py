@@ -31,7 +31,6 @@ def test_no_controller_at_the_port(work, serve):
     end(controller)
 
 
-@pytest.mark.promise
 def test_a_port_in_use(serve, start, work, tmp_path):
     controller, port = serve()
     second = start(SERVE, at(port))
@@ -61,10 +60,7 @@ def answering(body):
 def test_a_handler_that_raises_is_an_error_of_the_worker_that_asked(serve, work):
     body = "return sys.exit(7) if req == 'exit' else {'a': 1, 'bad': {1, 2}}[req] if req != 'late' else self.nothing"
     controller, port = serve(answering(body))
-    worker = work(
-        script_path("faults_by_hand_a_handler_that_raises_is_an_error"),
-        port,
-    )
+    worker = work(script_path("faults_by_hand_a_handler_that_raises_is_an_error"), port)
     lines = end(worker).splitlines()
     assert lines[0].startswith("ProtocolError the controller's handler raised KeyError on 'done': 'done'")
     assert "ConfigurationError got an answer of handle_control to 'bad' that JSON cannot carry" in lines[1]
@@ -75,27 +71,6 @@ def test_a_handler_that_raises_is_an_error_of_the_worker_that_asked(serve, work)
     output = end(controller)
     assert "Traceback" in output
     assert "KeyError: 'done'" in output
-
-
-def test_rules_that_cannot_work(serve, work):
-    controller, port = serve()
-    worker = work(
-        script_path("faults_by_hand_rules_that_cannot_work"),
-        port,
-    )
-    lines = end(worker).splitlines()
-    assert "call init_shared_params first" in lines[0]
-    assert "NoMaster.update_params(local_values), which is called as update_params(local_values, mast" in lines[1]
-    assert "got rule=<class" in lines[2]
-    assert "got alpha=1.5" in lines[3]
-    assert "NoFunction.theano_update returned None: return a compiled function" in lines[4]
-    assert "NoUpdate.make_update_function returned 3: return a function that takes the list" in lines[5]
-    assert all("as params: give a list of shared variables" in line for line in lines[6:8])
-    assert lines[8] == "NotImplementedError Nothing has no update_params: override it, or theano_update"
-    assert lines[9] == "KeyError 'in the rule'"
-    assert "WrongShapes.theano_update returned values of shapes [(3,)], the parameters have [(4,)]" in lines[10]
-    assert "OtherInputs.theano_update cannot be called with the center's values, float64[4]" in lines[11]
-    end(controller)
 
 
 def test_a_worker_killed_with_the_lock_does_not_stop_the_others(serve, work):
@@ -148,10 +123,7 @@ def test_the_port_is_on_the_loopback_and_answers_nobody_without_the_keys(serve, 
 
 def test_a_process_is_one_worker(serve, work):
     controller, port = serve()
-    worker = work(
-        script_path("faults_by_hand_a_process_is_one_worker"),
-        port,
-    )
+    worker = work(script_path("faults_by_hand_a_process_is_one_worker"), port)
     output = end(worker)
     assert "this process is a worker already" in output
     assert "nothing can be done after close()" in output

@@ -147,12 +147,6 @@ def test_every_update_of_the_others_arrives_while_one_is_poisoned(run_job, polic
     ).require_success()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_arrays_of_the_callers_are_treated_as_the_parameters_are(run_job, policy):
-    """`sync_arrays`, of arrays in C order and not; and own values that are not finite survive a look at the center."""
-    run_job(script_path("poison_arrays_of_the_callers_are_treated"), args=[policy]).require_success()
-
-
 @pytest.mark.parametrize("first", [True, False], ids=["creator", "second"])
 def test_a_model_that_is_not_finite_to_begin_with_is_refused_by_name(run_job, first):
     """Whether it is the first or not; the other shares its own meanwhile, and a second try is none too many."""

@@ -62,6 +62,11 @@ def output_of(tmp_path):
     return read
 
 
+def await_all(folder, name, workers, launcher=None):
+    """Wait for a file of each worker, and return their texts."""
+    return [await_file(folder / f"{name}{rank}", launcher) for rank in range(workers)]
+
+
 # To the launcher.
 
 MIDDLES = {
@@ -104,8 +109,7 @@ worker.all_reduce(x)
 )
 def test_a_signal_to_the_launcher_ends_workers_in_the_middle_of(launch, output_of, tmp_path, middle, number):
     launcher = launch(JOIN + MIDDLES[middle])
-    for rank in range(3):
-        await_file(tmp_path / f"ready{rank}", launcher)
+    await_all(tmp_path, "ready", 3, launcher)
     launcher.send_signal(number)
     assert launcher.wait(PATIENCE_S) == 128 + number
     assert number.name in output_of()
@@ -119,11 +123,8 @@ def test_a_signal_to_the_launcher_ends_workers_in_the_middle_of(launch, output_o
 
 def test_a_hangup_that_is_ignored_is_no_reason_to_end(launch, output_of, tmp_path):
     """As under nohup: neither the launcher nor a worker heeds it."""
-    launcher = launch(
-        script_path("signals_a_hangup_that_is_ignored_is_no_reason_to_end"),
-        shell="trap '' HUP",
-    )
-    pids = [int(await_file(tmp_path / f"ready{rank}", launcher)) for rank in range(3)]
+    launcher = launch(script_path("signals_a_hangup_that_is_ignored_is_no_reason_to_end"), shell="trap '' HUP")
+    pids = map(int, await_all(tmp_path, "ready", 3, launcher))
     for pid in (launcher.pid, *pids):
         os.kill(pid, signal.SIGHUP)
     (tmp_path / "go on").touch()
@@ -134,8 +135,7 @@ def test_a_hangup_that_is_ignored_is_no_reason_to_end(launch, output_of, tmp_pat
 def test_workers_of_a_launcher_in_the_background_have_time_to_save(launch, output_of, tmp_path):
     """A shell without job control starts it with SIGINT ignored."""
     launcher = launch(script_path("signals_a_worker_that_is_interrupted_saves"), 2, shell="trap '' INT")
-    for rank in range(2):
-        await_file(tmp_path / f"ready{rank}", launcher)
+    await_all(tmp_path, "ready", 2, launcher)
     launcher.send_signal(signal.SIGTERM)
     assert launcher.wait(PATIENCE_S) == 128 + signal.SIGTERM
     assert all((tmp_path / f"saved{rank}").exists() for rank in range(2)), output_of()
@@ -145,8 +145,7 @@ def test_workers_of_a_launcher_in_the_background_have_time_to_save(launch, outpu
 def test_a_script_that_handles_a_signal_to_the_launcher_gets_it(launch, output_of, tmp_path, number):
     """One that nobody handles is not lost without a word; one that asks for the end still ends the job."""
     launcher = launch(script_path("signals_handlers_of_the_script"), 2)
-    for rank in range(2):
-        await_file(tmp_path / f"ready{rank}", launcher)
+    await_all(tmp_path, "ready", 2, launcher)
     launcher.send_signal(signal.SIGUSR2)
     until(lambda: "SIGUSR2 is passed on to workers that handle it, not to ranks 0, 1 without" in unwrapped(output_of()))
     launcher.send_signal(signal.SIGUSR1)
@@ -167,30 +166,32 @@ def unwrapped(text):
 def test_signals_that_come_together_are_one(launch, output_of, tmp_path):
     """As those of timeout, which signals its child and then the child's group, and of systemd with SendSIGHUP."""
     launcher = launch(script_path("signals_a_worker_that_is_interrupted_saves"), 2, args=["takes its time"])
-    for rank in range(2):
-        await_file(tmp_path / f"ready{rank}", launcher)
+    await_all(tmp_path, "ready", 2, launcher)
     numbers = signal.SIGTERM, signal.SIGHUP
     for number in (signal.SIGSTOP, *numbers, signal.SIGCONT):  # it gets both when it goes on
         launcher.send_signal(number)
-    for rank in range(2):
-        await_file(tmp_path / f"saving{rank}", launcher)
+    await_all(tmp_path, "saving", 2, launcher)
     (tmp_path / "has taken its time").touch()
     assert launcher.wait(PATIENCE_S) in [128 + number for number in numbers], output_of()
     assert all((tmp_path / f"saved{rank}").exists() for rank in range(2)), output_of()
     assert "SIGKILL" not in output_of()
 
 
+def test_an_interrupt_is_not_lost_in_a_finalizer(launch, output_of, tmp_path):
+    launcher = launch(script_path("signals_an_interrupt_in_a_finalizer"), 2, options=["--grace", "20"])
+    await_all(tmp_path, "finalizing", 2, launcher)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
+    assert all((tmp_path / f"saved{rank}").exists() for rank in range(2)), output_of()
+    assert "SIGKILL" not in output_of()
+
+
 @pytest.mark.promise
 def test_a_second_ctrl_c_ends_workers_that_would_take_their_time(launch, output_of, tmp_path):
-    launcher = launch(
-        script_path("signals_a_second_ctrl_c_ends_workers_that_would_take"),
-        options=["--grace", "600"],
-    )
-    for rank in range(3):
-        await_file(tmp_path / f"ready{rank}", launcher)
+    launcher = launch(script_path("signals_a_second_ctrl_c_ends_workers_that_would_take"), options=["--grace", "600"])
+    await_all(tmp_path, "ready", 3, launcher)
     launcher.send_signal(signal.SIGINT)
-    for rank in range(3):
-        await_file(tmp_path / f"SIGINT{rank}")
+    await_all(tmp_path, "SIGINT", 3)
     with contextlib.suppress(ProcessLookupError):
         launcher.send_signal(signal.SIGINT)
     assert launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
@@ -199,8 +200,7 @@ def test_a_second_ctrl_c_ends_workers_that_would_take_their_time(launch, output_
 
 def test_however_often_ctrl_c_is_pressed_the_summary_and_the_status_are_right(launch, output_of, tmp_path):
     launcher = launch(script_path("signals_however_often_ctrl_c_is_pressed_the_summary"))
-    for rank in range(3):
-        await_file(tmp_path / f"ready{rank}", launcher)
+    await_all(tmp_path, "ready", 3, launcher)
     deadline = time.monotonic() + PATIENCE_S
     while launcher.poll() is None and time.monotonic() < deadline:
         launcher.send_signal(signal.SIGINT)
@@ -386,7 +386,7 @@ def test_workers_of_a_launcher_that_is_killed_end_by_themselves(launch, tmp_path
     """With the reason, or well if their script does so; the last one out leaves no shared memory."""
     text, reasons = ORPHANS[where]
     launcher = launch(TELL_THE_END + JOIN + text, args=[where])
-    pidfds = [os.pidfd_open(int(await_file(tmp_path / f"pid{rank}", launcher))) for rank in range(3)]
+    pidfds = [os.pidfd_open(int(pid)) for pid in await_all(tmp_path, "pid", 3, launcher)]
     files = JobFiles.read((tmp_path / "job").read_text())
     try:
         for rank in range(3 if text else 0):
@@ -416,10 +416,7 @@ def test_workers_of_a_launcher_that_is_killed_end_by_themselves(launch, tmp_path
 
 
 def test_a_late_joiner_that_makes_no_call_ends_after_the_launcher(launch, output_of, tmp_path):
-    launcher = launch(
-        script_path("signals_a_late_joiner_that_makes_no_call_ends"),
-        1,
-    )
+    launcher = launch(script_path("signals_a_late_joiner_that_makes_no_call_ends"), 1)
     await_file(tmp_path / "ready", launcher)
     files = JobFiles.read((tmp_path / "job").read_text())
     script = script_path("signals_a_late_joiner_that_makes_no_call_ends_2")

@@ -25,7 +25,6 @@ def test_kills_at_random_moments_leave_a_center_that_adds_up(tmp_path):
     assert summary["jobs"]["wrong"] == 0
 
 
-@pytest.mark.promise
 def test_a_job_whose_workers_are_killed_on_and_on_reaches_its_target(tmp_path):
     """The percentage of the steps is measured, not asserted: here a worker is killed every three seconds."""
     command = [sys.executable, str(SOAK), "--kills", "0", "--churn", "0.2", "--percent", "500", "--least", "1"]

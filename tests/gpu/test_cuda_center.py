@@ -204,6 +204,7 @@ def test_a_worker_that_is_killed_goes_on_with_the_center(run_on_cuda):
     assert set(outcome.reported.values()) == {80.0}, outcome.reported
 
 
+@pytest.mark.promise
 def test_the_center_is_saved_when_it_is_released(run_on_cuda, tmp_path):
     folder = CheckpointFolder(tmp_path / "kept")
     job = run_on_cuda(

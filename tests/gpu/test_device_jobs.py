@@ -33,24 +33,6 @@ def test_every_operation_and_dtype(run_on_devices):
     run_on_devices(script_path("device_jobs_every_operation_and_dtype"), workers=len(DEVICES)).require_success()
 
 
-def test_all_reduces_keep_the_order_of_copies_from_and_to_the_host(run_on_devices):
-    """These have a stream of their own in the contexts of pygpu: an array is written again once it was read."""
-    run_on_devices(
-        """
-        n = 1 << 20
-        x = on_device(np.zeros(n), "float32")
-        later = np.full(n, -1, "float32")
-        for step in range(20):
-            x.write(np.full(n, step + rank, "float32"))
-            total = worker.all_reduce(x)
-            rows = worker.all_gather(x)
-            x.write(later)
-            assert (np.asarray(total) == sum(step + r for r in range(size))).all(), step
-            assert (np.asarray(rows) == step + np.arange(size)[:, None]).all(), step
-        """
-    ).require_success()
-
-
 @pytest.mark.parametrize("end", ["sys.exit(0)", "raise RuntimeError('oops')", "os.kill(os.getpid(), signal.SIGKILL)"])
 def test_a_rank_that_goes_ends_the_all_reduce_of_the_others(run_on_devices, end):
     outcome = run_on_devices(
@@ -163,39 +145,6 @@ def test_the_only_worker_trains_as_if_it_were_alone(run_on_devices, rule, dtype)
 
 
 @on_cuda
-@pytest.mark.parametrize("end", ["worker.close(); os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_the_center_survives_those_who_own_it(run_on_devices, end):
-    """All but the last rank go, one after the other; the last one has the values of all."""
-    outcome = run_on_devices(
-        f"""
-        x = on_device(np.zeros(3_000_001), "float32")
-        worker.init_shared_params([x], ASGD())
-        for turn in range(size):
-            worker.barrier()
-            if rank < turn:
-                continue
-            x[...] = np.asarray(x) + 1
-            worker.sync_params()
-            np.asarray(x)
-            worker.barrier()
-            if rank == turn and turn < size - 1:
-                {end}
-        with partitions_of([x]) as directory:
-            def all_are_mine():
-                worker.sync_params()  # the partitions of the dead are made anew meanwhile
-                return all(directory.entry(partition).owner == rank for partition in range(directory.workers))
-            assert directory.workers == size
-            until(all_are_mine, 10)
-        found = np.asarray(x)
-        assert (found == sum(range(1, size + 1))).all(), (found.min(), found.max())
-        worker.report({{"done": 1}})
-        """,
-        workers=len(DEVICES),
-    )
-    assert outcome.reported == {"done": 1}, outcome.logs
-
-
-@on_cuda
 def test_the_mirror_has_the_values(run_on_devices):
     run_on_devices(script_path("device_jobs_the_mirror_has_the_values")).require_success()
 
@@ -251,44 +200,3 @@ def test_a_center_on_devices_is_saved_when_it_is_released(run_on_devices, tmp_pa
     (center,) = read_checkpoint(folder.newest()[0]).center
     assert (center == 40).all()
     folder.close()
-
-
-# The center moves from 0 towards 2: by a half at each synchronization, wholly, or by a half and its momentum.
-@pytest.mark.parametrize(
-    ("rule", "least", "most"), [("EASGD(0.5)", 1, 2), ("ASGD()", 2, 2), ("CenterMomentum(0.5, 0.9, 1.0)", 1.01, 3)]
-)
-@pytest.mark.parametrize("policy", ["raise", "skip", "restore"])
-def test_poison_by_rule_and_policy(run_on_devices, rule, least, most, policy):
-    """A NaN, an infinity and an overflow stay out; everything else is synchronized by the rule."""
-    run_on_devices(
-        f"""
-        a = on_device(np.zeros(70_000), "float32")
-        worker.init_shared_params([a], {rule}, on_nonfinite={policy!r})
-        worker.barrier()
-        if rank == 1:
-            values = np.full(70_000, 2.0, "float32")
-            values[[5, 40_000]] = np.nan, np.inf
-            a[...] = values
-            worker.progress(steps=3)
-            told = 0
-            for turn in range(3):   # a center on devices tells of it at a later synchronization
-                try:
-                    worker.sync_params()
-                except NonFiniteError as exc:
-                    told += 1
-                    assert "rank 1, step 3: element 5 of parameter 0" in str(exc), exc
-                np.asarray(a)
-            assert bool(told) == ({policy!r} == "raise"), told
-            if {policy!r} == "restore":
-                worker.sync_params()
-                assert np.isfinite(np.asarray(a)).all()
-        worker.barrier()
-        with worker.center_params():
-            center = np.asarray(a)
-        assert np.isfinite(center).all()
-        assert (center[[5, 40_000]] == 0).all(), center[[5, 40_000]]
-        others = np.delete(center, [5, 40_000])
-        assert (others == others[0]).all() and {least} <= others[0] <= {most}, others[0]
-        worker.barrier()
-        """
-    ).require_success()

@@ -270,8 +270,6 @@ class Laboratory:
     hosts : int
     delay_ms : float
         How long each frame takes from a host to the switch, and back.
-    names : bool
-        Whether the hosts resolve each other's names.
 
     Attributes
     ----------
@@ -280,10 +278,9 @@ class Laboratory:
     hosts : list of Host
     """
 
-    def __init__(self, hosts=2, delay_ms=0.0, names=True):
+    def __init__(self, hosts=2, delay_ms=0.0):
         self._count = hosts
         self._delay_ms = delay_ms
-        self._names = names
         self._stack = contextlib.ExitStack()
         self._commands = []
         self.hosts = []
@@ -304,7 +301,7 @@ class Laboratory:
         self.folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-")))
         (self.folder / "inits").mkdir()
         self.hosts_file = self.folder / "hosts"
-        others = [f"{NETWORK}.{i + 1} h{i}" for i in range(self._count) if self._names]
+        others = [f"{NETWORK}.{i + 1} h{i}" for i in range(self._count)]
         self.hosts_file.write_text("\n".join(["127.0.0.1 localhost", *others, f"{LOGIN} login", ""]))
         self.switch = _holder(["unshare", "--net", "sh", "-c", _HOLD])
         self._stack.callback(self._close_switch)

@@ -13,6 +13,15 @@ def needs(mark, module, reason):
     return lambda test: getattr(pytest.mark, mark)(skip(test))
 
 
+def marks_of(decorator):
+    """Return the marks that such a decorator gives, for a single parameter of a test."""
+
+    def marked():
+        pass
+
+    return decorator(marked).pytestmark
+
+
 needs_theano = needs("theano", "theano", "needs Theano: `make setup` installs it on Python 3.11")
 needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 

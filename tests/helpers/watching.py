@@ -14,16 +14,17 @@ from platoon_base.centers.device_directory import DeviceDirectory
 from platoon_base.centers.gossip import GossipCenters
 from platoon_base.centers.host import HostCenters
 from platoon_base.job import JOB
-from platoon_base.job.files import JobFiles
+from platoon_base.job.files import JobFiles, leftovers, remove, running, segment_prefix
 from platoon_base.parameters import Parameters
 from platoon_base.shm.job_state import CONTROLLER_LOCK, WORKER_LOCKS, JobState
-from platoon_base.shm.segments import Segment
+from platoon_base.shm.segments import SHM_FOLDER, Segment
 from platoon_base.system.environment import MAX_WORKERS
 
 __all__ = [
     "PATIENCE_S",
     "await_file",
     "center_of",
+    "clean_up",
     "controller_lives",
     "ending",
     "exchange_pids",
@@ -48,6 +49,17 @@ def until(condition, patience_s=PATIENCE_S):
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(1e-3)
+
+
+def clean_up():
+    """Remove what a power cut leaves of jobs, as `platoon clean` does, which spares young ones for a while."""
+
+    def nothing_is_left():
+        for leftover in leftovers():
+            remove(leftover)
+        return not running() and not list(SHM_FOLDER.glob(f"{segment_prefix().strip('/')}*"))
+
+    until(nothing_is_left)
 
 
 def rest():

@@ -134,7 +134,6 @@ def test_another_number_of_hosts(job):
         assert "says --nnodes 3, the first host 2" in job.output(host)
 
 
-@pytest.mark.promise
 def test_a_wrong_key(job):
     job.write_key(job.laboratory.hosts[1], key="77" * 32)
     assert launch_both(job, "--rdzv-timeout", "4") == [2, 2], job.text()

@@ -4,7 +4,7 @@ import json
 import signal
 
 import pytest
-from launching_in_laboratory import GOES_ON, MEETS, script
+from launching_in_laboratory import MEETS, script
 from scripts_here import script_path
 
 TOGETHER = script_path("launching_together")
@@ -48,13 +48,6 @@ def test_variables_of_torchrun_will_do(laboratory):
         variables = {"PET_NNODES": "2", "JOB_COMPLETION_INDEX": str(index), "PET_RDZV_ENDPOINT": "h0:29400"}
         job.launchers.append(host.start(*words, environment=variables))
     assert job.wait() == [0, 0], job.text()
-
-
-def test_a_stop_that_one_worker_asks_for_ends_all(start_job):
-    code = script("if rank == 1:\n    worker.request_stop('rank 1 has enough')\n" + GOES_ON)
-    job = start_job(code)
-    assert job.wait() == [0, 0], job.text()
-    assert [job.said(rank)[-1] for rank in (0, 1)] == [["stops", "rank 1 has enough"]] * 2
 
 
 def test_votes_and_stops_reach_all_of_three_hosts(start_job):

@@ -80,7 +80,7 @@ def test_a_killed_launcher_is_a_lost_host_and_leaves_nothing(noting):
     assert end(job, 0, 2) == [130, 130], job.text()
 
 
-@pytest.mark.parametrize("workers", [pytest.param((1, 1), marks=pytest.mark.promise), (2, 1, 1)], ids=str)
+@pytest.mark.parametrize("workers", [(1, 1), (2, 1, 1)], ids=str)
 def test_a_killed_first_launcher_ends_all_within_seconds(noting, workers):
     job = noting(workers=workers)
     job.launchers[0].kill()

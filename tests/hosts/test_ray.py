@@ -115,12 +115,6 @@ def test_a_killed_launcher_is_a_lost_host(cluster):
     assert running.wait(40) == 130, running.text()
 
 
-def test_more_workers_than_there_is_room_for(cluster):
-    running = start(cluster, WORLD, workers=9)
-    assert running.wait(60) == 2
-    assert "got 9 workers, one CPU each, and the cluster has 4 CPUs on 2 nodes" in " ".join(running.text().split())
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -134,12 +128,6 @@ def test_what_cannot_be_is_refused(cluster, words, message):
     running = cluster.start(*words)
     assert running.wait(60) == 2
     assert message in " ".join(running.text().split())
-
-
-def test_no_cluster(cluster):
-    running = start(cluster, WORLD, environment={"RAY_ADDRESS": "10.77.0.77:6379"})
-    assert running.wait(60) == 2, running.text()
-    assert "there is no cluster of Ray" in " ".join(running.text().split())
 
 
 def test_it_is_a_function_too(cluster):
@@ -157,21 +145,6 @@ def test_it_is_a_function_too(cluster):
         cluster.python, "driver.py", environment=cluster.environment, folder=folder, timeout_s=90
     )
     assert text.split() == ["status", "0"]
-
-
-def test_the_key_is_in_no_list_of_processes(cluster):
-    running = start(cluster, script(MEETS), "--nnodes", "2")
-    until_said(cluster, running, "meets")
-    keys = [path.read_text().strip() for host in cluster.laboratory.hosts
-            for path in host.outside("/tmp").glob("platoon-ray-*/key")]  # fmt: skip
-    assert len(keys) == 2
-    assert len(set(keys)) == 1
-    for host in cluster.laboratory.hosts:
-        assert all(keys[0] not in words for words in host.processes().values())
-        assert [path.stat().st_mode & 0o777 for path in host.outside("/tmp").glob("platoon-ray-*/key")] == [0o600]
-    running.send_signal(signal.SIGINT)
-    assert running.wait(40) == 130
-    assert keys[0] not in running.text()
 
 
 SHARES = script_path("ray_shares").read_text()

@@ -10,20 +10,6 @@ from laboratory import until
 from launching_in_laboratory import Job, launch_words, script
 from scripts_here import script_path
 
-REDUCES = script_path("training_reduces")
-
-
-@pytest.mark.parametrize("workers", [(2, 1), (1, 1, 1)], ids=str)
-def test_sums_over_slow_links_are_right(make_laboratory, start_job, workers):
-    """100 Mbit/s, and 20 ms there and back."""
-    there = make_laboratory(len(workers), delay_ms=5)
-    there.limit("100mbit")
-    job = start_job(REDUCES, workers=workers, in_laboratory=there)
-    assert job.wait() == [0] * len(workers), job.text()
-    for rank in range(sum(workers)):
-        assert [line[2] for line in job.said(rank)] == [True] * 3
-
-
 SHARES = script_path("training_shares")
 
 
@@ -90,7 +76,6 @@ def test_a_killed_courier_is_started_again(make_laboratory, start_job, host):
 COUNTS = script_path("training_counts")
 
 
-@pytest.mark.promise
 def test_a_job_is_resumed_on_another_number_of_hosts(make_laboratory, start_job):
     """The checkpoints are on the first host alone."""
     there = make_laboratory(3)

@@ -1,8 +1,6 @@
 """Mini-batches from a server and from processes that load ahead, on real workers that are killed, stopped or slow."""
 
-import contextlib
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import numpy as np
 import psutil
 import pytest
 from scripts_here import script_path
-from watching import await_file, is_stopped, until
+from watching import await_file, until
 
 from platoon_base.data import BatchReader, BatchServer, load_ahead
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
@@ -86,14 +84,6 @@ def test_turns_give_each_worker_the_same_batches_in_each_run(address, start):
     ]
 
 
-def test_all_workers_can_get_the_same_batches(address, start):
-    workers = [start(READ, rank) for rank in range(3)]
-    with BatchServer(address, readers=3) as server:
-        assert server.serve(batches(7), "all") == 7
-        assert server.memory_bytes <= 5 * 86_016  # four ahead and one that is filled, in whole pages
-    assert [worker.output().split("\n")[0] for worker in workers] == [str(list(range(7)))] * 3
-
-
 def test_free_workers_get_every_batch_once(address, start):
     workers = [start(READ, rank) for rank in range(2)]
     with BatchServer(address, readers=2) as server:
@@ -128,18 +118,6 @@ def test_a_worker_that_is_killed_gives_its_slots_back_and_what_it_had_not_taken_
         assert server.memory_bytes <= 7 * 86_016
 
 
-def test_a_worker_that_dies_in_a_batch_for_all_does_not_stop_the_others(address, start, tmp_path):
-    victim, other = start(HOLD, 0), start(READ, 1)
-    with BatchServer(address, readers=2) as server:
-        for batch in batches(4):
-            server.send(batch, to="all")
-        await_file(tmp_path / "kept", victim.process)
-        victim.process.kill()
-        server.serve(((x + 4, k + 4) for x, k in batches(5)), "all")
-        assert server.memory_bytes <= 5 * 86_016
-    assert other.output().split("\n")[0] == str(list(range(9)))
-
-
 SERVE = """
 with BatchServer(address, readers=1) as server:
     for k in range(3):
@@ -147,22 +125,6 @@ with BatchServer(address, readers=1) as server:
     tell("sent", os.getpid())
     time.sleep(600)
 """
-
-
-def test_a_server_with_more_files_than_select_takes(address, start):
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if before[1] < 4096:
-        pytest.skip("needs a hard limit of 4,096 open files (ulimit -Hn)")
-    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, before[1]))
-    with contextlib.ExitStack() as stack:
-        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
-        for _ in range(1100):
-            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
-        with BatchServer(address) as server:
-            worker = start(READ)
-            server.serve(batches(2), timeout_s=60)
-            server.serve(batches(1), timeout_s=60)
-        assert worker.output() == "[0, 1]\n[0]\n"
 
 
 def test_a_server_that_is_killed_is_told_at_once_after_what_it_had_sent(address, start, tmp_path):
@@ -173,53 +135,6 @@ def test_a_server_that_is_killed_is_told_at_once_after_what_it_had_sent(address,
         assert [int(reader.receive()[0]) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(WorkerLostError, match=rf"\(pid {server.process.pid}\) is gone without the end of the data"):
             reader.receive()
-
-
-def test_a_server_that_is_killed_is_told_though_its_children_have_the_socket(address, start, tmp_path):
-    server = start(
-        SERVE.replace("    tell(", "    child = os.fork() or time.sleep(600)\n    tell('child', child); tell(")
-    )
-    with BatchReader(address, timeout_s=60) as reader:
-        child = int(await_file(tmp_path / "child", server.process))
-        try:
-            server.process.kill()
-            for _ in range(3):
-                reader.receive()
-            with pytest.raises(WorkerLostError, match="is gone"):
-                reader.receive()
-            with pytest.raises(CollectiveTimeoutError, match="there is no batch server at"):
-                BatchReader(address, timeout_s=0.2)
-            server.process.wait()
-            with BatchServer(address) as again, BatchReader(address) as newcomer:
-                again.send(np.arange(3))
-                assert newcomer.receive(timeout_s=float("inf")).tolist() == [0, 1, 2]
-        finally:
-            os.kill(child, signal.SIGKILL)
-
-
-def test_a_server_that_is_stopped_is_told_as_slow(address, start, tmp_path):
-    server = start(SERVE)
-    with BatchReader(address, timeout_s=60) as reader:
-        await_file(tmp_path / "sent", server.process)
-        for _ in range(3):
-            reader.receive()
-        server.process.send_signal(signal.SIGSTOP)
-        until(lambda: is_stopped(server.process.pid))
-        with pytest.raises(CollectiveTimeoutError, match="lives, and has sent nothing for 0.3 s"):
-            reader.receive(timeout_s=0.3)
-
-
-def test_a_slow_worker_bounds_the_memory(address, start):
-    """The server is as fast as it can be, and may not run ahead."""
-    worker = start("""
-for x in BatchReader(address, ahead=3):
-    time.sleep(1e-3)
-print("end", flush=True)
-""")
-    with BatchServer(address) as server:
-        server.serve(np.full(100_000, k) for k in range(200))
-        assert server.memory_bytes <= 4 * 802_816
-    assert worker.output() == "end\n"
 
 
 def test_a_job_has_a_server_of_its_own(run_job):

@@ -28,7 +28,7 @@ def case(script, options, file="", rows=None, *, on=None):
     """
     marks = []
     if on == "theano":
-        marks = [pytest.mark.theano, pytest.mark.rare, *marks_of(needs_theano)]
+        marks = [pytest.mark.rare, *marks_of(needs_theano)]
     if on == "torch":
         marks = [pytest.mark.keras, needs_torch]
     return pytest.param(script, options.split(), file, rows, id=f"{script}-{on}", marks=marks)
@@ -42,13 +42,7 @@ CASES = [
     case("hosts_overlap_simulation", "--quick"),
     case("hosts_simulation", "--hosts 1 3 --rounds 3 --seconds 0.5", "hosts_simulation.json", 2),
     case("original_api", "--units 8 --vocabulary 20 --repeats 4 --requests 5", "original_api.json", on="theano"),
-    case(
-        "lstm",
-        "--devices cpu cpu --units 8 --vocabulary 20 --seconds 0.3 --repeats 2",
-        "lstm.json",
-        8,
-        on="theano",
-    ),
+    case("lstm", "--devices cpu cpu --units 8 --vocabulary 20 --seconds 0.3 --repeats 2", "lstm.json", 8, on="theano"),
     case("function_call", "--quick", on="theano"),
     case(
         "learning",

@@ -12,9 +12,6 @@ import pytest
 from scripts_here import script_path
 
 from platoon_base.cli.commands import spread_devices
-from platoon_base.cli.log_folder import new_log_folder
-from platoon_base.devices.discovery import choose_devices
-from platoon_base.errors import ConfigurationError
 from platoon_base.worker_process.program import python_main
 
 pytestmark = pytest.mark.base
@@ -149,12 +146,6 @@ def test_a_log_folder_is_one_jobs_while_it_runs(platoon, write_script, tmp_path)
     assert "another job writes its logs to logs: wait for its end, or name another --log-dir" in log
 
 
-def test_absurd_numbers_of_workers_are_refused_before_anything_is_looked_at():
-    for words in (["cpu"], ["auto"], [], ["cpu"] * 1100, ["cuda0"] * 1100):
-        with pytest.raises(ConfigurationError, match="a job has 1 to 1024"):
-            choose_devices(None if len(words) > 1 else 100_000, words)
-
-
 ALONE = script_path("cli_alone")
 
 
@@ -268,18 +259,6 @@ def test_an_option_behind_the_script_is_pointed_out_if_the_script_does_not_know_
     assert str(words) in (tmp_path / "logs" / "rank0.log").read_text()
 
 
-def test_packages_may_be_plain_folders_and_do_not_hide_real_ones(platoon, tmp_path):
-    """Folders without __init__.py are packages, but those of other places with one come first, as for Python."""
-    folder = tmp_path / "plain" / "inner"
-    folder.mkdir(parents=True)
-    (folder / "train.py").write_text("print(__package__)")
-    (tmp_path / "json").mkdir()
-    for words, printed in ((["plain.inner.train"], "plain.inner\n"), (["json.tool", "--help"], "usage: ")):
-        done = platoon("launch", "-n", 1, "--log-dir", "logs", "-m", *words)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert (tmp_path / "logs" / "rank0.log").read_text().startswith(printed)
-
-
 def test_a_module_joins_a_running_job(platoon, package):
     script = script_path("cli_a_module_joins_a_running_job")
     done = platoon("launch", "-n", 1, "--log-dir", "logs", script)
@@ -356,11 +335,6 @@ def test_a_path_too_long_for_a_socket_is_refused(platoon, write_script, tmp_path
     done = platoon("launch", "-n", 1, write_script(HELLO), environment={"TMPDIR": str(folder)})
     assert done.returncode == 2
     assert "set TMPDIR" in done.stderr
-
-
-def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert len({new_log_folder("train") for _ in range(5)}) == 5
 
 
 IGNORES_SIGNALS = script_path("cli_ignores_signals")

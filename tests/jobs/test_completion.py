@@ -47,7 +47,6 @@ def complete(tmp_path):
     return run
 
 
-@pytest.mark.promise
 def test_commands_options_and_values_are_completed(complete):
     assert complete("platoon la") == ["launch"]
     assert complete("platoon launch --check") == ["--checkpoint-every"]

@@ -10,12 +10,11 @@ import time
 import psutil
 import pytest
 from scripts_here import script_path
+from watching import clean_up
 
 from platoon_base.checkpoints.files import newest_in, read_checkpoint
 from platoon_base.cli.deterministic import deterministic_environment
 from platoon_base.errors import ConfigurationError
-from platoon_base.job import files as job_files
-from platoon_base.shm.segments import SHM_FOLDER
 from platoon_base.system.determinism import LIMITED_THREADS, THREAD_VARIABLES
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
@@ -148,17 +147,6 @@ def test_workers_that_need_each_other_go_on_at_one_position_unless_rounds_have_k
     assert read_checkpoint(newest_in(tmp_path / "kept")).about.bound is bound
 
 
-def clean_up():
-    """Remove what a power cut leaves, as `platoon clean` does; young jobs are spared."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for leftover in job_files.leftovers():
-            job_files.remove(leftover)
-        if not job_files.running() and not list(SHM_FOLDER.glob(f"{job_files.segment_prefix().strip('/')}*")):
-            return
-        time.sleep(0.2)
-
-
 def positions(folder):
     """Return the position that all workers have in the newest checkpoint, 0 if there is none."""
     with contextlib.suppress(FileNotFoundError, ConfigurationError):
@@ -188,32 +176,7 @@ def test_options_that_make_two_runs_differ_are_refused(platoon, options, complai
 
 
 def test_nobody_joins_a_deterministic_job(platoon, write_script, tmp_path):
-    text = """
-import os
-import subprocess
-import sys
-
-from platoon_base import connect
-
-worker = connect()
-if worker.is_leader:
-    job = os.environ["PLATOON_JOB"]
-    words = [sys.executable, "-m", "platoon_base", "join", job, sys.argv[1]]
-    joined = subprocess.run(words, capture_output=True, text=True, timeout=120)
-    print("joined with", joined.returncode, joined.stderr)
-worker.barrier()
-"""
-    late = write_script("print('no worker is started')\n", "late.py")
-    done = platoon("launch", "-n", 2, "--deterministic", "--log-dir", "logs", write_script(text), late)
-    log = (tmp_path / "logs" / "rank0.log").read_text()
-    assert done.returncode == 0, done.stdout + log
-    assert "joined with 2 platoon: this job was launched with --deterministic" in log
-    assert "launch it with one more worker" in log
-    assert "Traceback" not in log
-    assert "no worker is started" not in log
-
-
-def test_no_process_joins_a_deterministic_job_by_its_environment(platoon, write_script, tmp_path):
+    """Neither by the command nor by the environment."""
     text = """
 import os
 import subprocess
@@ -224,16 +187,20 @@ from platoon_base import connect
 worker = connect()
 if worker.is_leader:
     environment = {name: value for name, value in os.environ.items() if name != "PLATOON_RANK"}
-    words = [sys.executable, "-c", "from platoon_base import connect; connect()"]
-    joined = subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment)
-    print("joined with", joined.returncode, joined.stderr)
+    by_command = ["-m", "platoon_base", "join", os.environ["PLATOON_JOB"], sys.argv[1]]
+    for words in (by_command, ["-c", "from platoon_base import connect; connect()"]):
+        joined = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120, env=environment)
+        print("joined with", joined.returncode, joined.stderr)
 worker.barrier()
 """
-    done = platoon("launch", "-n", 2, "--deterministic", "--log-dir", "logs", write_script(text))
+    late = write_script("print('no worker is started')\n", "late.py")
+    done = platoon("launch", "-n", 2, "--deterministic", "--log-dir", "logs", write_script(text), late)
     log = (tmp_path / "logs" / "rank0.log").read_text()
     assert done.returncode == 0, done.stdout + log
+    assert "joined with 2 platoon: this job was launched with --deterministic" in log
     assert "joined with 1" in log
-    assert "launch it with one more worker" in log
+    assert log.count("launch it with one more worker") == 2
+    assert "no worker is started" not in log
 
 
 @pytest.mark.promise

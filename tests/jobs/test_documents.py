@@ -68,13 +68,11 @@ def test_the_recipes_of_the_cookbook_run_on_two_workers(platoon, tmp_path):
 
 
 @needs_theano
-@pytest.mark.promise
 def test_the_script_for_lasagne_runs_on_two_workers(platoon, tmp_path):
     run_whole_scripts(platoon, tmp_path, "lasagne")
 
 
 @needs_blocks
-@pytest.mark.promise
 def test_the_script_for_blocks_runs_on_two_workers(platoon, tmp_path):
     run_whole_scripts(platoon, tmp_path, "blocks")
 
@@ -168,7 +166,6 @@ def test_commands_of_the_documents_are_there(platoon):
 
 
 @pytest.mark.base
-@pytest.mark.promise
 def test_options_in_the_documents_are_there(platoon):
     """Those that stand before the script, in lines of a shell and between backticks."""
     found = {}

@@ -9,12 +9,12 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from needing import needs, needs_theano
+from needing import marks_of, needs, needs_theano
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FASHION = "usr/share/datasets/fashion-mnist"
 PAGE = EXAMPLES.parent / "docs" / "keras.md"
-BLOCKS_TIMEOUT_S = 560  # with an empty compile directory the LSTM takes two minutes on two busy cores
+TIMEOUT_S = 560  # with an empty compile directory the LSTM takes two minutes on two busy cores
 # Makes Keras 2.3.1 importable on Python 3.11, which a script without this package has to see to by itself.
 PREPARE = "from platoon_base import compat; compat.apply(); "
 
@@ -22,113 +22,77 @@ needs_keras = needs("keras", "keras", "needs Keras: `make test` runs this in .ve
 needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
 
-@needs_theano
-@pytest.mark.slow
-def test_lasagne_digits_on_two_workers(platoon, tmp_path):
-    done = platoon(
-        "launch", "-n", 2, "--summary", "job.json", "--log-dir", "logs",
-        EXAMPLES / "lasagne_digits.py", "--num-epochs", 25, "--plot", "errors.png", "--summary", "script.json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "errors.png").read_bytes().startswith(b"\x89PNG")
-    for name in ("job.json", "script.json"):
-        summary = json.loads((tmp_path / name).read_text())
-        assert summary["test_accuracy"] >= 0.95
-        assert summary["workers"] == 2
-        assert summary["stopped_by"]
-        assert summary["seconds"] > 0
-
-
-@needs_theano
-@pytest.mark.slow
-def test_lasagne_digits_with_averaged_gradients_on_two_workers(platoon, tmp_path):
-    done = platoon(
-        "launch", "-n", 2, "--summary", "job.json", "--log-dir", "logs",
-        EXAMPLES / "lasagne_digits.py", "--sync", "--num-epochs", 12, "--plot", "", "--summary", "script.json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((tmp_path / "script.json").read_text())
-    assert summary["test_accuracy"] >= 0.93
-    assert summary["workers"] == 2
-    assert summary["stopped_by"] == "epochs >= 12"
-
-
-@needs_theano
-@pytest.mark.slow
-def test_lasagne_digits_alone(tmp_path):
-    script = EXAMPLES / "lasagne_digits.py"
-    subprocess.run(
-        [sys.executable, script, "--num-epochs", "6", "--plot", "", "--summary", "s.json"],
-        cwd=tmp_path, check=True, timeout=400, capture_output=True,
-    )  # fmt: skip
-    summary = json.loads((tmp_path / "s.json").read_text())
-    assert summary["workers"] == 1
-    assert summary["stopped_by"] == "epochs >= 6"
-    assert summary["test_accuracy"] > 0.9
-
-
-@needs_keras
-@pytest.mark.parametrize(
-    ("workers", "options", "epochs"), [(2, [], 15), (2, ["--sync"], 15), (3, ["--conv"], 15)], ids=str
-)
-@pytest.mark.slow
-def test_keras_digits(platoon, tmp_path, workers, options, epochs):
-    done = platoon(
-        "launch", "-n", workers, "--summary", "job.json", "--log-dir", "logs",
-        EXAMPLES / "keras_digits.py", "--num-epochs", epochs, *options, "--summary", "script.json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((tmp_path / "script.json").read_text())
-    assert summary["test_accuracy"] >= 0.93
-    assert summary["workers"] == workers
-    assert summary["epochs"] <= epochs
-    assert summary["stopped_by"] in ("EarlyStopping", f"epochs >= {epochs}")
-    assert json.loads((tmp_path / "job.json").read_text())["test_accuracy"] == summary["test_accuracy"]
-    logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(workers)]
-    assert [f"test accuracy: {summary['test_accuracy']:.4f}" in log for log in logs] == [True] + [False] * (workers - 1)
-
-
-@needs_keras
-def test_keras_digits_alone(tmp_path):
-    script = EXAMPLES / "keras_digits.py"
-    subprocess.run(
-        [sys.executable, script, "--num-epochs", "1", "--summary", "s.json"],
-        cwd=tmp_path, check=True, timeout=400, capture_output=True,
-    )  # fmt: skip
-    summary = json.loads((tmp_path / "s.json").read_text())
-    assert summary["workers"] == summary["epochs"] == 1
-    assert summary["stopped_by"] == "epochs >= 1"
-    assert summary["test_accuracy"] > 0.3
-
-
 needs_torch = needs("keras", "torch", "needs torch: `make test` runs this in .nox/keras3")
 
 
-@needs_torch
-@pytest.mark.parametrize("options", [[], ["--sync"]], ids=["async", "sync"])
+@pytest.fixture
+def launch(tmp_path):
+    """Run an example on workers; returns its summary, which the job's has too, and the logs."""
+
+    def run(script, *words, workers=2, environment=None):
+        job = ["-m", "platoon_base", "launch", "-n", workers, "--summary", "job.json", "--log-dir", "logs"]
+        done = subprocess.run(
+            [sys.executable, *map(str, job), EXAMPLES / script, *map(str, words), "--summary", "script.json"],
+            cwd=tmp_path, check=False, timeout=TIMEOUT_S, capture_output=True, text=True,
+            env={**os.environ, **(environment or {})},
+        )  # fmt: skip
+        logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(workers)]
+        assert done.returncode == 0, done.stdout + done.stderr + logs[0]
+        found, of_job = (json.loads((tmp_path / name).read_text()) for name in ("script.json", "job.json"))
+        assert found["test_accuracy"] == of_job["test_accuracy"]
+        assert found["workers"] == of_job["workers"] == workers
+        assert of_job["stopped_by"]
+        assert of_job["seconds"] > 0
+        return found, logs
+
+    return run
+
+
+ALONE = [
+    pytest.param("lasagne_digits.py", ["--num-epochs", "6", "--plot", ""], 0.9, marks=marks_of(needs_theano)),
+    pytest.param("keras_digits.py", ["--num-epochs", "1"], 0.3, marks=marks_of(needs_keras)),
+    pytest.param("torch_images.py", ["--num-epochs", "1"], 0.5, marks=marks_of(needs_torch)),
+    pytest.param("blocks_digits.py", ["--num-epochs", "6"], 0.9, marks=marks_of(needs_blocks)),
+]
+
+
 @pytest.mark.slow
-def test_torch_images_on_two_workers(platoon, tmp_path, options):
-    done = platoon(
-        "launch", "-n", 2, "--summary", "job.json", "--log-dir", "logs",
-        EXAMPLES / "torch_images.py", *options, "--summary", "script.json",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((tmp_path / "script.json").read_text())
-    assert summary["test_accuracy"] >= 0.95
-    assert summary["workers"] == 2
-    assert json.loads((tmp_path / "job.json").read_text())["test_accuracy"] == summary["test_accuracy"]
-    assert (tmp_path / "images.pt").stat().st_size > 0
+@pytest.mark.parametrize(("script", "words", "least"), ALONE)
+def test_an_example_alone(tmp_path, script, words, least):
+    command = [sys.executable, EXAMPLES / script, *words, "--summary", "s.json"]
+    subprocess.run(command, cwd=tmp_path, check=True, timeout=400, capture_output=True)
+    summary = json.loads((tmp_path / "s.json").read_text())
+    assert summary["workers"] == 1
+    assert summary["epochs"] == int(words[1])
+    assert summary["test_accuracy"] > least
+
+
+@needs_theano
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "least"), [(["--plot", "errors.png"], 0.95), (["--sync", "--plot", ""], 0.93)])
+def test_lasagne_digits_on_two_workers(launch, tmp_path, words, least):
+    summary, _ = launch("lasagne_digits.py", "--num-epochs", 12 if "--sync" in words else 25, *words)
+    assert summary["test_accuracy"] >= least
+    assert "--sync" in words or (tmp_path / "errors.png").read_bytes().startswith(b"\x89PNG")
+
+
+@needs_keras
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "options"), [(2, []), (2, ["--sync"]), (3, ["--conv"])], ids=str)
+def test_keras_digits(launch, workers, options):
+    summary, logs = launch("keras_digits.py", "--num-epochs", 15, *options, workers=workers)
+    assert summary["test_accuracy"] >= 0.93
+    assert summary["stopped_by"] in ("EarlyStopping", "epochs >= 15")
+    assert [f"test accuracy: {summary['test_accuracy']:.4f}" in log for log in logs] == [True] + [False] * (workers - 1)
 
 
 @needs_torch
-def test_torch_images_alone(tmp_path):
-    subprocess.run(
-        [sys.executable, EXAMPLES / "torch_images.py", "--num-epochs", "1", "--summary", "s.json"],
-        cwd=tmp_path, check=True, timeout=400, capture_output=True,
-    )  # fmt: skip
-    summary = json.loads((tmp_path / "s.json").read_text())
-    assert summary["workers"] == summary["epochs"] == 1
-    assert summary["test_accuracy"] > 0.5
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [[], ["--sync"]], ids=["async", "sync"])
+def test_torch_images_on_two_workers(launch, tmp_path, options):
+    summary, _ = launch("torch_images.py", *options)
+    assert summary["test_accuracy"] >= 0.95
+    assert (tmp_path / "images.pt").stat().st_size > 0
 
 
 def _diff():
@@ -186,67 +150,31 @@ def test_keras_convnet_with_and_without_its_line(platoon, tmp_path):
 
 
 @needs_blocks
-@pytest.mark.timeout(BLOCKS_TIMEOUT_S + 20)
+@pytest.mark.timeout(TIMEOUT_S + 20)
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--sync"]], ids=["async", "sync"])
 @pytest.mark.parametrize("script", ["blocks_digits.py", "blocks_sequences.py"])
-@pytest.mark.slow
-def test_blocks_examples_on_two_workers(tmp_path, script, options):
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "platoon_base", "launch", "-n", "2", "--summary", "job.json", "--log-dir", "logs",
-            EXAMPLES / script, "--num-epochs", "12", *options, "--summary", "script.json",
-        ],
-        cwd=tmp_path, check=False, timeout=BLOCKS_TIMEOUT_S, capture_output=True, text=True,
-    )  # fmt: skip
-    logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
-    assert done.returncode == 0, done.stdout + done.stderr + logs[0]
-    for name in ("job.json", "script.json"):
-        summary = json.loads((tmp_path / name).read_text())
-        assert summary["test_accuracy"] >= 0.9
-        assert summary["valid_error"] <= 0.1
-        assert summary["workers"] == 2
-        assert summary["epochs"] == 12
-        assert summary["seconds"] > 0
+def test_blocks_examples_on_two_workers(launch, script, options):
+    summary, logs = launch(script, "--num-epochs", 12, *options)
+    assert summary["test_accuracy"] >= 0.9
+    assert summary["valid_error"] <= 0.1
+    assert summary["epochs"] == 12
     assert ["TRAINING HAS BEEN FINISHED" in log for log in logs] == [True, False]
     results = [json.loads(log[log.rindex("{\n") :]) for log in logs]
     assert results[0]["test_accuracy"] == results[1]["test_accuracy"]
 
 
-@needs_blocks
-@pytest.mark.slow
-def test_blocks_digits_alone(tmp_path):
-    script = EXAMPLES / "blocks_digits.py"
-    subprocess.run(
-        [sys.executable, script, "--num-epochs", "6", "--summary", "s.json"],
-        cwd=tmp_path, check=True, timeout=400, capture_output=True,
-    )  # fmt: skip
-    summary = json.loads((tmp_path / "s.json").read_text())
-    assert summary["workers"] == 1
-    assert summary["epochs"] == 6
-    assert summary["test_accuracy"] >= 0.9
-
-
 @needs_theano
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--resident"]], ids=["shared memory", "own memory"])
 @pytest.mark.parametrize("data", ["digits", "Fashion-MNIST"])
-@pytest.mark.slow
-def test_lasagne_fashion_on_two_workers(platoon, tmp_path, options, data):
-    environment = {"FASHION_MNIST": ""}
-    if data != "digits":
-        environment = {}
-        folders = [os.environ.get("FASHION_MNIST", EXAMPLES.parent / ".cache/data" / FASHION), f"/{FASHION}"]
-        if not any(Path(folder, "train-images-idx3-ubyte.gz").is_file() for folder in folders):
-            pytest.skip("needs Fashion-MNIST: `make data` fetches it")
+def test_lasagne_fashion_on_two_workers(launch, options, data):
+    folders = [os.environ.get("FASHION_MNIST", EXAMPLES.parent / ".cache/data" / FASHION), f"/{FASHION}"]
+    if data != "digits" and not any(Path(folder, "train-images-idx3-ubyte.gz").is_file() for folder in folders):
+        pytest.skip("needs Fashion-MNIST: `make data` fetches it")
     epochs, least = (40, 0.85) if data == "digits" else (1, 0.75)
-    done = platoon(
-        "launch", "-n", 2, "--summary", "job.json", "--log-dir", "logs",
-        EXAMPLES / "lasagne_fashion.py", "--num-epochs", epochs, *options, "--summary", "script.json",
-        environment=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((tmp_path / "script.json").read_text())
-    assert (summary["data"], summary["workers"]) == (data, 2)
+    environment = {"FASHION_MNIST": ""} if data == "digits" else {}
+    summary, logs = launch("lasagne_fashion.py", "--num-epochs", epochs, *options, environment=environment)
+    assert summary["data"] == data
     assert summary["test_accuracy"] >= least
-    assert json.loads((tmp_path / "job.json").read_text())["test_accuracy"] == summary["test_accuracy"]
-    logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
     assert [log.count("test accuracy") for log in logs] == [epochs, 0]

@@ -251,7 +251,6 @@ def test_ending_the_launcher_ends_a_fork_server_that_still_imports(tmp_path, num
 
 @pytest.mark.slow
 @pytest.mark.parametrize("imports_for_ever", [True, pytest.param(False, marks=pytest.mark.product)])
-@pytest.mark.promise
 def test_a_fork_server_that_does_not_tell_its_end_keeps_no_launcher(tmp_path, imports_for_ever):
     """What it has started, in a session of its own, keeps the pipe open by which it tells."""
     fifo = tmp_path / "fifo"
@@ -291,23 +290,17 @@ def test_a_fork_server_that_does_not_tell_its_end_keeps_no_launcher(tmp_path, im
         ("try:\n    import theano\nexcept ImportError:\n    pass", ["theano"]),
         ("if True:\n    import theano", ["theano"]),
         ("def f():\n    import theano", []),
-        ("import numpy, scipy", []),
         ("import keras\nimport theano", ["theano"]),
-        ("import theano_lookalike", []),
         ("import os, theano\nprint(os.environ['A'], os.environ.get('B'), 'C' in os.environ)", ["theano"]),
         ("import os\nos.environ['THEANO_FLAGS'] = 'floatX=float32'\nimport theano", []),
-        ("import os\nos.environ.setdefault('A', 'b')\nimport theano", []),
-        ("import os\ndel os.environ['A']\nimport theano", []),
         ("import os\nchange(os.environ)\nimport theano", []),
         ("import os as o\no.environ['A'] = 'b'\nimport theano", []),
         ("from os import environ\nimport theano", []),
         ("from os import path\nimport theano", ["theano"]),
         ("from os import *\nimport theano", []),
         ("import sys\nsys.path.insert(0, 'x')\nimport theano", []),
-        ("from sys import path\nimport theano", []),
         ("import model", ["theano"]),
         ("from package import part", ["lasagne"]),
-        ("import package.part", ["lasagne"]),
         ("import settings\nimport theano", []),
         ("import theano\nimport own.theano", ["theano"]),
         ("import numpy\nimport theano this is no Python", []),
@@ -323,13 +316,6 @@ def test_only_what_is_safe_and_worth_it_is_imported_early(tmp_path, text, module
     script = tmp_path / "script.py"
     script.write_text(text)
     assert modules_to_preload(Program(str(script))) == modules
-
-
-def test_a_module_beside_the_script_is_not_taken_for_the_real_one(tmp_path):
-    (tmp_path / "theano.py").write_text("")
-    script = tmp_path / "script.py"
-    script.write_text("import theano\nimport lasagne")
-    assert modules_to_preload(Program(str(script))) == ["lasagne"]
 
 
 @pytest.mark.theano

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.theano, pytest.mark.skipif(not HERE, reason=WHY)]
 # Each script compares the calls of all workers with one process, and fails on any difference.
 SCRIPTS = [
     # Also with a last batch of fewer rows than workers, and with lists that only the first worker has so.
-    pytest.param("function_training_is_that_of_one_process_on_all_rows", 2, marks=pytest.mark.promise),
+    ("function_training_is_that_of_one_process_on_all_rows", 2),
     ("function_training_is_that_of_one_process_on_all_rows", 3),
     # Momentum is linear in the gradients, so its averages are exact; an integer counts on as it is.
     ("function_new_values_are_averaged_where_updates", 2),

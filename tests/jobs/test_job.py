@@ -142,19 +142,10 @@ def test_parameters_that_change_their_shape_are_refused_and_the_center_stays(run
     run_job(script_path("job_parameters_that_change_their_shape")).require_success()
 
 
-def test_if_the_creator_of_the_center_fails_another_one_makes_it(run_job):
-    outcome = run_job(script_path("job_if_the_creator_of_the_center_fails_another")).require_success()
-    assert outcome.reported == {"shares": 1}
-
-
 @pytest.mark.promise
 def test_a_stopped_worker_that_holds_a_stripe_does_not_stop_the_others(run_job):
     """It goes on only after the others have made their steps; then what they left out is caught up with."""
     run_job(script_path("job_a_stopped_worker_that_holds_a_stripe_does"), workers=3).require_success()
-
-
-def test_parameters_are_their_own_again_even_if_the_center_cannot_be_read(run_job):
-    run_job(script_path("job_parameters_are_their_own_again_even")).require_success()
 
 
 def test_clean_spares_the_center_of_a_job_whose_workers_have_left(run_job):
@@ -232,20 +223,6 @@ def test_arrays_are_summed_to_the_same_bits_on_every_worker(run_job, tmp_path):
             assert found[name].tobytes() == sums[0][name].tobytes()
 
 
-@pytest.mark.parametrize("when", ["before", "between two parts", "in the last part"])
-def test_a_sum_of_arrays_is_of_the_survivors_whenever_one_dies(run_job, when):
-    outcome = run_job(script_path("job_a_sum_of_arrays_is_of_the_survivors_whenever"), workers=3, args=(when,))
-    assert outcome.reported == {"0": "ok", "2": "ok"}, outcome.logs
-    assert outcome.result.status == 128 + signal.SIGKILL
-
-
-def test_arrays_of_different_shapes_are_refused_on_every_worker(run_job):
-    outcome = run_job(script_path("job_arrays_of_different_shapes_are_refused"), workers=3).require_success()
-    expected = "rank 0: 60000 values in 1 arrays ((3, 20000)); ranks 1, 2: 90000 values in 1 arrays ((3, 30000))"
-    assert len(outcome.reported) == 3
-    assert all(expected in text for text in outcome.reported.values()), outcome.reported
-
-
 def test_values_of_all_workers_are_gathered_by_rank(run_job):
     outcome = run_job(script_path("job_values_of_all_workers_are_gathered_by_rank"), workers=4)
     assert outcome.reported == {"2": "ok", "3": "ok"}, outcome.logs
@@ -260,24 +237,7 @@ def test_parameters_are_released_and_others_shared_under_another_rule(run_job):
     assert len(outcome.reported) == 3
 
 
-@pytest.mark.parametrize("when", ["while it shares", "in the release"])
-def test_survivors_of_a_death_release_and_share_again(run_job, when):
-    outcome = run_job(script_path("job_survivors_of_a_death_release_and_share_again"), workers=3, args=(when,))
-    assert outcome.reported == {"0": "ok", "2": "ok"}, outcome.logs
-    assert outcome.result.status == 128 + signal.SIGKILL
-
-
-def test_a_release_in_vain_names_who_is_missing_and_leaves_the_parameters_shared(run_job, tmp_path):
-    os.mkfifo(tmp_path / "fifo")
-    run_job(script_path("job_a_release_in_vain_names_who_is_missing")).require_success()
-
-
 # Votes to stop.
-
-
-def test_votes_of_one_training_are_seen_by_all_and_end_that_one_only(run_job):
-    outcome = run_job(script_path("job_votes_of_one_training_are_seen"), workers=3).require_success()
-    assert len(outcome.reported) == 3
 
 
 def test_the_epoch_of_a_plain_loop_is_shown(run_job):

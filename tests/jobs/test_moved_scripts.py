@@ -18,7 +18,6 @@ pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on 
 pytestmark = pytest.mark.theano
 
 
-@pytest.mark.promise
 def test_the_lstm_examples_protocol_between_processes_started_by_hand(start, tmp_path):
     port = free_port()
     controller = start(CONTROLLER, f"--control-port={port}")
@@ -38,10 +37,7 @@ def test_the_lstm_examples_protocol_between_processes_started_by_hand(start, tmp
 
 def test_requests_are_json_in_both_directions(serve, work):
     controller, port = serve()
-    worker = work(
-        script_path("moved_scripts_requests_are_json_in_both_directions"),
-        port,
-    )
+    worker = work(script_path("moved_scripts_requests_are_json_in_both_directions"), port)
     assert end(worker).split() == ["1", "0", "1", "0"]
     end(controller)
 
@@ -50,15 +46,9 @@ def test_requests_are_json_in_both_directions(serve, work):
 def test_rules_of_the_users_own_do_what_they_say(serve, work, monkeypatch, kind):
     monkeypatch.setenv("KIND", kind)
     controller, port = serve(SERVE, "-D", "cpu", "cpu")
-    other = work(
-        script_path("moved_scripts_rules_other"),
-        port,
-    )
+    other = work(script_path("moved_scripts_rules_other"), port)
     until(other, "center of zeros")
-    worker = work(
-        script_path("moved_scripts_rules"),
-        port,
-    )
+    worker = work(script_path("moved_scripts_rules"), port)
     assert "as by hand" in end(worker)
     end(other)
     end(controller)
@@ -136,19 +126,6 @@ def test_shared_memory_by_the_size_of_an_array(serve, work):
     workers = [work(text, port) for _ in range(2)]
     for worker in workers:
         end(worker)
-    end(controller)
-
-
-BATCH_BEFORE_ANSWER = script_path("moved_scripts_batch_before_answer")
-
-
-def test_a_request_is_answered_after_the_mini_batch_that_its_handler_sends(serve, work):
-    data_port = free_port()
-    controller, port = serve(BATCH_BEFORE_ANSWER, f"--data-port={data_port}")
-    text = script_path("moved_scripts_a_request_is_answered_after_the_mini_batch")
-    # Bounds the wait for a reader that does not come.
-    preamble = PREAMBLE.replace("worker = Worker(", "worker = Worker(socket_timeout=20000, ")
-    assert "fed" in end(work(text, port, f"--data-port={data_port}", preamble=preamble))
     end(controller)
 
 

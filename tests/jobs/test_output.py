@@ -158,15 +158,6 @@ def test_a_reader_that_does_not_read_does_not_stop_the_job(start, tmp_path):
     assert launcher.wait(60) == 0
 
 
-def test_the_tail_shown_is_that_of_the_last_process(platoon):
-    script = script_path("output_the_tail_shown_is_that_of_the_last_process")
-    done = platoon("launch", "-n", 1, "--tee", "none", "--max-restarts", 1, script)
-    assert done.returncode == 137
-    assert done.stdout.count("words of the first") == 1
-    last = done.stdout.rindex("; the end of")
-    assert "(it has written nothing)" in done.stdout[last:]
-
-
 @pytest.mark.promise
 def test_the_error_files_are_those_of_torchelastic(platoon, tmp_path):
     script = script_path("output_the_error_files_are_those_of_torchelastic")

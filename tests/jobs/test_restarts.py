@@ -106,10 +106,3 @@ def test_what_the_others_have_finished_is_not_done_again(launch):
     assert done.returncode == 137
     assert summary["restarts"] == 0
     assert [len(starts(log)) for log in logs] == [1, 1]
-
-
-def test_a_job_that_fails_all_over_again_ends(launch):
-    done, summary, logs = launch("--max-restarts", 1, script=TOGETHER, failures=9)
-    assert done.returncode == 137
-    assert summary["restarts"] == 1
-    assert [len(starts(log)) for log in logs] == [2, 2]

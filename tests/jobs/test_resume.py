@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -13,13 +12,14 @@ import numpy as np
 import psutil
 import pytest
 from scripts_here import script_path
+from watching import clean_up, until
 
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
 from platoon_base.cli.story_file import read_story
-from platoon_base.job import files as job_files
-from platoon_base.shm.segments import SHM_FOLDER
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
+
+PATIENCE_S = 180  # on busy cores
 
 # Each worker counts its mini-batches in the center; it waits at a step if told to, for a file or for its end.
 COUNT = script_path("resume_count").read_text()
@@ -52,7 +52,7 @@ def finish(platoon, script, tmp_path):
 def interrupt(script, tmp_path):
     """Run the script until all have paused at a step, and end the job with a signal to all its processes."""
 
-    def run(*options, pause_at, number, until=lambda: True, workers=2):
+    def run(*options, pause_at, number, reached=lambda: True, workers=2):
         command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(workers), *map(str, options)]
         paused = [tmp_path / f"paused-{rank}" for rank in range(workers)]
         with subprocess.Popen(
@@ -62,10 +62,7 @@ def interrupt(script, tmp_path):
             stderr=subprocess.STDOUT,
         ) as launcher:
             try:
-                deadline = time.monotonic() + 60
-                while not (all(path.exists() for path in paused) and until()):
-                    assert time.monotonic() < deadline, launcher.poll()
-                    time.sleep(0.01)
+                until(lambda: all(path.exists() for path in paused) and reached(), PATIENCE_S)
                 everybody = [launcher, *psutil.Process(launcher.pid).children(recursive=True)]
                 for process in everybody if number == signal.SIGKILL else [launcher]:
                     process.send_signal(number)
@@ -77,17 +74,6 @@ def interrupt(script, tmp_path):
         return launcher.returncode
 
     return run
-
-
-def clean_up():
-    """Remove what a power cut leaves, as `platoon clean` does, and say what it was; young jobs are spared."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        for leftover in job_files.leftovers():
-            job_files.remove(leftover)
-        if not job_files.running() and not list(SHM_FOLDER.glob(f"{job_files.segment_prefix().strip('/')}*")):
-            return
-        time.sleep(0.2)
 
 
 def newest(folder: Path):
@@ -112,7 +98,7 @@ def test_a_job_that_was_ended_goes_on_at_the_step_it_had_reached(interrupt, fini
     kept = tmp_path / "kept"
 
     options = ["--checkpoint-every", "0.05", "--resume", kept, "--seed", 5]
-    status = interrupt(*options, pause_at=23, number=number, until=lambda: paused_at_23(kept))
+    status = interrupt(*options, pause_at=23, number=number, reached=lambda: paused_at_23(kept))
     assert status == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number]
     summary, starts, output = finish("--resume", kept)
     assert starts == ["starts at (3, 3, 23) kept 46 center 46 seed 5"] * 2
@@ -139,7 +125,7 @@ def test_the_one_before_a_damaged_one_is_resumed(interrupt, finish, tmp_path):
     kept = tmp_path / "kept"
 
     options = ["--checkpoint-every", "0.05", "--resume", kept]
-    interrupt(*options, pause_at=23, number=signal.SIGTERM, until=lambda: paused_at_23(kept))
+    interrupt(*options, pause_at=23, number=signal.SIGTERM, reached=lambda: paused_at_23(kept))
     damaged = sorted(kept.glob("checkpoint-*.npz"))[-1]
     whole = damaged.read_bytes()
     damaged.write_bytes(whole[: len(whole) // 2])
@@ -165,7 +151,6 @@ def test_a_center_that_is_released_is_saved_first_and_stays(platoon, write_scrip
 SLEEPING_DISK = script_path("resume_sleeping_disk")
 
 
-@pytest.mark.promise
 def test_a_disk_that_does_not_answer_does_not_keep_a_job_for_ever(write_script, tmp_path):
     """The first write never ends; the first signal ends the workers, the second one the wait for the disk."""
     script = write_script(COUNT)
@@ -174,18 +159,15 @@ def test_a_disk_that_does_not_answer_does_not_keep_a_job_for_ever(write_script, 
         [*command, "--log-dir", "logs", "--resume", "kept", str(script), str(tmp_path), "23"], cwd=tmp_path
     ) as launcher:
         try:
-            deadline = time.monotonic() + 60
-            while not all((tmp_path / f"paused-{rank}").exists() for rank in range(2)):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            pids = [child.pid for child in psutil.Process(launcher.pid).children()]
+            until(lambda: all((tmp_path / f"paused-{rank}").exists() for rank in range(2)), PATIENCE_S)
+            children = psutil.Process(launcher.pid).children()
+            pids = [child.pid for child in children if "warden" not in "".join(child.cmdline())]  # ends after it
+            assert len(pids) >= 2
             launcher.terminate()
-            while any(psutil.pid_exists(pid) for pid in pids):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            until(lambda: not any(psutil.pid_exists(pid) for pid in pids), PATIENCE_S)
             assert launcher.poll() is None
             launcher.terminate()
-            assert launcher.wait(30) == 143
+            assert launcher.wait(PATIENCE_S) == 143
         finally:
             launcher.kill()
 
@@ -335,7 +317,6 @@ def test_a_folder_in_whose_place_there_is_another_is_a_problem(in_trouble, tmp_p
     assert "another folder than at the start" in summary["not_saved"]
 
 
-@pytest.mark.promise
 def test_the_launcher_does_not_keep_what_it_resumes(platoon, tmp_path):
     script = script_path("resume_the_launcher_does_not_keep_what_it_resumes")
     used = {}
@@ -369,36 +350,19 @@ def test_another_rule_is_refused_and_another_argument_is_said(platoon, write_scr
         print("shared", flush=True)
         """
     outcomes = []
-    for rule in ("EASGD(0.5)", "ASGD()", "EASGD(0.5)", "EASGD(0.25)"):
+    for rule in ("EASGD(0.5)", "ASGD()", "EASGD(0.25)"):
         script = write_script(text.format(rule=rule))
         done = platoon("launch", "-n", 1, "--log-dir", "logs", "--resume", "kept", script)
         log = tmp_path / "logs" / "rank0.log"
         outcomes.append((done.returncode, log.read_text()))
         log.unlink()
-    assert [status for status, _ in outcomes] == [0, 1, 0, 0]
+    assert [status for status, _ in outcomes] == [0, 1, 0]
     assert "got the rule ASGD" in outcomes[1][1]
     assert "the checkpoint is of the rule EASGD" in outcomes[1][1]
     assert "numpy.load" in outcomes[1][1]
-    assert outcomes[2][1] == "shared\n"
-    assert "is of the rule EASGD(alpha=0.5), from here on it is EASGD(alpha=0.25)" in outcomes[3][1]
+    assert "is of the rule EASGD(alpha=0.5), from here on it is EASGD(alpha=0.25)" in outcomes[2][1]
 
 
-def test_synchronous_training_goes_on_with_what_the_first_worker_put_into_the_center(platoon, tmp_path):
-    script = script_path("resume_synchronous_training_goes")
-    (tmp_path / "fail").touch()
-    first = platoon("launch", "-n", 2, "--log-dir", "logs", "--checkpoint-every", 1000, script, tmp_path)
-    assert first.returncode == 137, first.stdout
-    kept = tmp_path / "logs" / "checkpoints"
-    second = platoon("launch", "-n", 2, "--log-dir", "more", "--resume", kept, script, tmp_path)
-    assert second.returncode == 0, second.stdout
-    assert "no parameters" not in first.stdout + second.stdout
-    for rank in range(2):
-        log = (tmp_path / "more" / f"rank{rank}.log").read_text()
-        assert "starts at (2, 5, 10) 20.0" in log
-        assert "ends at 30.0" in log
-
-
-@pytest.mark.promise
 def test_resumed_workers_may_be_at_other_data(platoon, tmp_path):
     """Each goes on in an epoch of its own, with the rows of that epoch; those at one place are still compared."""
     script = script_path("resume_resumed_workers_may_be_at_other_data")

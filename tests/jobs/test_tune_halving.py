@@ -43,25 +43,6 @@ def test_the_worst_is_ended_at_a_third_and_the_others_come_to_the_end(platoon, t
     assert "Take: EASGD() every 10" in out
 
 
-def test_only_the_best_get_further_seeds(platoon, tmp_path):
-    """The last method is better than the one before it, which has come to the end by then."""
-    scales = ("CenterMomentum=2", "EASGD=4", "ASGD=3")
-    out, found = run(platoon, tmp_path, "--seeds", 2, RATES, *scales)
-    assert [len(each["values"]) for each in found["methods"]] == [2, 2, 1, 2]
-    easgd = found["methods"][2]["dropped"]
-    assert (easgd["steps"], easgd["better"]) == (
-        60,
-        {NAMES[1]: pytest.approx(2 / 60), NAMES[3]: pytest.approx(3 / 60)},
-    )
-    assert [(each["method"], each["seed"]) for each in found["runs"]] == [
-        *((name, 0) for name in NAMES),
-        *((name, 1) for name in NAMES if name != NAMES[2]),
-    ]
-    assert "EASGD() every 10: dropped after its first seed" in out
-    assert "[7/7]" in out
-    assert "Take: CenterMomentum() every 10" in out
-
-
 def test_three_methods_are_tried_by_default(platoon, tmp_path):
     done = platoon("tune", "-n", 2, "--steps", 60, "--seeds", 1, "--no-halving", "--summary", "tune.json", RATES)
     assert done.returncode == 0, done.stdout + done.stderr

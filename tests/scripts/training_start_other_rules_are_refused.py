@@ -16,7 +16,13 @@ def refused(name, *rule):
         worker.report({name: str(exc)})
 
 
+# Trainings are compared by their numbers, and those that are refused count too.
 if rank == 0:
+    worker.advanced.begin_averages()
+worker.barrier("averages")
+if rank:
+    refused("mode", DiLoCo())
+else:
     worker.init_shared_params([p], DiLoCo(outer_lr=0.7))
 worker.barrier("shared")
 if rank:
@@ -24,9 +30,3 @@ if rank:
     os.environ["PLATOON_RULE"] = "DiLoCo(momentum=0.5)"
     refused("environment")
     worker.init_shared_params([p], DiLoCo())
-worker.release_shared_params()
-if rank == 0:
-    worker.advanced.begin_averages()
-worker.barrier("averages")
-if rank:
-    refused("mode", DiLoCo())

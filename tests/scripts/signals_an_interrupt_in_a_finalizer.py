@@ -1,0 +1,19 @@
+from signals_preamble import connect, rest, tell
+
+worker = connect()
+rank = worker.global_rank
+
+
+class Finalized:
+    def __del__(self):
+        tell(f"finalizing{rank}")
+        rest()
+
+
+try:
+    finalized = Finalized()
+    del finalized  # Python reports what a finalizer raises, and goes on
+    tell(f"went on{rank}")
+    rest()
+except KeyboardInterrupt:
+    tell(f"saved{rank}")
