@@ -10,12 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from keras_here import KERAS_2, keras, needs_keras_3, on_torch
+from keras_here import KERAS_2, keras, on_torch
 from scripts_here import script_path
 
-from platoon_base.errors import ConfigurationError, PlatoonWarning
+from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
-from platoon_base.worker import State, agree
 from platoon_plugins.keras import (
     EASGD,
     LEADER_ONLY,
@@ -27,12 +26,8 @@ from platoon_plugins.keras import (
     seeds,
     shard,
 )
-from platoon_plugins.keras.dataset_order import comparable, is_in_order
 from platoon_plugins.keras.fit_arguments import divide
 from platoon_plugins.keras.learning_rate import warn_of_schedules
-from platoon_plugins.keras.moving_averages import decay_for, watch_batch_normalization
-from platoon_plugins.keras.read_order import describe
-from platoon_plugins.keras.same_data import SameBatches
 from platoon_plugins.keras.standby import Standby
 
 pytestmark = pytest.mark.keras
@@ -74,23 +69,6 @@ def test_each_row_is_one_workers(size):
     assert sorted(np.concatenate([labels for _, labels in parts])) == list(range(25))
     lengths = [len(labels) for _, labels in parts]
     assert max(lengths) - min(lengths) <= 1
-
-
-def test_batches_of_all_workers_are_the_large_batches_of_one_process():
-    y = np.arange(24)
-    parts = [shard(y, worker=place) for place in places(3)]
-    for k in range(4):
-        together = np.concatenate([part[2 * k : 2 * k + 2] for part in parts])
-        assert sorted(together) == list(range(6 * k, 6 * k + 6))
-
-
-@pytest.mark.parametrize(("uneven", "lengths"), [("keep", [4, 4, 3]), ("drop", [3, 3, 3]), ("wrap", [4, 4, 4])])
-def test_rows_that_cannot_be_dealt_out_evenly(uneven, lengths):
-    parts = [shard(np.arange(11), uneven=uneven, worker=place) for place in places(3)]
-    assert [len(part) for part in parts] == lengths
-    together = np.concatenate(parts)
-    assert set(together) == (set(range(9)) if uneven == "drop" else set(range(11)))
-    assert parts[2][-1] == {"keep": 8, "drop": 8, "wrap": 0}[uneven]
 
 
 def test_nested_arrays_are_taken_apart():
@@ -327,73 +305,12 @@ def test_a_tf_dataset_is_asked_for_its_shard():
             shard(shuffled, worker=places(2)[1])
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")
-def test_a_tf_dataset_whose_parts_keep_the_order_is_not_compared():
-    import tensorflow as tf
-
-    rows = tf.data.Dataset.range(7)
-    mapped = [rows.map(abs, num_parallel_calls=2, deterministic=kept) for kept in (None, True, False)]
-    assert [is_in_order(each) for each in (rows, rows.map(abs), *mapped)] == [True, True, True, True, False]
-
-
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")
-def test_a_shorter_reading_of_a_tf_dataset_keeps_no_marks_of_a_longer_one():
-    import tensorflow as tf
-
-    counts, worker = (16, 3, 3, 3, 3), Place(0, 2, 3)
-    rows = map(range, counts)
-    dataset = tf.data.Dataset.from_generator(lambda: next(rows), output_signature=tf.TensorSpec((), tf.int64))
-    read = comparable(dataset, worker, "passed as x")
-    for count in counts:
-        assert sum(1 for _ in read) == count
-        ((_, _, marks),) = describe(worker)
-        assert max(batches for batches, *_ in marks) == count
-
-
-@needs_keras_3
-def test_a_compiled_step_takes_other_momenta():
-    watch_batch_normalization()
-    normal = keras.layers.BatchNormalization(momentum=0.9)
-    model = keras.Sequential([keras.Input((1,)), normal, keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    ones, kept = np.ones((4, 1), "float32"), 1.0
-    for workers in (1, 2, 1):
-        decay_for(model, workers)
-        model.fit(ones, ones, verbose=0)
-        kept *= 0.9**workers
-        np.testing.assert_allclose(keras.ops.convert_to_numpy(normal.moving_mean), [1 - kept], rtol=1e-5)
-
-
 @pytest.mark.parametrize(("steps", "size", "divided"), [(4, 2, 2), (5, 2, 3), (1, 3, 1), (8, 3, 3)])
 def test_the_steps_of_an_epoch_are_divided_and_rounded_up(steps, size, divided):
     """So that all of one process's batches are read."""
     values = {"x": None, "steps_per_epoch": steps}
     divide(None, values, places(size)[-1])
     assert values["steps_per_epoch"] == divided
-
-
-class Differs(Place):
-    """A worker whose data are not those of the others."""
-
-    def require_same(self, name, fingerprint, remedy):
-        raise ConfigurationError(f"{name} differs")
-
-
-class Whole:
-    """A set of batches."""
-
-
-def test_batches_that_are_drawn_at_random_are_not_compared():
-    """Even if they are often the same; those that stay the same are refused."""
-    drawn = itertools.cycle([0, 0, 0, 1])
-    compared = SameBatches(Whole(), Differs(1, 2, 3))
-    with pytest.warns(PlatoonWarning, match="the order of the Whole cannot be compared between the workers"):
-        compared.check("after its on_epoch_end", lambda: [(np.ones(4), np.full(4, next(drawn)))])
-    compared.require()
-    compared = SameBatches(Whole(), Differs(1, 2, 3))
-    compared.check("after its on_epoch_end", lambda: [(np.ones(4), np.arange(4))])
-    with pytest.raises(ConfigurationError, match="differs"):
-        compared.require()
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")
@@ -576,13 +493,6 @@ def test_alone_a_callback_may_lower_the_rate_from_the_first_epoch_on(solo_worker
     assert float(keras.backend.get_value(lr) if KERAS_2 else keras.ops.convert_to_numpy(lr)) == pytest.approx(0.1)
 
 
-def test_alone_the_warmup_leaves_the_rate(solo_worker):
-    model = _model(keras.optimizers.SGD(0.3))
-    model.fit(*_data(), epochs=2, verbose=0, callbacks=[LearningRateWarmup(0.1, worker=solo_worker)])
-    lr = model.optimizer.lr if KERAS_2 else model.optimizer.learning_rate
-    assert float(keras.backend.get_value(lr) if KERAS_2 else keras.ops.convert_to_numpy(lr)) == pytest.approx(0.1)
-
-
 def said_of(optimizer, rank=0, **params):
     """Return what is said at the begin of a fit of two workers about the schedule of an optimizer."""
     model = SimpleNamespace(optimizer=optimizer)
@@ -648,14 +558,6 @@ def test_a_scaled_schedule_ends_at_the_same_epoch(tmp_path):
     subprocess.run([sys.executable, "-c", code, tmp_path / "model.keras"], check=True, timeout=400)
 
 
-def test_what_is_no_schedule_is_not_scaled(solo_worker):
-    with pytest.raises(ConfigurationError, match="multiply the argument" if KERAS_2 else "scale_learning_rate"):
-        scale_schedule(0.1, worker=solo_worker)
-    if not KERAS_2:
-        plain = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
-        assert scale_schedule(plain, worker=solo_worker) is plain
-
-
 # Devices.
 
 
@@ -691,14 +593,3 @@ def test_a_variable_never_shares_memory_with_what_it_was_set_from():
     again = weight.borrow()
     again[...] = 5
     assert (weight.get_value() == 5).all()  # it is the memory of the weight
-
-
-def test_statistics_are_averaged_over_the_workers_that_have_sent_theirs():
-    """Of three, one has died: the sums are those of two."""
-    values = [np.zeros(2, "float32")]
-    variable = SimpleNamespace(get_value=lambda borrow: values[-1], set_value=values.append)
-    summed = SimpleNamespace(arrays=[np.array([2.0, 6.0])], pairs={"weight": (2.0, 2.0)}, ranks=[0, 2])
-    worker = SimpleNamespace(advanced=SimpleNamespace(sum_arrays=lambda *args, **options: summed))
-    agree([State(variable, "mean")], worker, "epoch 1")
-    np.testing.assert_array_equal(values[-1], [1, 3])
-    assert values[-1].dtype == np.float32

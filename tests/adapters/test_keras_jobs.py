@@ -42,14 +42,6 @@ def test_constraints_hold_with_a_rule(run_keras):
     run_keras(script_path("keras_jobs_constraints_hold_with_a_rule")).require_success()
 
 
-def test_the_period_begins_anew_with_each_epoch(run_keras):
-    run_keras(script_path("keras_jobs_the_period_begins_anew_with_each_epoch")).require_success()
-
-
-def test_statistics_are_averaged_and_random_layers_differ(run_keras):
-    run_keras(script_path("keras_jobs_statistics_are_averaged_and_random_layers")).require_success()
-
-
 @pytest.mark.parametrize("mode", [pytest.param("async", marks=on_torch(pytest.mark.promise)), "sync"])
 def test_statistics_of_batch_normalization_decay_as_in_one_process(run_keras, mode):
     """In repeated fits, in single steps between them, of a class of the user; saved models have the user's momentum."""
@@ -84,13 +76,6 @@ def test_writers_write_once_what_the_center_is_and_stopping_keeps_the_best(run_k
     command = [sys.executable, alone, tmp_path / f"rank0.{suffix}", tmp_path / "expected.npz", "23"[not KERAS_2]]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=os.environ)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_a_model_with_a_distributed_optimizer_loads_without_this_package(run_keras, tmp_path):
-    run_keras(
-        script_path("keras_jobs_a_model_with_a_distributed_optimizer_loads"),
-    ).require_success()
 
 
 @needs_keras_3

@@ -16,24 +16,20 @@ pytestmark = [
 ]
 
 # Groups of scripts by their names, each of which runs in one job; those behind a colon with averaged gradients. Each
-# back end runs all of them, and those that need its own package, in its last short group.
+# back end runs all of them, and in the last group those that need its own package.
 _GROUPS = [
-    "own_train_step imbalanced:sync schedule loop:sync vae metric_learning own_metric interrupted",
-    "callbacks pydataset go_on generator restore own_callbacks recommender",
-    "convnet text several_outputs autoencoder:sync siamese transfer",
-    "sample_weights residual:sync regression tagging:sync gan:sync",
-    "masked_words distillation:sync search lora translation mixed_precision:sync",
+    "schedule sample_weights loop:sync interrupted",
+    "own_train_step imbalanced:sync own_metric callbacks pydataset go_on generator",
+    "restore lora mixed_precision:sync",
 ]
-_IMPORTED = {"torch": " dataloader", "jax": " dataloader", "tensorflow": " tf_data timeseries:sync image_folder"}
-_SHORT = {"torch": 3, "jax": 1, "tensorflow": 1}  # groups from the first on; the others are rare
+_IMPORTED = {"torch": " dataloader", "jax": " dataloader", "tensorflow": " tf_data"}
 _BACKEND = keras.backend.backend()
 
 
 def _groups():
-    short = _SHORT.get(_BACKEND, 0)
     for number, group in enumerate(_GROUPS):
-        scripts = group + _IMPORTED[_BACKEND] if number == short - 1 else group
-        yield pytest.param(scripts, id=scripts.replace(" ", "+"), marks=() if number < short else pytest.mark.rare)
+        scripts = group + _IMPORTED[_BACKEND] if number == len(_GROUPS) - 1 else group
+        yield pytest.param(scripts, id=scripts.replace(" ", "+"))
 
 
 def _run(folder, start, how, scripts):
@@ -50,9 +46,6 @@ def test_scripts_run_unchanged(group, tmp_path):
     """Both workers have one model and one history at the end, and the history is of the kind of one process's."""
     scripts = group.split()
     _, (plain,) = _run(tmp_path / "plain", [], "plain", scripts)
-    (tmp_path / "launched").mkdir()
-    if (tmp_path / "plain/PetImages").exists():
-        (tmp_path / "launched/PetImages").symlink_to(tmp_path / "plain/PetImages")
     launch = ["-m", "platoon_base", "launch", "-n", "2", "-D", "cpu"]
     done, (first, second) = _run(tmp_path / "launched", launch, "prepared", scripts)
     assert list(plain) == list(first) == list(second) == [each.partition(":")[0] for each in scripts]
@@ -105,7 +98,7 @@ def test_a_single_worker_trains_as_plain_python_does(tmp_path):
 
 def test_every_stock_script_is_in_a_group():
     files = {
-        path.stem.removeprefix("keras_stock_") for path in script_path("keras_stock_vae").parent.glob("keras_stock_*")
+        path.stem.removeprefix("keras_stock_") for path in script_path("keras_stock_loop").parent.glob("keras_stock_*")
     }
     named = {each.partition(":")[0] for each in " ".join([*_GROUPS, *_IMPORTED.values()]).split()}
     assert files - {"scripts_run_unchanged"} == named

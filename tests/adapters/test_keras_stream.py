@@ -49,14 +49,6 @@ assert (counts == [12 + 2 * STEPS, 1]).all(), counts
     ).require_success()
 
 
-def test_a_loop_over_train_on_batch(run_keras):
-    run_keras(script_path("keras_stream_a_loop_over_train_on_batch")).require_success()
-
-
 def test_a_step_that_trains_some_weights_is_right_in_each_fit(run_keras):
     """Programs are compiled once, in the first fit; workers have other numbers of batches. Against NumPy."""
     run_keras(script_path("keras_stream_some_weights")).require_success()
-
-
-def test_a_vote_of_a_later_fit_reaches_all_where_a_step_trains_some_weights(run_keras):
-    run_keras(script_path("keras_stream_vote")).require_success()

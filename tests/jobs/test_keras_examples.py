@@ -98,15 +98,6 @@ x_train, x_test = (np.zeros((len(y), 12, 12)) + 25 * y[:, None, None] for y in (
 """
 
 
-@pytest.mark.base
-def test_the_guide_has_the_form_of_those_of_keras_io():
-    head, *parts = re.split(r'^"""', GUIDE.read_text()[3:], flags=re.MULTILINE)
-    names = [line.partition(":")[0] for line in head.strip().splitlines()]
-    assert names == ["Title", "Author", "Date created", "Last modified", "Description", "Accelerator"]
-    assert parts[1].startswith("\n## Introduction\n")
-    assert [line for line in GUIDE.read_text().splitlines() if len(line) > 88] == []
-
-
 @needs("keras", "keras", "needs Keras: `make test` runs this in .nox/keras3")
 @pytest.mark.skipif(os.environ.get("KERAS_BACKEND") not in ("torch", "jax"), reason="needs Keras on torch or JAX")
 @pytest.mark.timeout(600)
