@@ -36,12 +36,6 @@ def test_when_the_first_worker_dies_the_next_one_prints_and_saves(run_blocks, le
     assert "BEFORE FIRST EPOCH" not in outcome.logs[1]
 
 
-@pytest.mark.slow
-def test_the_best_center_is_what_is_saved_when_it_is_the_best(run_blocks):
-    """The third and last epoch climbs instead of descending."""
-    run_blocks(script_path("blocks_checkpoints_the_best_center_is_what_is_saved")).require_success()
-
-
 RESUMED = script_path("blocks_checkpoints_resumed")
 
 

@@ -166,11 +166,3 @@ def test_a_pickled_main_loop_trains_the_rest_of_the_epoch(run_blocks, sync):
     """Stopped after the second of five batches of each worker; the main loop that is loaded makes the other three."""
     outcome = run_blocks(script_path("blocks_dealt_pickled"), args=[str(sync)])
     outcome.require_success()
-
-
-@needs_blocks
-def test_workers_that_read_the_same_stream_are_warned(run_blocks):
-    """Each main loop once: undivided, and broadcast; not where it is dealt out, or each worker has made its own."""
-    outcome = run_blocks(script_path("blocks_dealt_workers_that_read_the_same_stream_are_warned")).require_success()
-    assert [log.count("the 2 workers train on the same data") for log in outcome.logs] == [1, 0]
-    assert [log.count("the 2 workers train on the same batches") for log in outcome.logs] == [1, 0]

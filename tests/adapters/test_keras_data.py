@@ -10,10 +10,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from keras_here import KERAS_2, keras, on_torch
+from keras_here import KERAS_2, keras, needs_keras_3, on_torch
 from scripts_here import script_path
 
-from platoon_base.errors import ConfigurationError
+from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.fingerprint import fingerprint
 from platoon_plugins.keras import (
     EASGD,
@@ -26,8 +26,12 @@ from platoon_plugins.keras import (
     seeds,
     shard,
 )
+from platoon_plugins.keras.dataset_order import comparable, is_in_order
 from platoon_plugins.keras.fit_arguments import divide
 from platoon_plugins.keras.learning_rate import warn_of_schedules
+from platoon_plugins.keras.moving_averages import decay_for, watch_batch_normalization
+from platoon_plugins.keras.read_order import describe
+from platoon_plugins.keras.same_data import SameBatches
 from platoon_plugins.keras.standby import Standby
 
 pytestmark = pytest.mark.keras
@@ -314,6 +318,67 @@ def test_the_steps_of_an_epoch_are_divided_and_rounded_up(steps, size, divided):
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")
+def test_a_tf_dataset_whose_parts_keep_the_order_is_not_compared():
+    import tensorflow as tf
+
+    rows = tf.data.Dataset.range(7)
+    mapped = [rows.map(abs, num_parallel_calls=2, deterministic=kept) for kept in (None, True, False)]
+    assert [is_in_order(each) for each in (rows, rows.map(abs), *mapped)] == [True, True, True, True, False]
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")
+def test_a_shorter_reading_of_a_tf_dataset_keeps_no_marks_of_a_longer_one():
+    import tensorflow as tf
+
+    counts, worker = (16, 3, 3, 3, 3), Place(0, 2, 3)
+    rows = map(range, counts)
+    dataset = tf.data.Dataset.from_generator(lambda: next(rows), output_signature=tf.TensorSpec((), tf.int64))
+    read = comparable(dataset, worker, "passed as x")
+    for count in counts:
+        assert sum(1 for _ in read) == count
+        ((_, _, marks),) = describe(worker)
+        assert max(batches for batches, *_ in marks) == count
+
+
+@needs_keras_3
+def test_a_compiled_step_takes_other_momenta():
+    watch_batch_normalization()
+    normal = keras.layers.BatchNormalization(momentum=0.9)
+    model = keras.Sequential([keras.Input((1,)), normal, keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    ones, kept = np.ones((4, 1), "float32"), 1.0
+    for workers in (1, 2, 1):
+        decay_for(model, workers)
+        model.fit(ones, ones, verbose=0)
+        kept *= 0.9**workers
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(normal.moving_mean), [1 - kept], rtol=1e-5)
+
+
+class Differs(Place):
+    """A worker whose data are not those of the others."""
+
+    def require_same(self, name, fingerprint, remedy):
+        raise ConfigurationError(f"{name} differs")
+
+
+class Whole:
+    """A set of batches."""
+
+
+def test_batches_that_are_drawn_at_random_are_not_compared():
+    """Even if they are often the same; those that stay the same are refused."""
+    drawn = itertools.cycle([0, 0, 0, 1])
+    compared = SameBatches(Whole(), Differs(1, 2, 3))
+    with pytest.warns(PlatoonWarning, match="the order of the Whole cannot be compared between the workers"):
+        compared.check("after its on_epoch_end", lambda: [(np.ones(4), np.full(4, next(drawn)))])
+    compared.require()
+    compared = SameBatches(Whole(), Differs(1, 2, 3))
+    compared.check("after its on_epoch_end", lambda: [(np.ones(4), np.arange(4))])
+    with pytest.raises(ConfigurationError, match="differs"):
+        compared.require()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")
 def test_the_split_of_images_in_the_docs_has_all_classes_and_each_image_once(tmp_path):
     import tensorflow as tf
 
@@ -436,24 +501,6 @@ def test_a_distributed_optimizer_without_the_callbacks_says_so():
 
 
 # The learning rate.
-
-
-@pytest.mark.parametrize(("how", "factor"), [("linear", 4), ("sqrt", 2)])
-def test_the_warmup_follows_its_formula(how, factor):
-    rates = []
-
-    class Note(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch, logs=None):
-            rates.append(float(keras.backend.get_value(self.model.optimizer.lr) if KERAS_2
-                               else keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))  # fmt: skip
-
-    worker = places(4)[0]
-    rate = scale_learning_rate(0.05, how=how, worker=worker)
-    assert rate == pytest.approx(0.05 * factor)
-    warmup = LearningRateWarmup(rate, warmup_epochs=2, how=how, worker=worker)
-    _model(keras.optimizers.SGD(rate)).fit(*_data(), epochs=4, batch_size=10, verbose=0, callbacks=[warmup, Note()])
-    expected = [0.05 * (batch / 4 * (factor - 1) / 2 + 1) for batch in range(8)] + [0.05 * factor] * 8
-    assert rates == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

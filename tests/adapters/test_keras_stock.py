@@ -19,8 +19,8 @@ pytestmark = [
 # back end runs all of them, and in the last group those that need its own package.
 _GROUPS = [
     "schedule sample_weights loop:sync interrupted",
-    "own_train_step imbalanced:sync own_metric callbacks pydataset go_on generator",
-    "restore lora mixed_precision:sync",
+    "own_train_step imbalanced:sync own_metric callbacks",
+    "pydataset go_on generator restore",
 ]
 _IMPORTED = {"torch": " dataloader", "jax": " dataloader", "tensorflow": " tf_data"}
 _BACKEND = keras.backend.backend()

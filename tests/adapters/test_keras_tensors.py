@@ -36,12 +36,6 @@ def test_gradients_as_tensors_are_those_of_one_process(run_keras, loss):
     run_keras(script_path("keras_tensors_gradients"), args=[loss]).require_success()
 
 
-@pytest.mark.parametrize("run_keras", [IN_ONE_BUCKET], indirect=True)
-def test_a_vote_ends_with_its_epoch(run_keras):
-    """Of a model with two optimizers: all workers have to vote, and one has come to the end of its epoch before."""
-    run_keras(script_path("keras_tensors_a_vote_ends_with_its_epoch")).require_success()
-
-
 @in_the_backward_pass
 def test_workers_of_which_one_has_its_weights_on_the_host_average_there(run_keras):
     run_keras(script_path("keras_tensors_workers_of_which_one_has_its_weights")).require_success()
@@ -120,12 +114,6 @@ def test_a_worker_that_dies_in_its_backward_pass_is_named(run_keras):
 @in_the_backward_pass
 def test_a_train_step_of_ones_own_averages_behind_its_backward_passes(run_keras):
     run_keras(script_path("keras_tensors_a_train_step_of_ones_own_averages")).require_success()
-
-
-@in_the_backward_pass
-def test_a_worker_without_a_batch_joins_averages_that_begin_in_the_backward_pass(run_keras):
-    """In the first step of a fit too, when the workers agree whether they may."""
-    run_keras(script_path("keras_tensors_a_worker_without_a_batch_joins_averages")).require_success()
 
 
 def test_sparse_gradients_are_refused_before_training_where_a_layer_tells_of_them(run_keras):
