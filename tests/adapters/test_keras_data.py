@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from keras_here import KERAS_2, keras, needs_keras_3, on_torch
+from keras_here import KERAS_2, keras, needs_keras_3
 from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError, PlatoonWarning
@@ -503,9 +503,7 @@ def test_a_distributed_optimizer_without_the_callbacks_says_so():
 # The learning rate.
 
 
-@pytest.mark.parametrize(
-    ("how", "factor"), [pytest.param("linear", 2.0, marks=on_torch(pytest.mark.promise)), ("sqrt", 2.0**0.5)]
-)
+@pytest.mark.parametrize(("how", "factor"), [("linear", 2.0), ("sqrt", 2.0**0.5)])
 def test_two_workers_train_as_one_process_with_the_rates_of_the_formula(run_keras, how, factor):
     """Least squares: NumPy takes the steps of batches twice as large, at rates computed by hand."""
     run_keras(

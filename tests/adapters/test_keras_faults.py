@@ -1,11 +1,11 @@
 """Keras fits in which something is uneven, ends early, or goes wrong, on every back end that is installed."""
 
+import json
+
 import pytest
 from keras_here import KERAS_2, both_ways, keras, on_torch
 from scripts_here import script_path
 
-from platoon_base.checkpoints.files import CheckpointFolder
-from platoon_base.checkpoints.writer import Saving
 from platoon_base.errors import ConfigurationError
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
@@ -94,14 +94,14 @@ def test_a_fit_with_a_rule_goes_on_without_a_worker_that_is_killed(run_keras):
     assert outcome.reported["val_loss 0"] == outcome.reported["val_loss 2"]
 
 
-@on_torch(pytest.mark.promise)
-def test_a_fit_whose_worker_is_killed_goes_on_from_the_checkpoint(run_keras, tmp_path):
-    folder = CheckpointFolder(tmp_path / "kept")
+def test_a_fit_whose_worker_is_killed_goes_on_from_the_checkpoint(platoon, tmp_path):
     script = script_path("keras_faults_goes_on_from_the_checkpoint")
-    outcome = run_keras(script, max_restarts=1, saving=Saving(folder, 1000.0)).require_success()
-    folder.close()
-    assert outcome.result.restarts == 1
-    reported = outcome.reported
+    options = ["--max-restarts", 1, "--checkpoint-every", 1000, "--log-dir", "logs", "--summary", "s.json"]
+    done = platoon("launch", "-n", 2, "-D", "cpu", *options, script, tmp_path)
+    logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
+    assert done.returncode == 0, done.stdout + "".join(logs)
+    reported = json.loads((tmp_path / "s.json").read_text())
+    assert reported["restarts"] == 1
     for rank in range(2):
         # The center is in the model; the last epoch of a worker that had not said yet that it was over is done again.
         assert reported[f"new {rank}"] == 0
