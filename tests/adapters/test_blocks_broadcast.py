@@ -48,10 +48,7 @@ def test_alone_a_broadcast_stream_reads_for_itself(solo_worker):
 
 
 def test_all_workers_get_the_batches_of_the_first(run_job):
-    outcome = run_job(
-        script_path("blocks_broadcast_all_workers_get_the_batches_of_the_first"),
-        3,
-    ).require_success()
+    outcome = run_job(script_path("blocks_broadcast_all_workers_get_the_batches_of_the_first"), 3).require_success()
     assert outcome.reported == {f"done {rank}": 1 for rank in range(3)}
 
 

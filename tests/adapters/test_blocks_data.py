@@ -202,8 +202,7 @@ def test_each_worker_reads_the_server_of_its_shard(run_job):
         free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         ports = [str(listener.getsockname()[1]) for listener in free]
     outcome = run_job(
-        script_path("blocks_data_each_worker_reads_the_server_of_its_shard"),
-        args=ports,
+        script_path("blocks_data_each_worker_reads_the_server_of_its_shard"), args=ports
     ).require_success()
     orders = [[outcome.reported[f"{n} {rank}"].split() for rank in range(2)] for n in range(2)]
     for first, second in orders:

@@ -35,26 +35,17 @@ def test_averaged_gradients_are_monitored_exactly_at_every_epoch(run_blocks):
 @pytest.mark.slow
 def test_batches_that_transformers_make_are_those_of_one_process(run_blocks):
     """Examples put together into batches, filtered ones, shuffled ones, and batches that each worker has of its own."""
-    run_blocks(
-        script_path("blocks_evaluation_batches_that_transformers_make_are_those"),
-        workers=3,
-    ).require_success()
+    run_blocks(script_path("blocks_evaluation_batches_that_transformers_make_are_those"), workers=3).require_success()
 
 
 def test_training_is_monitored_over_the_batches_of_all(run_blocks):
     """The learning rate is 0: so it does not matter in which order one process sees the same batches."""
-    run_blocks(
-        script_path("blocks_evaluation_training_is_monitored_over_the_batches"),
-        workers=3,
-    ).require_success()
+    run_blocks(script_path("blocks_evaluation_training_is_monitored_over_the_batches"), workers=3).require_success()
 
 
 @pytest.mark.promise
 def test_when_a_worker_dies_the_others_do_its_part(run_blocks):
-    outcome = run_blocks(
-        script_path("blocks_evaluation_when_a_worker_dies_the_others_do_its_part"),
-        workers=3,
-    )
+    outcome = run_blocks(script_path("blocks_evaluation_when_a_worker_dies_the_others_do_its_part"), workers=3)
     assert [e.status for e in sorted(outcome.result.exits)] == [0, 137, 0], outcome.logs
     told = "own: the batches of rank 1 are missing from now on, which only it had"
     assert [log.count(told) for log in outcome.logs] == [1, 0, 0], outcome.logs

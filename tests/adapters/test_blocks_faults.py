@@ -56,10 +56,7 @@ def test_an_exception_on_one_worker_leaves_the_others_training(run_blocks):
 @pytest.mark.promise
 @pytest.mark.slow
 def test_another_worker_saves_prints_and_reports_if_rank_0_fails(run_blocks, tmp_path):
-    outcome = run_blocks(
-        script_path("blocks_faults_another_worker_saves_prints_and_reports"),
-        workers=2,
-    )
+    outcome = run_blocks(script_path("blocks_faults_another_worker_saves_prints_and_reports"))
     assert [e.status for e in sorted(outcome.result.exits)] == [1, 0], outcome.logs
     assert (tmp_path / "model.zip").exists(), outcome.logs
     assert "valid_cost" in outcome.reported

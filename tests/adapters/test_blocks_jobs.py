@@ -50,10 +50,7 @@ def test_every_trigger_of_a_simple_extension_synchronizes(run_blocks):
 @pytest.mark.slow
 def test_averaged_gradients_equal_large_batches_of_one_process(run_blocks):
     """Three workers, clipping and momentum behind the average, one flattened all-reduce; 20 steps."""
-    run_blocks(
-        script_path("blocks_jobs_averaged_gradients_equal_large_batches"),
-        workers=3,
-    ).require_success()
+    run_blocks(script_path("blocks_jobs_averaged_gradients_equal_large_batches"), workers=3).require_success()
 
 
 def test_without_a_rule_the_algorithm_decides(run_blocks):
@@ -99,7 +96,4 @@ def test_dropout_differs_between_workers(run_blocks):
 
 def test_alone_a_script_is_unchanged(run_blocks):
     """With everything of this package with one worker, and without any of it: the same bits, records and output."""
-    run_blocks(
-        script_path("blocks_jobs_alone_a_script_is_unchanged"),
-        workers=1,
-    ).require_success()
+    run_blocks(script_path("blocks_jobs_alone_a_script_is_unchanged"), workers=1).require_success()

@@ -14,15 +14,15 @@ needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checko
 
 @pytest.mark.keras
 def test_keras_validates_and_keeps_the_consensus(run_keras):
-    run_keras(script_path("gossip_in_adapters_keras"), workers=2).require_success()
+    run_keras(script_path("gossip_in_adapters_keras")).require_success()
 
 
 @needs_theano
 def test_lasagne_evaluates_and_keeps_the_consensus(run_lasagne):
-    run_lasagne(script_path("gossip_in_adapters_lasagne"), workers=2).require_success()
+    run_lasagne(script_path("gossip_in_adapters_lasagne")).require_success()
 
 
 @needs_theano
 @needs_blocks
 def test_blocks_monitors_and_keeps_the_consensus(run_blocks):
-    run_blocks(script_path("gossip_in_adapters_blocks"), workers=2).require_success()
+    run_blocks(script_path("gossip_in_adapters_blocks")).require_success()

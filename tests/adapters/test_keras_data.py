@@ -271,33 +271,6 @@ def test_a_loader_that_makes_no_batches(torch_data):
     assert [[int(row) for row in part] for part in parts] == [[0, 2, 4], [1, 3]]
 
 
-def test_each_batch_of_loaders_with_an_order_of_their_own_is_one_workers(torch_data):
-    class Stream(torch_data.IterableDataset):
-        def __iter__(self):
-            return iter(range(9))
-
-    rows = list(range(9))
-    odd = torch_data.SubsetRandomSampler(range(1, 9, 2))
-    for loader, expected in (
-        (torch_data.DataLoader(Stream(), 2), range(9)),
-        (torch_data.DataLoader(rows, batch_size=None, sampler=odd), range(1, 9, 2)),
-        (torch_data.DataLoader(rows, batch_sampler=torch_data.BatchSampler(odd, 1, False)), range(1, 9, 2)),
-    ):
-        parts = [shard(loader, worker=place) for place in places(2)]
-        for _ in range(2):
-            read = [[int(row) for batch in part for row in np.atleast_1d(batch)] for part in parts]
-            assert sorted(itertools.chain(*read)) == list(expected)
-            assert min(map(len, read)) >= 2
-    weighted = torch_data.WeightedRandomSampler([1.0] * 9, 9)
-    assert len(shard(torch_data.DataLoader(rows, sampler=weighted), worker=places(2)[0])) == 5
-    mine = torch_data.DataLoader(rows, sampler=torch_data.DistributedSampler(rows, num_replicas=2, rank=0))
-    assert shard(mine, worker=places(2)[0]) is mine
-    with pytest.raises(ConfigurationError, match="rank 0 of 2 in worker 1"):
-        shard(mine, worker=places(2)[1])
-    with pytest.raises(ConfigurationError, match="use fewer workers"):
-        shard(torch_data.DataLoader(rows[:1]), worker=places(2)[0])
-
-
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")
 def test_a_tf_dataset_is_asked_for_its_shard():
     import tensorflow as tf

@@ -28,10 +28,7 @@ def test_a_job_that_stops_ends_the_fit_for_all_whatever_the_policy(run_keras):
 @pytest.mark.slow
 def test_averaged_gradients_with_unequal_numbers_of_batches(run_keras):
     """Those that have no batch left wait and catch up: no rank hangs, and all end with the same weights."""
-    run_keras(
-        script_path("keras_faults_averaged_gradients_with_unequal_numbers"),
-        workers=3,
-    ).require_success()
+    run_keras(script_path("keras_faults_averaged_gradients_with_unequal_numbers"), workers=3).require_success()
 
 
 @pytest.mark.slow
@@ -84,10 +81,7 @@ def test_a_sequence_that_each_worker_shuffles_otherwise_is_refused(run_keras):
 
 @pytest.mark.slow
 def test_a_fit_with_a_rule_goes_on_without_a_worker_that_is_killed(run_keras):
-    outcome = run_keras(
-        script_path("keras_faults_goes_on_without_one"),
-        workers=3,
-    )
+    outcome = run_keras(script_path("keras_faults_goes_on_without_one"), workers=3)
     assert outcome.result.status != 0  # a killed worker is no success
     assert outcome.reported["epochs 0"] == outcome.reported["epochs 2"] == 4, outcome.logs
     assert outcome.reported["weights 0"] == outcome.reported["weights 2"]
@@ -111,9 +105,7 @@ def test_a_fit_whose_worker_is_killed_goes_on_from_the_checkpoint(platoon, tmp_p
 
 @pytest.mark.promise
 def test_a_synchronous_fit_ends_everywhere_if_a_worker_is_killed(run_keras):
-    outcome = run_keras(
-        script_path("keras_faults_a_synchronous_fit_ends_everywhere"),
-    )
+    outcome = run_keras(script_path("keras_faults_a_synchronous_fit_ends_everywhere"))
     assert outcome.result.status != 0
     assert outcome.reported["kind 0"] == "WorkerLostError"
     assert "rank 1" in outcome.reported["error 0"]

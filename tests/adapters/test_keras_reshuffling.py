@@ -25,10 +25,7 @@ def rows_in(outcome, name, epoch, rank):
 def test_each_epoch_deals_all_rows_out_anew(run_keras):
     """The rows of an epoch are those of the common permutation; batches have the size that fit was told."""
     workers = 3
-    outcome = run_keras(
-        script_path("keras_reshuffling_each_epoch_deals_all_rows_out_anew"),
-        workers=workers,
-    )
+    outcome = run_keras(script_path("keras_reshuffling_each_epoch_deals_all_rows_out_anew"), workers=workers)
     outcome.require_success()
     seed = int(outcome.reported["seed"])
     for number, (name, epochs) in enumerate({"first": (0, 1, 2), "again": (0, 1, 2), "resumed": (2, 3)}.items()):

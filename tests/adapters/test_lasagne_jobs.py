@@ -48,8 +48,7 @@ def test_a_script_that_ends_without_finish_training_is_told_that_its_model_is_it
 def test_sharded_evaluation_is_that_of_one_process_on_all_the_data(run_job):
     """Shards of unequal size, batches that do not divide them, and parameters that differ from the center's."""
     outcome = run_job(
-        script_path("lasagne_jobs_sharded_evaluation_is_that_of_one_process"),
-        workers=3,
+        script_path("lasagne_jobs_sharded_evaluation_is_that_of_one_process"), workers=3
     ).require_success()
     rng = np.random.RandomState(0)
     x, y = rng.randn(101, 3), rng.randn(101)
@@ -63,10 +62,7 @@ def test_sharded_evaluation_is_that_of_one_process_on_all_the_data(run_job):
 
 @pytest.mark.promise
 def test_the_rows_of_a_worker_that_fails_are_taken_over(run_job):
-    outcome = run_job(
-        script_path("lasagne_jobs_the_rows_of_a_worker_that_fails_are_taken"),
-        workers=3,
-    )
+    outcome = run_job(script_path("lasagne_jobs_the_rows_of_a_worker_that_fails_are_taken"), workers=3)
     assert outcome.result.status == 1
     assert outcome.reported == {"0": 14.5, "2": 14.5}
 
@@ -109,10 +105,7 @@ def test_minibatches_are_the_same_when_they_are_loaded_ahead(run_job):
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.promise)])
 def test_each_fold_has_its_own_training_and_its_own_end(run_lasagne, workers):
     """Values improve until the third epoch of each fold; at its end all workers have the center, and one saves it."""
-    run_lasagne(
-        script_path("lasagne_jobs_each_fold_has_its_own_training_and_its_own"),
-        workers,
-    ).require_success()
+    run_lasagne(script_path("lasagne_jobs_each_fold_has_its_own_training_and_its_own"), workers).require_success()
 
 
 @pytest.mark.parametrize("rule", [pytest.param("CenterMomentum()", marks=pytest.mark.promise), "EASGD()", "DiLoCo()"])
@@ -139,8 +132,7 @@ def test_the_model_at_the_end_is_what_was_evaluated_last(run_lasagne, rule):
         assert abs(found - alone) <= 1e-6 * alone, (found, alone)
         found, alone = train_epochs(after=1)
         assert abs(found - alone) > 1e-5 * alone, (found, alone)
-        """,
-        workers=2,
+        """
     ).require_success()
 
 

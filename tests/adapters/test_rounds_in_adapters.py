@@ -11,37 +11,25 @@ needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checko
 
 @pytest.mark.keras
 def test_keras_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_keras):
-    run_keras(
-        script_path("rounds_in_adapters_keras_local_sgd_at_each_batch_is_one_process"),
-        workers=2,
-    ).require_success()
+    run_keras(script_path("rounds_in_adapters_keras_local_sgd_at_each_batch_is_one_process")).require_success()
 
 
 @pytest.mark.keras
 def test_keras_moments_are_averaged_with_the_weights(run_keras):
     """Against SGD with momentum on larger batches in one process; by EASGD the center's are on all at the end."""
-    run_keras(
-        script_path("rounds_in_adapters_keras_moments_are_averaged_with_the_weights"),
-        workers=2,
-    ).require_success()
+    run_keras(script_path("rounds_in_adapters_keras_moments_are_averaged_with_the_weights")).require_success()
 
 
 @pytest.mark.keras
 def test_keras_averages_of_weights_are_shared_with_the_moments(run_keras):
     """Against one process on larger batches: what is validated by SwapEMAWeights, and what is left in the model."""
-    run_keras(
-        script_path("rounds_in_adapters_keras_averages_of_weights_are_shared"),
-        workers=2,
-    ).require_success()
+    run_keras(script_path("rounds_in_adapters_keras_averages_of_weights_are_shared")).require_success()
 
 
 @pytest.mark.keras
 def test_keras_leaves_the_average_that_was_validated(run_keras):
     """By the default rule; the log says by how much steps are scaled, on the first worker."""
-    outcome = run_keras(
-        script_path("rounds_in_adapters_keras_the_average_is_validated_and_left"),
-        workers=2,
-    ).require_success()
+    outcome = run_keras(script_path("rounds_in_adapters_keras_the_average_is_validated_and_left")).require_success()
     said = "with 2 workers steps are 2.83 times as long"
     assert [said in log for log in outcome.logs] == [True, False]
 
@@ -49,10 +37,7 @@ def test_keras_leaves_the_average_that_was_validated(run_keras):
 @pytest.mark.keras
 def test_keras_shortens_steps_when_the_loss_has_risen(run_keras):
     """Ten times the best in two epochs: half as long, and once more half, but no shorter than the script's."""
-    outcome = run_keras(
-        script_path("rounds_in_adapters_keras_steps_become_shorter"),
-        workers=2,
-    ).require_success()
+    outcome = run_keras(script_path("rounds_in_adapters_keras_steps_become_shorter")).require_success()
     first, second = outcome.logs
     assert first.count("so steps become shorter") == 2
     assert "steps are 1.41 times as long" in first
@@ -86,10 +71,7 @@ def test_keras_exchanges_one_fragment_after_each_part_of_the_period(run_keras, r
 @pytest.mark.keras
 def test_keras_starts_with_averaged_gradients_and_goes_on_with_local_steps(run_keras):
     """The second fit begins with the weights of the first, on all workers; its rounds move them on from there."""
-    run_keras(
-        script_path("rounds_in_adapters_keras_starts_with_averaged_gradients"),
-        workers=2,
-    ).require_success()
+    run_keras(script_path("rounds_in_adapters_keras_starts_with_averaged_gradients")).require_success()
 
 
 @pytest.mark.keras
@@ -102,8 +84,7 @@ def test_keras_says_that_a_period_is_longer_than_the_epoch(run_keras):
         model.fit(*shard(*data(64)), batch_size=8, epochs=2, verbose=0,
                   callbacks=distribute(rule=EASGD(), every_n_batches=50))
         assert abs(flat(model.get_weights()) - before).max() > 1e-4
-        """,
-        workers=2,
+        """
     ).require_success()
     for log in outcome.logs:
         assert log.count("an epoch has 4 batches, so every_n_batches=50 is never reached") == 1, log
@@ -126,8 +107,7 @@ def test_keras_says_that_the_loss_rises(run_keras):
         logs = model.fit(*shard(x, y), batch_size=8, epochs=7, verbose=0,
                          callbacks=distribute([Rise()], rule=CenterMomentum(), every_n_batches=2)).history
         assert min(logs["loss"][3:6]) > 2 * min(logs["loss"][:2]), logs
-        """,
-        workers=2,
+        """
     ).require_success()
     assert outcome.logs[0].count("the loss of training is") == 1, outcome.logs[0]
     assert "the loss of training is" not in outcome.logs[1]
@@ -135,19 +115,13 @@ def test_keras_says_that_the_loss_rises(run_keras):
 
 @needs_theano
 def test_lasagne_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_lasagne):
-    run_lasagne(
-        script_path("rounds_in_adapters_lasagne_local_sgd_at_each_batch"),
-        workers=2,
-    ).require_success()
+    run_lasagne(script_path("rounds_in_adapters_lasagne_local_sgd_at_each_batch")).require_success()
 
 
 @needs_theano
 def test_lasagne_moments_are_averaged_with_the_parameters(run_lasagne):
     """Against momentum in NumPy on the mini-batches of both; a scalar parameter's moment stays each worker's own."""
-    run_lasagne(
-        script_path("rounds_in_adapters_lasagne_moments_are_averaged_with_the_parameters"),
-        workers=2,
-    ).require_success()
+    run_lasagne(script_path("rounds_in_adapters_lasagne_moments_are_averaged_with_the_parameters")).require_success()
 
 
 @needs_theano
@@ -172,8 +146,7 @@ def test_lasagne_workers_with_more_batches_make_their_rounds_alone(run_lasagne):
         finish_training()
         assert errors[-1] < 0.2 * errors[0], errors
         worker.report({f"w {rank}": w.get_value().tobytes().hex(), f"errors {rank}": str(errors)})
-        """,
-        workers=2,
+        """
     ).require_success()
     for name in ("w", "errors"):
         assert outcome.reported[f"{name} 0"] == outcome.reported[f"{name} 1"]
@@ -182,10 +155,7 @@ def test_lasagne_workers_with_more_batches_make_their_rounds_alone(run_lasagne):
 @needs_theano
 def test_lasagne_evaluates_what_was_learned_though_the_period_is_longer_than_the_epoch(run_lasagne):
     """By ASGD the center is the first value and the progress of all."""
-    outcome = run_lasagne(
-        script_path("rounds_in_adapters_lasagne_evaluates_what_was_learned"),
-        workers=2,
-    ).require_success()
+    outcome = run_lasagne(script_path("rounds_in_adapters_lasagne_evaluates_what_was_learned")).require_success()
     for rank, log in enumerate(outcome.logs):
         told = f"there are {2 + rank} batches before an evaluation, so every_n_batches=50 is never reached"
         assert log.count(told) == 1, log
@@ -200,28 +170,19 @@ def test_lasagne_exchanges_one_fragment_after_each_part_of_the_period(run_lasagn
 
 @needs_blocks
 def test_blocks_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_blocks):
-    run_blocks(
-        script_path("rounds_in_adapters_blocks_local_sgd_at_each_batch"),
-        workers=2,
-    ).require_success()
+    run_blocks(script_path("rounds_in_adapters_blocks_local_sgd_at_each_batch")).require_success()
 
 
 @needs_blocks
 def test_blocks_moments_are_averaged_with_the_parameters(run_blocks):
     """Against momentum on larger batches in one process."""
-    run_blocks(
-        script_path("rounds_in_adapters_blocks_moments_are_averaged_with_the_parameters"),
-        workers=2,
-    ).require_success()
+    run_blocks(script_path("rounds_in_adapters_blocks_moments_are_averaged_with_the_parameters")).require_success()
 
 
 @needs_blocks
 def test_blocks_main_loops_with_more_batches_make_their_rounds_alone(run_blocks):
     """5 and 8 batches an epoch at a period of 3, with monitoring at each epoch and a common end."""
-    run_blocks(
-        script_path("rounds_in_adapters_blocks_main_loops_with_more_batches_make"),
-        workers=2,
-    ).require_success()
+    run_blocks(script_path("rounds_in_adapters_blocks_main_loops_with_more_batches_make")).require_success()
 
 
 @needs_blocks
@@ -233,10 +194,7 @@ def test_blocks_exchanges_one_fragment_after_each_part_of_the_period(run_blocks)
 
 @needs_blocks
 def test_blocks_evaluates_what_was_learned_though_the_period_is_longer_than_the_epoch(run_blocks):
-    outcome = run_blocks(
-        script_path("rounds_in_adapters_blocks_evaluates_what_was_learned"),
-        workers=2,
-    ).require_success()
+    outcome = run_blocks(script_path("rounds_in_adapters_blocks_evaluates_what_was_learned")).require_success()
     for log in outcome.logs:
         assert log.count("5 batches came before an evaluation, fewer than every_n_batches=50") == 1, log
 
@@ -292,6 +250,5 @@ def test_eamsgd_is_algorithm_2_with_lasagnes_nesterov_momentum(run_lasagne):
                 np.testing.assert_allclose(w.get_value(), center, atol=1e-5)
             assert abs(center - 1).max() > 0.01
         worker.barrier("the first has compared")
-        """,
-        workers=2,
+        """
     ).require_success()
