@@ -81,7 +81,7 @@ def test_another_model_or_another_call_is_refused_on_every_worker(run_job):
     seen = outcome.reported
     assert len(seen) == 6
     assert "got w float64[2, 3] as parameter 0, worker 1's is w float64[2, 4]" in seen["shape 0"]
-    assert "got all_reduce_grads(average=False, wire_dtype=None), worker 0 has" in seen["average 1"]
+    assert "got all_reduce_grads(average=False, wire_dtype=None) of 0 statistics, worker 0 has" in seen["average 1"]
     assert "wire_dtype='float16'" in seen["wire 0"]
 
 
