@@ -17,7 +17,6 @@ def test_the_center_is_what_is_saved(run_blocks):
     run_blocks(script_path("blocks_checkpoints_the_center_is_what_is_saved")).require_success()
 
 
-@pytest.mark.promise
 def test_what_is_saved_is_what_was_validated_last(run_blocks):
     """At the end, where steps behind the last synchronization are no part of it; and while another goes on training."""
     run_blocks(script_path("blocks_checkpoints_what_is_saved_is_what_was_validated_last")).require_success()

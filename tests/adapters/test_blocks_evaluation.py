@@ -43,7 +43,6 @@ def test_training_is_monitored_over_the_batches_of_all(run_blocks):
     run_blocks(script_path("blocks_evaluation_training_is_monitored_over_the_batches"), workers=3).require_success()
 
 
-@pytest.mark.promise
 def test_when_a_worker_dies_the_others_do_its_part(run_blocks):
     outcome = run_blocks(script_path("blocks_evaluation_when_a_worker_dies_the_others_do_its_part"), workers=3)
     assert [e.status for e in sorted(outcome.result.exits)] == [0, 137, 0], outcome.logs

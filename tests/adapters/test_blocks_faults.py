@@ -25,7 +25,6 @@ from platoon_plugins.blocks import EASGD, AllReduceGradients, ParameterSync, Sto
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 
 
-@pytest.mark.promise
 def test_an_exception_on_one_worker_leaves_the_others_training(run_blocks):
     outcome = run_blocks(
         """
@@ -53,7 +52,6 @@ def test_an_exception_on_one_worker_leaves_the_others_training(run_blocks):
     assert "on purpose" in outcome.logs[1]
 
 
-@pytest.mark.promise
 @pytest.mark.slow
 def test_another_worker_saves_prints_and_reports_if_rank_0_fails(run_blocks, tmp_path):
     outcome = run_blocks(script_path("blocks_faults_another_worker_saves_prints_and_reports"))
@@ -190,7 +188,7 @@ def test_what_cannot_work_is_refused_by_every_worker(run_blocks, case):
     assert any(complaint in log for log in outcome.logs), outcome.logs
 
 
-@pytest.mark.parametrize("what", [pytest.param("parameter", marks=pytest.mark.promise), "learning rate"])
+@pytest.mark.parametrize("what", ["parameter", "learning rate"])
 def test_models_that_have_become_different_are_noticed_at_the_end_of_an_epoch(run_blocks, what):
     """One worker's extension changes what averaged gradients keep the same, in the middle of the first epoch."""
     outcome = run_blocks(
@@ -239,7 +237,6 @@ def test_a_resumed_job_whose_main_loop_begins_anew_is_told(run_blocks, tmp_path)
     assert [log.count(told) for log in (*logs[0], *logs[1])] == [0, 0, 1, 0]
 
 
-@pytest.mark.promise
 def test_a_stream_that_nobody_has_sharded_is_told(run_blocks):
     """Once, where all workers train on the same rows; not where each has made its own."""
     outcome = run_blocks(

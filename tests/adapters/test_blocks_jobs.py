@@ -82,7 +82,6 @@ def test_a_worker_that_ends_alone_leaves_and_the_others_go_on(run_blocks):
     run_blocks(script_path("blocks_jobs_a_worker_that_ends_alone_leaves")).require_success()
 
 
-@pytest.mark.promise
 def test_statistics_of_batch_normalization_are_averaged(run_blocks):
     """And saved so behind a monitoring; between meetings those of one worker are saved, which is told once."""
     outcome = run_blocks(script_path("blocks_jobs_statistics_of_batch_normalization")).require_success()

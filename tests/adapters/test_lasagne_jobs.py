@@ -31,7 +31,6 @@ def test_workers_train_a_known_model_to_its_known_solution(run_job):
     assert max(seen["distance 0"], seen["distance 1"]) < 1e-2
 
 
-@pytest.mark.promise
 def test_prepare_is_the_longer_form(run_job):
     run_job(script_path("lasagne_prepared_is_the_longer_form")).require_success()
 

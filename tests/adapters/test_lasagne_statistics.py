@@ -95,7 +95,6 @@ def test_the_first_workers_statistics_are_given_to_all(run_lasagne):
     ).require_success()
 
 
-@pytest.mark.promise
 def test_statistics_that_are_not_finite_or_of_a_worker_just_started_again_count_for_nothing(run_lasagne):
     run_lasagne(
         f"""
