@@ -15,7 +15,7 @@ from platoon_base import compat
 compat.apply()
 fuel = pytest.importorskip("fuel", reason="needs Fuel: `make setup` installs it on Python 3.11")
 
-from fuel.datasets import IndexableDataset, IterableDataset
+from fuel.datasets import IterableDataset
 from fuel.schemes import (
     ConcatenatedScheme,
     ConstantScheme,
@@ -32,7 +32,6 @@ from fuel.transformers import (
     Mapping,
     Merge,
     MultiProcessing,
-    Padding,
     ScaleAndShift,
     Transformer,
     Unpack,
@@ -124,21 +123,6 @@ def test_examples_are_dealt_out_below_a_batch():
         assert len(set(joined(dealt[0]) + joined(dealt[1]))) == 12
 
 
-def test_batches_are_dealt_out_below_an_unpacking():
-    chain = Unpack(stream_of(SequentialScheme(12, 2)))
-    assert [labels(shard_stream(chain, worker=worker)) for worker in workers(3)] == [[0, 1, 6, 7], [2, 3, 8, 9],
-                                                                                  [4, 5, 10, 11]]  # fmt: skip
-
-
-def test_ragged_rows_are_padded_above_the_shard():
-    ragged = np.empty(6, object)
-    ragged[:] = [np.arange(n + 1) for n in range(6)]
-    stream = Padding(DataStream(IndexableDataset(ragged), iteration_scheme=SequentialScheme(6, 2)))
-    shapes = [[data.shape for data, mask in shard_stream(stream, worker=worker).get_epoch_iterator()]
-              for worker in workers(3)]  # fmt: skip
-    assert shapes == [[(2, 2)], [(2, 4)], [(2, 6)]]
-
-
 def test_merged_streams_stay_side_by_side():
     """Each side was given a generator of its own; a pair of rows must remain one."""
     sides = [stream_of(ShuffledScheme(12, 2, rng=np.random.RandomState(seed))) for seed in (1, 2)]
@@ -172,13 +156,6 @@ def test_alone_a_stream_stays_as_it_is(solo_worker):
         assert shard_stream(stream, mode=mode, worker=solo_worker) is stream
         assert shard_stream(DataStream(IterableDataset([1, 2])), mode=mode, worker=solo_worker)
     assert vars(stream) == before
-
-
-def test_any_scheme_can_take_the_place_of_another():
-    stream = Flatten(stream_of(SequentialScheme(12, 2)), which_sources=("x",))
-    other = with_scheme(stream, lambda scheme: SequentialScheme(scheme.indices, 4))
-    assert labels(other) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert len(labels(stream)) == 6
 
 
 def server(examples=False):
@@ -220,20 +197,12 @@ def test_what_cannot_be_dealt_out_is_refused(call, complaint):
         call(workers(2)[0])
 
 
-def test_a_refusal_starts_no_process(reading):
-    side = reading(MultiProcessing(stream_of(SequentialScheme(4, 2)), max_store=3))
-    merged = Merge([side, Batch(server(examples=True), ConstantScheme(2))], ("x", "y", "z"))
-    with pytest.raises(ConfigurationError, match="one server for each worker"):
-        shard_stream(merged, worker=workers(2)[0])
-
-
 def test_each_worker_reads_the_server_of_its_shard(run_job):
     with ExitStack() as stack:
         free = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(2)]
         ports = [str(listener.getsockname()[1]) for listener in free]
     outcome = run_job(
-        script_path("blocks_data_each_worker_reads_the_server_of_its_shard"),
-        args=ports,
+        script_path("blocks_data_each_worker_reads_the_server_of_its_shard"), args=ports
     ).require_success()
     orders = [[outcome.reported[f"{n} {rank}"].split() for rank in range(2)] for n in range(2)]
     for first, second in orders:

@@ -1,7 +1,6 @@
 """Streams without row numbers, such as those of text files: every worker reads all and keeps each N-th batch."""
 
 import pickle
-from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -13,10 +12,10 @@ from platoon_base import compat
 compat.apply()
 fuel = pytest.importorskip("fuel", reason="needs Fuel: `make setup` installs it on Python 3.11")
 
-from fuel.datasets import Dataset, IterableDataset, TextFile
+from fuel.datasets import IterableDataset, TextFile
 from fuel.schemes import ConstantScheme, SequentialScheme
 from fuel.streams import DataStream
-from fuel.transformers import Batch, Filter, Mapping, Merge, MultiProcessing, Padding, Transformer, Unpack
+from fuel.transformers import Batch, Filter, Mapping, Merge, Padding, Transformer, Unpack
 from fuel_shards import rounds, stream_of, unpickle_as, workers
 
 from platoon_base.errors import ConfigurationError
@@ -91,35 +90,6 @@ def test_seven_batches_for_three_workers(uneven, expected, caplog):
     assert caplog.text.count(told) == (uneven == "drop"), "by the first worker, once"
 
 
-def test_epochs_end_together_where_nothing_is_left_over(caplog):
-    for uneven in ("keep", "drop", "wrap"):
-        stream = shard_stream(batches_of(range(12)), uneven=uneven, worker=workers(3)[0])
-        assert [epoch(stream) for _ in range(3)] == [[[[0, 1]], [[6, 7]]]] * 3
-    assert not caplog.records
-
-
-def test_examples_are_dealt_out_without_a_batch():
-    assert rounds(dealt(DataStream(IterableDataset([3, 1, 2])), 2)) == [[3], [1], [2]]
-
-
-class Counting(Dataset):
-    """Give the next so many numbers, as a data set that draws them does."""
-
-    provides_sources = ("numbers",)
-
-    def open(self):
-        return [0]
-
-    def get_data(self, state=None, request=None):
-        state[0] += request
-        return (np.arange(state[0] - request, state[0]),)
-
-
-def test_requests_for_the_next_rows_are_dealt_out():
-    stream = DataStream(Counting(), iteration_scheme=ConstantScheme(2, times=5))
-    assert rounds(dealt(stream, 2)) == [[[n, n + 1]] for n in range(0, 10, 2)]
-
-
 def test_what_makes_other_batches_stands_below():
     """A filter would leave one worker more than another, and an unpacked batch is not one example."""
     odd = Filter(batches_of(range(9), 1), lambda batch: batch[0][0] % 2)
@@ -146,34 +116,6 @@ def test_noise_differs_above_the_deal_and_is_the_same_below():
         return Filter(Noisy(batches_of(range(8))), lambda batch: True)
 
     assert rounds([epoch(shard_stream(below(), worker=worker)) for worker in workers(2)]) == epoch(below())
-
-
-def test_the_original_can_be_read_in_between(text):
-    """As a monitoring does that is given the same stream, in the middle of an epoch."""
-    whole = Batch(text, ConstantScheme(2))
-    part = shard_stream(whole, worker=workers(2)[1])
-    iterator = part.get_epoch_iterator()
-    first = next(iterator)
-    expected = epoch(whole)[1::2]
-    assert [[part.tolist() for part in batch] for batch in [first, *iterator]] == expected
-
-
-def test_a_reading_process_above_or_below():
-    with ExitStack() as stack:
-
-        def reading(stream):
-            stack.callback(stream.background.batches.close)
-            stack.callback(stream.proc.join)
-            stack.callback(stream.proc.terminate)
-            return stream
-
-        worker = workers(2)[1]
-        above = reading(MultiProcessing(shard_stream(batches_of(range(6)), worker=worker), max_store=2))
-        whole = reading(MultiProcessing(batches_of(range(6)), max_store=2))
-        below = shard_stream(whole, worker=worker)
-        reading(below.stream)
-        for stream in (above, below):
-            assert [epoch(stream) for _ in range(3)] == [[[[2, 3]]]] * 3
 
 
 def test_too_few_batches_for_the_workers_are_an_error():
@@ -224,11 +166,3 @@ def test_a_pickled_main_loop_trains_the_rest_of_the_epoch(run_blocks, sync):
     """Stopped after the second of five batches of each worker; the main loop that is loaded makes the other three."""
     outcome = run_blocks(script_path("blocks_dealt_pickled"), args=[str(sync)])
     outcome.require_success()
-
-
-@needs_blocks
-def test_workers_that_read_the_same_stream_are_warned(run_blocks):
-    """Each main loop once: undivided, and broadcast; not where it is dealt out, or each worker has made its own."""
-    outcome = run_blocks(script_path("blocks_dealt_workers_that_read_the_same_stream_are_warned")).require_success()
-    assert [log.count("the 2 workers train on the same data") for log in outcome.logs] == [1, 0]
-    assert [log.count("the 2 workers train on the same batches") for log in outcome.logs] == [1, 0]

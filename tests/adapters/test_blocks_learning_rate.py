@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 WARMUP = script_path("blocks_learning_rate_warmup")
 
 
-@pytest.mark.parametrize("how", [pytest.param("linear", marks=pytest.mark.promise), "sqrt"])
+@pytest.mark.parametrize("how", ["linear", "sqrt"])
 def test_two_workers_train_as_one_process_with_the_rates_of_the_formula(run_blocks, how):
     """Then once more, resumed in the midst of the warm-up: the same bits."""
     run_blocks(WARMUP, args=[how]).require_success()
@@ -65,14 +65,6 @@ def test_without_the_number_of_batches_the_rate_is_raised_epoch_by_epoch(solo_wo
     rate = theano.shared(0.8)
     seen = rates_of(rate, LearningRateWarmup(rate, 3, worker=solo_worker), epochs=4)
     assert seen == pytest.approx([0.2, 0.2, 0.4, 0.4, 0.6, 0.6, 0.8, 0.8])
-
-
-def test_others_may_change_the_rate_after_the_warmup(solo_worker, monkeypatch):
-    monkeypatch.setattr(solo_worker, "global_size", 2)
-    rate = theano.shared(0.8)
-    warmup = LearningRateWarmup(rate, 1, 2, worker=solo_worker)
-    seen = rates_of(rate, warmup, SharedVariableModifier(rate, lambda n: 1.0 / n), epochs=3)
-    assert seen == pytest.approx([0.4, 0.6, 0.8, 1 / 3, 1 / 4, 1 / 5])
 
 
 def test_a_schedule_for_one_process_ends_at_the_same_epoch(solo_worker, monkeypatch):
@@ -118,22 +110,12 @@ def test_a_schedule_that_counts_batches_and_is_not_scaled_is_told(solo_worker, m
         assert "changes rate by the number of batches: in an epoch a worker has 1/3" in caplog.text
 
 
-def test_alone_the_rate_and_the_schedule_stay(solo_worker):
-    rate = theano.shared(scale_learning_rate(0.1, worker=solo_worker))
-    warmup = LearningRateWarmup(rate, steps_per_epoch=2, worker=solo_worker)
-    assert rates_of(rate, warmup, epochs=2) == [0.1] * 4
-    assert scale_schedule(np.sqrt, worker=solo_worker) is np.sqrt
-
-
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
         (lambda w: scale_learning_rate(theano.shared(0.1), worker=w), "pass a finite number"),
-        (lambda w: scale_learning_rate(0.1, how="log", worker=w), "linear, sqrt, none"),
         (lambda w: LearningRateWarmup(0.1, worker=w), "pass the shared variable"),
         (lambda w: LearningRateWarmup(theano.shared(1), worker=w), "a float scalar"),
-        (lambda w: LearningRateWarmup(theano.shared(0.0), worker=w), "greater than 0"),
-        (lambda w: LearningRateWarmup(theano.shared(0.1), steps_per_epoch=0, worker=w), "1 at least"),
         (lambda w: scale_schedule(0.1, worker=w), "scale_learning_rate"),
         (lambda w: scale_schedule(lambda n, old: old, worker=w), "the old value too"),
     ],

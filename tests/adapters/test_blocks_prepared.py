@@ -14,7 +14,6 @@ pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(600)]
 
 
-@pytest.mark.promise
 def test_averaged_gradients_are_those_of_the_longer_form(run_blocks):
     run_blocks(script_path("blocks_prepared_equals_the_longer_form")).require_success()
 

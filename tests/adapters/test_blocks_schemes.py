@@ -11,21 +11,18 @@ compat.apply()
 fuel = pytest.importorskip("fuel", reason="needs Fuel: `make setup` installs it on Python 3.11")
 
 from fuel.schemes import (
-    BatchScheme,
     ConcatenatedScheme,
     SequentialExampleScheme,
     SequentialScheme,
     ShuffledExampleScheme,
     ShuffledScheme,
-    cross_validation,
 )
-from fuel.transformers import Flatten
-from fuel_shards import epoch, joined, labels, rounds, sharded, stream_of, unpickle_as, workers
+from fuel_shards import epoch, joined, rounds, sharded, unpickle_as, workers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.blocks import ShardedScheme, shard_stream
+from platoon_plugins.blocks import ShardedScheme
 from platoon_plugins.blocks.schemes import same_epoch
 
 BATCH_SCHEMES = [SequentialScheme, ShuffledScheme]
@@ -69,14 +66,6 @@ def test_each_request_is_one_workers(rows, batch_size, size, uneven, kind):
         assert part.requests_examples == scheme.requests_examples
 
 
-@pytest.mark.parametrize("kind", BATCH_SCHEMES)
-def test_batches_of_all_workers_are_the_large_batches_of_one_process(kind):
-    large = epoch(ShardedScheme(kind(60, 15), worker=workers(1)[0]))
-    parts = [epoch(part) for part in sharded(kind(60, 5), 3)]
-    for k, batch in enumerate(large):
-        assert joined(part[k] for part in parts) == batch
-
-
 @pytest.mark.parametrize("kind", [ShuffledScheme, ShuffledExampleScheme])
 def test_the_order_follows_from_the_seed_and_the_epoch_alone(kind):
     def orders(seed, *generators):
@@ -90,29 +79,6 @@ def test_the_order_follows_from_the_seed_and_the_epoch_alone(kind):
     assert first != orders(4, None, None)
 
 
-def test_generators_of_numpy_1_17_stay_such():
-    class Newer(BatchScheme):
-        rng = np.random.default_rng(0)
-
-        def get_request_iterator(self):
-            return iter(self.rng.integers(100, size=5).tolist())
-
-    first, second = (same_epoch(Newer(5, 1), [1, 2]) for _ in range(2))
-    assert epoch(first) == epoch(second)
-    assert epoch(first) != epoch(Newer(5, 1))
-
-
-def test_schemes_given_stay_as_they_are():
-    scheme, twin = (ShuffledScheme(30, 4, rng=np.random.RandomState(8)) for _ in range(2))
-    both = ConcatenatedScheme([scheme, SequentialScheme(8, 4)])
-    stream = Flatten(stream_of(both, 30))
-    before = dict(vars(stream)), dict(vars(stream.data_stream)), list(both.schemes)
-    for worker in workers(2):
-        labels(shard_stream(stream, worker=worker))
-    assert (vars(stream), vars(stream.data_stream), both.schemes) == before
-    assert epoch(scheme) == epoch(twin)
-
-
 def test_concatenated_schemes_are_shuffled_each_in_its_own_way():
     both = ConcatenatedScheme([ShuffledScheme(20, 4), ShuffledScheme(range(20, 40), 4), SequentialScheme(7, 4)])
     dealt = rounds([epoch(part) for part in sharded(both, 3)])
@@ -121,13 +87,6 @@ def test_concatenated_schemes_are_shuffled_each_in_its_own_way():
     assert [row + 20 for row in joined(dealt[:5])] != joined(dealt[5:10])
     assert dealt[10:] == [[0, 1, 2, 3], [4, 5, 6]]
     assert not hasattr(sharded(both, 3)[0], "num_examples")
-
-
-def test_folds_of_a_cross_validation_are_dealt_out():
-    for train, valid in cross_validation(ShuffledScheme, 24, 3, batch_size=3):
-        seen = [sorted(joined(rounds([epoch(part) for part in sharded(scheme, 2)]))) for scheme in (train, valid)]
-        assert sorted(seen[0] + seen[1]) == list(range(24))
-        assert len(seen[1]) == 8
 
 
 # Pickles.

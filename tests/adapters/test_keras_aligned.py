@@ -5,8 +5,6 @@ import pytest
 from keras_here import keras
 from scripts_here import script_path
 
-from platoon_base.parameters import Parameters
-
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(240)]
 
 
@@ -63,21 +61,6 @@ def test_a_weight_of_tensorflow_is_changed_in_its_memory_and_what_was_read_befor
     assert (kernel.numpy() == 3).all()
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_weights_of_tensorflow_of_any_shape_are_borrowed(dtype):
-    from platoon_plugins.keras.backends import current
-
-    for shape in [(), (0, 3), (2,), (2, 3, 1)]:
-        variable = keras.Variable(np.ones(shape), dtype=dtype)
-        weight = current().variable(variable)
-        array = weight.borrow()
-        assert (str(array.dtype), array.shape) == (dtype, shape)
-        array[...] = 3
-        weight.give_back(array)
-        assert (variable.numpy() == 3).all()
-
-
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .nox/keras3 (make test)")
 def test_a_weight_of_jax_is_changed_in_its_memory_and_what_was_read_before_stays():
     from platoon_plugins.keras.backends import current
@@ -119,26 +102,6 @@ def test_a_weight_of_jax_is_changed_in_its_memory_and_what_was_read_before_stays
         kept = kernel.value
         weight.borrow()[...] = 5
         assert (np.asarray(kept) == 2).all()
-
-
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .nox/keras3 (make test)")
-def test_weights_of_jax_that_are_borrowed_at_once_stay_in_their_memory():
-    from platoon_plugins.keras.backends import current
-
-    layer = keras.layers.Dense(4)
-    model = keras.Sequential([keras.Input((3,)), layer])
-    model.compile("sgd", "mse")
-    parameters = Parameters(current().weights(model))
-    places = [variable.value.unsafe_buffer_pointer() for variable in layer.weights]
-    for round_ in range(3):
-        arrays = parameters.borrow()
-        assert [array.ctypes.data for array in arrays] == places
-        for array in arrays:
-            array[...] = round_
-        if round_ != 1:  # some only read
-            parameters.give_back(arrays)
-        del arrays, array
-        assert all((variable.numpy() == round_).all() for variable in layer.weights)
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .nox/keras3 (make test)")

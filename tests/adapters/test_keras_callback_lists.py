@@ -1,7 +1,7 @@
 """Fits without `distribute`, callbacks beside it, and files of several, on every back end that is installed."""
 
 import pytest
-from keras_here import on_torch
+from keras_here import on_keras_3, on_torch
 from scripts_here import script_path
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
@@ -16,7 +16,7 @@ def test_a_model_that_workers_have_trained_together_is_trained_by_none_of_them_a
     run_keras(script_path("keras_callback_lists_a_model_that_workers_have_trained_together")).require_success()
 
 
-@pytest.mark.promise
+@on_keras_3(pytest.mark.promise)
 def test_callbacks_beside_those_of_distribute_belong_to_them(run_keras, tmp_path):
     """In front of them, behind them and both: files are written once, values and stops are those of all workers."""
     run_keras(script_path("keras_callback_lists_callbacks_beside_those_of_distribute_belong")).require_success()

@@ -18,11 +18,6 @@ def test_options_of_optimizers_and_fit_equal_one_process(run_keras):
     run_keras(script_path("keras_features_options_of_optimizers_and_fit_equal")).require_success()
 
 
-def test_of_a_layer_with_lora_only_what_is_trained_is_sent(run_keras):
-    """And the workers train as one process does."""
-    run_keras(script_path("keras_features_of_a_layer_with_lora_only_what_is_trained")).require_success()
-
-
 @pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="its trainer needs logs, also alone")
 @both_ways
 def test_a_step_without_logs_has_ended_before_others_are_waited_for(run_keras):

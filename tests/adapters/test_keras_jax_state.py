@@ -29,45 +29,25 @@ def trained(platoon, tmp_path):
     return run
 
 
-def require_the_lists(counts, asked_counts):
+@pytest.mark.parametrize(
+    ("change", "rule", "period"),
+    [("", RULE, 3), ("", RULE, 1), ("sets", RULE, 3), (", two", "LocalSGD(overlap=0.5)", 3)],
+    ids=["period of 3", "each batch", "a callback sets weights", "rounds overlap, two steps in a call"],
+)
+def test_a_fit_has_the_bits_of_one_whose_callback_asks_for_the_state_after_each_batch(trained, change, rule, period):
     """Variables get the state at the ends of epochs, unless it is asked."""
+    ways = ("sets", "asks and sets") if change == "sets" else (f"nothing{change}", f"asks{change}")
+    (bits, counts), (asked, asked_counts) = (trained(way, rule, period) for way in ways)
+    assert len(bits) == 2
+    assert bits == asked
     assert max(counts) <= 5
     assert min(asked_counts) >= 12
 
 
-def test_a_fit_has_the_bits_of_one_whose_callback_asks_for_the_state_after_each_batch(trained):
-    (bits, counts), (asked, asked_counts) = trained("nothing", RULE), trained("asks", RULE)
-    assert len(bits) == 2
-    assert bits == asked
-    require_the_lists(counts, asked_counts)
-    # Where the step is wrapped by one that copies the state, the variables are used.
-    assert trained("copies", RULE)[0] == bits
-
-
-def test_a_fit_that_synchronizes_at_each_batch_does_so_by_the_lists(trained):
-    (bits, counts), (asked, asked_counts) = trained("nothing", RULE, 1), trained("asks", RULE, 1)
-    assert len(bits) == 2
-    assert bits == asked
-    require_the_lists(counts, asked_counts)
-
-
-def test_a_state_that_a_trainer_has_kept_from_before_a_synchronization_is_not_trained_on(trained):
-    (bits, counts), (kept, kept_counts) = trained("nothing", RULE, 1), trained("keeps", RULE, 1)
-    assert bits == kept
-    assert counts == kept_counts
-
-
-def test_weights_that_a_callback_sets_within_an_epoch_are_trained_on(trained):
-    (bits, counts), (asked, asked_counts) = trained("sets", RULE), trained("asks and sets", RULE)
-    assert bits == asked
-    require_the_lists(counts, asked_counts)
-
-
-def test_rounds_that_overlap_with_several_steps_of_one_call_have_the_same_bits(trained):
-    rule = "LocalSGD(overlap=0.5)"
-    (bits, counts), (asked, asked_counts) = trained("nothing, two", rule), trained("asks, two", rule)
-    assert bits == asked
-    require_the_lists(counts, asked_counts)
+@pytest.mark.parametrize(("way", "period"), [("copies", 3), ("keeps", 1)])
+def test_a_state_that_a_trainer_has_copied_or_kept_has_the_same_bits(trained, way, period):
+    """Of a step that is wrapped by one that copies the state, and of one kept from before a synchronization."""
+    assert trained(way, RULE, period)[0] == trained("nothing", RULE, period)[0]
 
 
 def test_the_state_can_be_had_after_an_error_behind_a_synchronization(trained):

@@ -14,19 +14,13 @@ pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 @pytest.mark.promise
 def test_workers_with_averaged_gradients_equal_one_process_with_larger_batches(run_keras):
     """Weight by weight to 1e-5 after 20 steps, with clipping behind the average, and state in the optimizer."""
-    run_keras(
-        script_path("keras_jobs_workers_with_averaged_gradients_equal"),
-        workers=3,
-    ).require_success()
+    run_keras(script_path("keras_jobs_workers_with_averaged_gradients_equal"), workers=3).require_success()
 
 
 @pytest.mark.promise
 def test_logs_are_those_of_one_process_on_all_the_data(run_keras):
     """Unequal shards, partial batches, metrics with state; of training too, seen with weights that stand still."""
-    outcome = run_keras(
-        script_path("keras_jobs_logs_are_those_of_one_process"),
-        workers=3,
-    ).require_success()
+    outcome = run_keras(script_path("keras_jobs_logs_are_those_of_one_process"), workers=3).require_success()
     assert len({outcome.reported[f"val_loss {rank}"] for rank in range(3)}) == 1
     assert outcome.reported["val_loss"] == outcome.reported["val_loss 0"]
 
@@ -40,14 +34,6 @@ def test_weights_follow_the_rule_and_writes_in_mid_epoch_count(run_keras):
 def test_constraints_hold_with_a_rule(run_keras):
     """A rule moves weights after the optimizer has applied their constraints."""
     run_keras(script_path("keras_jobs_constraints_hold_with_a_rule")).require_success()
-
-
-def test_the_period_begins_anew_with_each_epoch(run_keras):
-    run_keras(script_path("keras_jobs_the_period_begins_anew_with_each_epoch")).require_success()
-
-
-def test_statistics_are_averaged_and_random_layers_differ(run_keras):
-    run_keras(script_path("keras_jobs_statistics_are_averaged_and_random_layers")).require_success()
 
 
 @pytest.mark.parametrize("mode", [pytest.param("async", marks=on_torch(pytest.mark.promise)), "sync"])
@@ -86,13 +72,6 @@ def test_writers_write_once_what_the_center_is_and_stopping_keeps_the_best(run_k
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-def test_a_model_with_a_distributed_optimizer_loads_without_this_package(run_keras, tmp_path):
-    run_keras(
-        script_path("keras_jobs_a_model_with_a_distributed_optimizer_loads"),
-    ).require_success()
-
-
 @needs_keras_3
 def test_training_resumes_at_the_right_epoch_on_every_worker(run_keras, tmp_path):
     script = script_path("keras_jobs_training_resumes_at_the_right_epoch_on_every")
@@ -105,17 +84,12 @@ def test_training_resumes_at_the_right_epoch_on_every_worker(run_keras, tmp_path
 
 @needs_keras_3
 def test_a_checkpoint_in_the_middle_of_an_epoch_is_the_center(run_keras, tmp_path):
-    run_keras(
-        script_path("keras_jobs_a_checkpoint_in_the_middle_of_an_epoch"),
-    ).require_success()
+    run_keras(script_path("keras_jobs_a_checkpoint_in_the_middle_of_an_epoch")).require_success()
 
 
 @pytest.mark.slow
 def test_sequences_of_batches_train_and_evaluate_exactly(run_keras):
-    run_keras(
-        script_path("keras_jobs_sequences_of_batches_train_and_evaluate"),
-        workers=3,
-    ).require_success()
+    run_keras(script_path("keras_jobs_sequences_of_batches_train_and_evaluate"), workers=3).require_success()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.keras
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [pytest.param("killed", marks=on_torch(pytest.mark.promise)), "raises"])
 def test_another_worker_writes_and_reports_on(run_keras, tmp_path, end):
-    outcome = run_keras(script_path("keras_leader_fit"), workers=2, args=[end])
+    outcome = run_keras(script_path("keras_leader_fit"), args=[end])
     reported = outcome.reported
     with open(tmp_path / "log.csv") as file:
         rows = list(csv.DictReader(file))
@@ -36,5 +36,5 @@ def test_another_worker_writes_and_reports_on(run_keras, tmp_path, end):
 @pytest.mark.slow
 def test_a_best_value_is_not_forgotten_when_another_worker_takes_over(run_keras):
     """The learning rate is far too large from the third epoch on: what was saved before stays."""
-    outcome = run_keras(script_path("keras_leader_fit"), workers=2, args=["killed", "diverges"])
+    outcome = run_keras(script_path("keras_leader_fit"), args=["killed", "diverges"])
     assert outcome.reported["kept"] == pytest.approx(outcome.reported["best"], abs=1e-5), outcome.logs

@@ -1,12 +1,7 @@
 """Losses that are no means over rows, and steps without some gradients: N workers train as one process does."""
 
-import math
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
-import numpy as np
 import pytest
-from keras_here import both_ways, keras, needs_keras_3, on_torch
+from keras_here import both_ways, needs_keras_3, on_torch
 from scripts_here import script_path
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
@@ -27,46 +22,6 @@ def test_a_train_step_and_a_loss_of_the_models_own(run_keras):
 def test_a_loss_that_a_layer_adds_has_to_be_a_mean_over_rows(run_keras):
     """Its sum over a mini-batch is not known as one: a warning says what becomes of it; one of weights has none."""
     run_keras(script_path("keras_losses_a_loss_that_a_layer_adds_has_to_be_a_mean")).require_success()
-
-
-def test_losses_are_kept_within_a_fit_alone(solo_worker):
-    """All of its batches, of which the loss is put together by hand; none of those that follow it."""
-    from platoon_plugins.keras.batch_losses import BatchLosses
-
-    losses = BatchLosses()
-    losses.add(1.0, 2.0, 3.0)
-    assert losses.count("train") == 0
-    losses.begin("train")
-    for batch in range(600):
-        losses.add(batch, batch % 3, 2)  # every third is masked, and counts as 0
-    losses.add(7.0, 5.0, 2, training=False)
-    assert losses.count("train") == 600
-    mean = sum(batch for batch in range(600) if batch % 3) / 600
-    assert math.isclose(losses.combined("train", solo_worker, "losses"), mean)
-    assert losses.count("test") == 0
-    losses.end()
-    losses.add(1.0, 2.0, 3.0)
-    assert losses.count("train") == 0
-
-
-@needs_keras_3
-def test_each_thread_sees_the_losses_that_it_computes():
-    from platoon_plugins.keras.backends.keras3_losses import watched
-
-    both = threading.Barrier(2, timeout=120)
-
-    def look(count):
-        loss = keras.losses.MeanSquaredError()
-        with watched() as terms:
-            both.wait()
-            for _ in range(count):
-                loss(np.zeros((2, 3)), np.ones((2, 3)))
-            both.wait()
-        loss(np.zeros((2, 3)), np.ones((2, 3)))
-        return [term.loss is loss for term in terms]
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(look, (3, 5))) == [[True] * 3, [True] * 5]
 
 
 def test_a_batch_in_which_all_is_masked_leaves_float16_gradients_finite(run_keras):

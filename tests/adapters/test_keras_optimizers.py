@@ -17,16 +17,6 @@ def test_optimizers_of_which_some_are_plain_are_refused(run_keras):
     run_keras(script_path("keras_optimizers_optimizers_of_which_some_are_plain")).require_success()
 
 
-def test_copies_of_a_synchronous_model_stay_synchronous(run_keras, tmp_path):
-    """A deep copy, a pickle, a file, a configuration: at any time, with the default rule or none."""
-    run_keras(script_path("keras_optimizers_copies_of_a_synchronous_model_stay")).require_success()
-
-
-def test_copies_of_a_gan_stay_synchronous(run_keras):
-    """By a deep copy and by a file, each optimizer; and by a rule only if the fit is told so."""
-    run_keras(script_path("keras_optimizers_copies_of_a_gan_stay_synchronous")).require_success()
-
-
 def test_a_copy_of_a_synchronous_model_does_not_train_alone(run_keras):
     """As the original does not; unless a rule trains it, or it gets a name of its own."""
     run_keras(script_path("keras_optimizers_a_copy_of_a_synchronous_model_does_not_train")).require_success()

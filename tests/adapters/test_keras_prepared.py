@@ -4,16 +4,16 @@ import subprocess
 import sys
 
 import pytest
-from keras_here import KERAS_2
+from keras_here import KERAS_2, on_keras_3
 from scripts_here import script_path
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 
-@pytest.mark.promise
+@on_keras_3(pytest.mark.promise)
 def test_a_prepared_fit_equals_one_process(run_keras):
     """Splits, validation_steps, weights of rows and of classes, a loop: weights and history, to 1e-4."""
-    run_keras(script_path("keras_prepared_equals_one_process"), workers=2).require_success()
+    run_keras(script_path("keras_prepared_equals_one_process")).require_success()
 
 
 def test_what_is_refused_says_what_to_do(run_keras):

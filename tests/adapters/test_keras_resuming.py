@@ -2,8 +2,8 @@
 
 import math
 
-import keras_here  # noqa: F401 - without Keras it skips this file, which could not import our adapter
 import pytest
+from keras_here import on_keras_3
 from scripts_here import script_path
 
 from platoon_base.checkpoints.files import CheckpointFolder
@@ -31,7 +31,7 @@ def fits(run_keras, tmp_path):
     return run
 
 
-@pytest.mark.promise
+@on_keras_3(pytest.mark.promise)
 def test_the_first_fit_goes_on_at_its_epoch_and_trains_no_more_once_it_is_over(fits):
     """The checkpoint has the first center of the job: the second fit is made anew each time, as one without center."""
     fits(9, [0, 1])  # where its callback stops it

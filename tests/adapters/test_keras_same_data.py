@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from keras_here import keras, on_torch
+from keras_here import keras, on_keras_3, on_torch
 from scripts_here import script_path
 
 from platoon_plugins.keras.read_order import ReadOrder, difference
@@ -37,7 +37,7 @@ def test_labels_in_the_same_order_identify_batches_whose_inputs_are_random(label
     assert difference(marks, theirs) == (0 if agree else 1)
 
 
-@pytest.mark.promise
+@on_keras_3(pytest.mark.promise)
 def test_each_row_is_read_once_or_all_workers_raise(run_keras):
     """By the means of three powers of the labels; orders that differ late, in validation, in each kind of data."""
     workers = 3 if keras.backend.backend() == "torch" else 2

@@ -32,31 +32,6 @@ def test_fits_on_a_stream_and_on_the_host_take_turns(run_keras):
     run_keras(script_path("keras_stream_fits_on_a_stream_and_on_the_host_take_turns")).require_success()
 
 
-@pytest.mark.parametrize("steps", [1, 4])
-def test_a_vote_is_seen_after_the_next_step_on_all_workers(run_keras, steps):
-    run_keras(
-        f"STEPS = {steps}\n"
-        """
-x, y = data(4 * 40)
-model = dense()
-model.compile(DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse", steps_per_execution=STEPS)
-watch = Watch(batch_end=lambda callback, batch: rank == 0 and batch >= 11 and stop(callback))
-model.fit(x, y, batch_size=4, epochs=3, verbose=0, callbacks=distribute([watch]))
-counts = everyones([watch.batches * STEPS, len(watch.epochs)])
-# The vote of the batch 11 travels with the next program, and is seen when another one has been started.
-assert (counts == [12 + 2 * STEPS, 1]).all(), counts
-"""
-    ).require_success()
-
-
-def test_a_loop_over_train_on_batch(run_keras):
-    run_keras(script_path("keras_stream_a_loop_over_train_on_batch")).require_success()
-
-
 def test_a_step_that_trains_some_weights_is_right_in_each_fit(run_keras):
     """Programs are compiled once, in the first fit; workers have other numbers of batches. Against NumPy."""
     run_keras(script_path("keras_stream_some_weights")).require_success()
-
-
-def test_a_vote_of_a_later_fit_reaches_all_where_a_step_trains_some_weights(run_keras):
-    run_keras(script_path("keras_stream_vote")).require_success()

@@ -36,18 +36,6 @@ def test_gradients_as_tensors_are_those_of_one_process(run_keras, loss):
     run_keras(script_path("keras_tensors_gradients"), args=[loss]).require_success()
 
 
-@pytest.mark.parametrize("run_keras", [IN_ONE_BUCKET], indirect=True)
-def test_a_vote_ends_with_its_epoch(run_keras):
-    """Of a model with two optimizers: all workers have to vote, and one has come to the end of its epoch before."""
-    run_keras(script_path("keras_tensors_a_vote_ends_with_its_epoch")).require_success()
-
-
-@pytest.mark.parametrize("run_keras", [IN_ONE_BUCKET], indirect=True)
-def test_other_numbers_of_gradients_than_weights(run_keras):
-    """As by an optimizer that was built for some of the weights, whose apply() is not told which."""
-    run_keras(script_path("keras_tensors_other_numbers_of_gradients_than_weights")).require_success()
-
-
 @in_the_backward_pass
 def test_workers_of_which_one_has_its_weights_on_the_host_average_there(run_keras):
     run_keras(script_path("keras_tensors_workers_of_which_one_has_its_weights")).require_success()
@@ -75,12 +63,6 @@ def test_gradients_that_are_changed_behind_the_backward_pass(run_keras):
 def test_layers_that_a_callback_freezes_or_lets_train_again(run_keras):
     """The first or the last one, in the first steps or later; against one process."""
     run_keras(script_path("keras_tensors_layers_that_a_callback_freezes_or_lets_train")).require_success()
-
-
-@in_the_backward_pass
-def test_a_weight_that_is_frozen_in_a_batch_that_not_all_workers_have(run_keras):
-    """By torch's own means, which Keras does not see: the other worker has averages in as many calls as before."""
-    run_keras(script_path("keras_tensors_a_weight_that_is_frozen_in_a_batch")).require_success()
 
 
 def test_hooks_of_torch_keep_nothing_and_end_with_a_step_that_raises():
@@ -120,18 +102,6 @@ def test_hooks_of_torch_keep_nothing_and_end_with_a_step_that_raises():
 
 
 @in_the_backward_pass
-def test_a_weight_of_torch_without_requires_grad_has_no_gradient(run_keras):
-    """In a module of torch, whose weights Keras lists as trainable."""
-    run_keras(script_path("keras_tensors_a_weight_of_torch_without_requires_grad")).require_success()
-
-
-@in_the_backward_pass
-def test_a_fast_link_needs_no_buckets(run_keras):
-    """A bucket has as many bytes as take BUCKET_S on the worker that has waited for nobody."""
-    run_keras(script_path("keras_tensors_a_fast_link_needs_no_buckets")).require_success()
-
-
-@in_the_backward_pass
 def test_a_worker_that_dies_in_its_backward_pass_is_named(run_keras):
     """Within seconds, by the one whose averages have begun."""
     outcome = run_keras(script_path("keras_tensors_a_worker_that_dies_in_its_backward_pass"))
@@ -144,12 +114,6 @@ def test_a_worker_that_dies_in_its_backward_pass_is_named(run_keras):
 @in_the_backward_pass
 def test_a_train_step_of_ones_own_averages_behind_its_backward_passes(run_keras):
     run_keras(script_path("keras_tensors_a_train_step_of_ones_own_averages")).require_success()
-
-
-@in_the_backward_pass
-def test_a_worker_without_a_batch_joins_averages_that_begin_in_the_backward_pass(run_keras):
-    """In the first step of a fit too, when the workers agree whether they may."""
-    run_keras(script_path("keras_tensors_a_worker_without_a_batch_joins_averages")).require_success()
 
 
 def test_sparse_gradients_are_refused_before_training_where_a_layer_tells_of_them(run_keras):

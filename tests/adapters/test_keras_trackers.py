@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import struct
 import subprocess
 import sys
 
@@ -17,7 +16,6 @@ pytestmark = [
 ]
 SCRIPT = script_path("keras_trackers_one_run")
 WORKERS = 2
-BLOCK, FULL, LAST = 2**15, 1, 4  # of LevelDB's logs
 
 
 def needs(module):
@@ -45,35 +43,13 @@ def train(platoon, tmp_path):
     return run
 
 
-def records(path):
-    """Yield the records of an offline run of W&B: a header of 7 bytes, then the format of LevelDB's logs."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, at, parts = path.read_bytes(), 7, b""
-    while at < len(data):
-        left = BLOCK - at % BLOCK
-        if left < 7:  # the rest of a block is empty
-            at += left
-            continue
-        _, size, kind = struct.unpack_from("<IHB", data, at)
-        parts += data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (FULL, LAST):
-            yield Record.FromString(parts)
-            parts = b""
-
-
 def wandb_runs(folder):
-    """Return the last val_loss of each offline run, in W&B's own records; its command counts the runs too."""
-    found = []
-    for path in folder.glob("wandb/offline-run-*/run-*.wandb"):
-        items = [item for record in records(path) for item in record.history.item]
-        values = [item.value_json for item in items if "val_loss" in (item.key, *item.nested_key)]
-        found.append(float(values[-1]))
+    """Return the number of offline runs; W&B's command counts them too."""
+    found = list(folder.glob("wandb/offline-run-*/run-*.wandb"))
     command = [sys.executable, "-m", "wandb", "sync", "--dry-run"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=True)
     assert len(set(re.findall(r"\brun-(\w+)\.wandb", done.stdout + done.stderr))) == len(found)
-    return found
+    return len(found)
 
 
 def mlflow_runs(folder):
@@ -87,8 +63,8 @@ def mlflow_runs(folder):
 
 @needs("wandb")
 def test_a_job_is_one_run_of_wandb(train, tmp_path):
-    output, val_loss = train("wandb")
-    assert wandb_runs(tmp_path) == pytest.approx([val_loss])
+    output, _ = train("wandb")
+    assert wandb_runs(tmp_path) == 1
     assert "run of its own" not in output
 
 
@@ -104,25 +80,10 @@ def test_a_job_is_one_run_of_mlflow(train, tmp_path, monkeypatch):
 @needs("mlflow")
 def test_runs_of_several_workers_are_warned_of(train, tmp_path):
     output, _ = train("wandb", "mlflow", "--each")
-    assert len(wandb_runs(tmp_path)) == WORKERS
+    assert wandb_runs(tmp_path) == WORKERS
     for tracker in ("a W&B", "an MLflow"):
         (line,) = [line for line in output.splitlines() if f"{tracker} run of its own" in line]
         assert "worker 1" in line
-
-
-@needs("tensorboard")
-def test_tensorboard_reads_the_event_files_of_a_job(train, tmp_path):
-    pytest.importorskip("tensorboardX", reason="needs tensorboardX: pip install 'platoon-plugins[tensorboard]'")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    _, val_loss = train()
-    center = EventAccumulator(str(tmp_path / "board" / "center"))
-    center.Reload()
-    assert center.Scalars("val_loss")[-1].value == pytest.approx(val_loss)
-    for rank in range(WORKERS):
-        worker = EventAccumulator(str(tmp_path / "board" / f"worker{rank}"))
-        worker.Reload()
-        assert worker.Scalars("loss")[-1].step == 2 * 64 // 8 // WORKERS
 
 
 @needs("tensorboard")

@@ -1,8 +1,6 @@
 """Calls out of programs that XLA compiled for the CPU: in the program's memory, in order, with errors that are told."""
 
 import gc
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -136,36 +134,6 @@ def test_a_gate_lets_one_call_in():
     del owner
     gc.collect()
     assert gate_of(others).number <= gate.number  # it is free again
-
-
-WITHOUT_GATES = """
-import sys
-
-class NoExtension:
-    def find_spec(self, name, path=None, target=None):
-        if name.endswith("_gates"):
-            raise ImportError(name)
-
-sys.meta_path.insert(0, NoExtension())
-import jax, numpy as np
-from platoon_plugins.keras.backends.xla_calls import call_on_stream, gate_of
-
-class Adds:
-    sizes = []
-
-    def queue(self, blocks, stream):
-        self.sizes.append([block.size for block in blocks])
-
-adds = Adds()
-assert gate_of(adds) is None
-program = jax.jit(lambda x: call_on_stream(adds, [x, x[0]])[0] + 1)
-assert (program(np.zeros((2, 3), "f4")) == 1).all()
-assert adds.sizes == [[6, 3]], adds.sizes
-"""
-
-
-def test_without_the_c_extension_there_are_calls_but_no_gates():
-    subprocess.run([sys.executable, "-c", WITHOUT_GATES], check=True, timeout=200)
 
 
 def test_an_error_ends_the_program_with_its_text():

@@ -84,19 +84,17 @@ worker.report({str(rank): found})
     assert outcome.reported["0"] == outcome.reported["1"]
 
 
-@pytest.mark.parametrize("way", sorted(WAYS))
-def test_the_first_workers_statistics_are_given_to_all(run_lasagne, way):
+def test_the_first_workers_statistics_are_given_to_all(run_lasagne):
     run_lasagne(
         f"""
         model = Model()
         model.statistics[0].set_value(np.full(3, 1.0 + rank, "f4"))
-        updates = {WAYS[way]}
+        updates = {WAYS["synchronous"]}
         assert (model.statistics[0].get_value() == 1).all()
         """
     ).require_success()
 
 
-@pytest.mark.promise
 def test_statistics_that_are_not_finite_or_of_a_worker_just_started_again_count_for_nothing(run_lasagne):
     run_lasagne(
         f"""
@@ -122,8 +120,7 @@ def test_statistics_that_are_not_finite_or_of_a_worker_just_started_again_count_
     ).require_success()
 
 
-@pytest.mark.parametrize("launched", [1, 2])
-def test_a_worker_that_came_later_begins_the_next_training_with_the_others(run_lasagne, launched):
+def test_a_worker_that_came_later_begins_the_next_training_with_the_others(run_lasagne):
     """It has met them at the end of the one before, so they wait for it, and it comes."""
     run_lasagne(
         f"""
@@ -144,7 +141,7 @@ def test_a_worker_that_came_later_begins_the_next_training_with_the_others(run_l
                 if rank == 0:
                     others = {{k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}}
                     later = subprocess.Popen([sys.executable, *sys.argv], env=others)
-                while len(worker.advanced.meet("the late one is there")) <= {launched}:
+                while len(worker.advanced.meet("the late one is there")) <= 1:
                     pass
             else:
                 worker.advanced.meet("the late one is there")
@@ -152,7 +149,7 @@ def test_a_worker_that_came_later_begins_the_next_training_with_the_others(run_l
         if rank == 0:
             assert later.wait(100) == 0
         """,
-        workers=launched,
+        workers=1,
         environment={**ENVIRONMENT, "PLATOON_TIMEOUT_S": "30"},
     ).require_success()
 

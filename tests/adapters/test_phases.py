@@ -6,8 +6,6 @@ from importlib.util import find_spec
 import pytest
 from scripts_here import script_path
 
-from platoon_base.shm.phases import PARTS, bins_of
-
 SLEPT = ("loading", "compute", "validation")
 
 
@@ -36,23 +34,6 @@ def test_waits_within_a_compiled_step_are_no_computation(run_keras):
     assert slept > 0.5
     assert reported["collective0"] > 0.7 * slept, reported
     assert reported["collective1"] < 0.5 * slept, reported
-
-
-@pytest.mark.keras
-def test_of_a_fit_after_one_that_failed_in_its_validation(run_keras):
-    reported = run_keras(script_path("phases_keras_failed"), 1).require_success().reported
-    assert reported["slept compute0"] > 0.2
-    assert reported["compute0"] >= 0.98 * reported["slept compute0"], reported
-
-
-@pytest.mark.keras
-def test_each_step_of_the_only_worker_has_its_own_time(run_keras):
-    snapshots = []
-    run_keras(script_path("phases_keras_short"), 1, observer=snapshots.append).require_success()
-    assert snapshots[-1].progress[0].steps == 80
-    counts = snapshots[-1].phases[0].counts[PARTS.index("compute")]
-    assert counts.sum() == 79, "the first step begins before the clock"
-    assert counts[bins_of(0.04) :].sum() >= 10
 
 
 @pytest.mark.theano

@@ -111,29 +111,6 @@ def complaints(arguments):
     return found
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (
-            "x, rule='auto', every_n_batches=None, *, policy='any', timeout_s=DEFAULT_TIMEOUT_S, worker=None, **kwargs",
-            None,
-        ),
-        ("*arrays, uneven='keep', part=0.5, worker=None", None),
-        ("rule, *, worker=None", "rule is None"),
-        ("rule=None", "rule is None"),
-        ("every_n_batches=None, rule='auto'", "order every_n_batches, rule"),
-        ("*, worker=None, timeout_s=DEFAULT_TIMEOUT_S", "order worker, timeout_s"),
-        ("*, worker=None, name=''", "worker not last"),
-        ("policy='any'", "policy by position"),
-        ("*, uneven='drop'", "uneven is 'drop'"),
-        ("sync='auto'", "sync instead of rule"),
-    ],
-)
-def test_what_differs_is_seen(arguments, complaint):
-    found = complaints(signature(ast.parse(f"def f({arguments}): pass"), "f"))
-    assert found == ([complaint] if complaint else [])
-
-
 @pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize("role", ROLES)
 def test_each_role_has_a_file_of_the_same_name(adapter, role):

@@ -53,37 +53,6 @@ def test_a_loop_of_lasagne(run_lasagne, updates):
     assert reported["val"] == pytest.approx(reported["value 0"]) == pytest.approx(reported["value 1"])
 
 
-@pytest.mark.parametrize("updates", [BY_RULE, AVERAGED.format(rule="sgd"), AVERAGED.format(rule="adam")])
-def test_a_job_of_one_is_shown_too(run_lasagne, updates):
-    snapshot, reported = last_of(run_lasagne, LASAGNE.format(updates=updates), workers=1)
-    progress = snapshot.progress[0]
-    assert (progress.epoch, progress.steps, progress.epoch_steps) == (1, 24, 12)
-    assert progress.loss == pytest.approx(reported["loss 0"])
-    assert reported["val"] == pytest.approx(reported["value 0"])
-
-
-def test_a_script_that_counts_has_the_last_word(run_lasagne):
-    script = LASAGNE.format(updates=AVERAGED.format(rule="sgd")).replace(
-        "losses.append(float(train(*batch)))",
-        "losses.append(float(train(*batch))); worker.progress(steps=1, epoch=epoch + 1)",
-    )
-    snapshot, _ = last_of(run_lasagne, script)
-    progress = snapshot.progress[0]
-    assert (progress.epoch, progress.steps, progress.steps_before_epoch) == (2, 12, 6)
-
-
-def test_a_function_without_a_loss_is_counted(run_lasagne):
-    script = (
-        LASAGNE.format(updates=AVERAGED.format(rule="sgd"))
-        .replace("model.compile(updates)", "theano.function([model.x, model.y], [], updates=updates)")
-        .replace("float(train(*batch))", "train(*batch) and 0.0")
-        .replace("losses[-1]", "0.0")
-    )
-    snapshot, _ = last_of(run_lasagne, script)
-    assert snapshot.progress[0].steps == 12
-    assert math.isnan(snapshot.progress[0].loss)
-
-
 def test_the_adam_step_count_is_no_loss(run_lasagne):
     """A function without outputs has its updates first, among which a scalar may be."""
     script = (

@@ -7,7 +7,7 @@ from platoon_base import compat
 compat.apply()
 keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .nox/keras3, .nox/tf")
 
-__all__ = ["AS_TENSORS", "IN_ONE_BUCKET", "KERAS_2", "both_ways", "keras", "needs_keras_3", "on_torch"]
+__all__ = ["AS_TENSORS", "IN_ONE_BUCKET", "KERAS_2", "both_ways", "keras", "needs_keras_3", "on_keras_3", "on_torch"]
 
 KERAS_2 = keras.__version__.startswith("2.")
 needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .nox/keras3 (make test)")
@@ -22,6 +22,11 @@ if keras.backend.backend() == "jax":
 # Run a test with gradients that are averaged on the host, and on torch and JAX as tensors too.
 _WAYS = {"host": {}, "tensors": AS_TENSORS} if keras.backend.backend() in ("torch", "jax") else {"host": {}}
 both_ways = pytest.mark.parametrize("run_keras", _WAYS.values(), ids=_WAYS, indirect=True)
+
+
+def on_keras_3(mark):
+    """Return a mark that a test has on Keras 3 alone: on Theano it takes many times as long, mostly to compile."""
+    return pytest.mark.keras if KERAS_2 else mark
 
 
 def on_torch(mark):

@@ -24,12 +24,3 @@ def marks_of(decorator):
 
 needs_theano = needs("theano", "theano", "needs Theano: `make setup` installs it on Python 3.11")
 needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
-
-
-def marks_of(decorator):
-    """Return the marks that a decorator of `needs` gives, for a case of a parametrized test."""
-
-    def marked():
-        pass
-
-    return decorator(marked).pytestmark

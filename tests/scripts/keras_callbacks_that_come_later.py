@@ -1,10 +1,8 @@
 import numpy as np
-import sys
 
-from keras_preamble import EASGD, data, dense, distribute, flat, keras, shard, worker
+from keras_preamble import data, dense, distribute, flat, keras, shard, worker
 from platoon_plugins.keras import LocalSGD
 
-RULE = {"EASGD": EASGD, "LocalSGD": LocalSGD}[sys.argv[2]]
 x, y = data(96)
 
 
@@ -18,14 +16,14 @@ class Added(keras.callbacks.Callback):
             self.doubled = flat(self.model.get_weights())
 
     def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 3 and RULE is LocalSGD:
+        if epoch == 3:
             assert (flat(self.model.get_weights()) == self.doubled).all()
 
 
 model = dense(optimizer=keras.optimizers.SGD(0.1))
 added = Added()
 model.fit(
-    *shard(x, y), epochs=5, batch_size=8, verbose=0, callbacks=[*distribute(rule=RULE(), every_n_batches=2), added]
+    *shard(x, y), epochs=5, batch_size=8, verbose=0, callbacks=[*distribute(rule=LocalSGD(), every_n_batches=2), added]
 )
 assert len(added.seen) == 5
 seen = worker.all_gather(np.array(added.seen))

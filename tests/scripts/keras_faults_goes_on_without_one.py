@@ -1,11 +1,8 @@
 import os
 import signal
-import sys
 
 from keras_preamble import Watch, data, dense, distribute, flat, keras, rank, shard, worker
-from platoon_plugins.keras import DiLoCo
 
-RULE = {"auto": "auto", "DiLoCo": DiLoCo(0.5, 0.5)}[sys.argv[2]]
 x, y = data(60)
 
 
@@ -22,7 +19,7 @@ model.fit(
     epochs=4,
     batch_size=5,
     verbose=0,
-    callbacks=distribute([watch], rule=RULE, every_n_batches=1),
+    callbacks=distribute([watch], every_n_batches=1),
 )
 norm = float(abs(flat(model.get_weights())).sum())
 again = dense(optimizer=keras.optimizers.SGD(0.2))

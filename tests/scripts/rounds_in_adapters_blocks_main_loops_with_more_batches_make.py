@@ -1,11 +1,7 @@
-import sys
-
 from blocks_preamble import DistributedMonitoring, FinishAfter, ParameterSync, Scale, everyones, loop, network, rank
 from blocks_preamble import stream, values
 
 from platoon_plugins.blocks import DiLoCo
-
-RULES = {"": DiLoCo(), "overlaps": DiLoCo(overlap=0.5), "fragments": DiLoCo(overlap=0.3, fragments=3)}
 
 cost, error = network()
 monitoring = DistributedMonitoring(
@@ -13,7 +9,7 @@ monitoring = DistributedMonitoring(
 )
 extensions = [
     monitoring,
-    ParameterSync(RULES[sys.argv[2]], every_n_batches=3),
+    ParameterSync(DiLoCo(overlap=0.3, fragments=3), every_n_batches=3),
     FinishAfter(after_n_epochs=4),
 ]
 main_loop = loop(cost, stream(40 + 24 * rank), extensions, Scale(0.1))
