@@ -301,7 +301,7 @@ def test_a_server_that_another_thread_closes_ends_the_wait_for_room(server, read
     sender.start()
     until(lambda: server.memory_bytes == (AHEAD + 1) * before)  # one batch more than there is room for
     server.close()
-    sender.join(10)
+    sender.join(200)
     assert errors == ["this batch server is closed: open another one to send more"]
 
 

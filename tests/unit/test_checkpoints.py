@@ -174,7 +174,7 @@ def test_the_one_before_a_damaged_one_is_used(folder):
     assert not damaged.with_suffix(".damaged").exists()
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(200)
 def test_a_named_pipe_in_the_place_of_a_checkpoint_is_passed_over(folder):
     folder.save(make(1))
     os.mkfifo(folder.file(2))

@@ -470,7 +470,7 @@ def test_jobs_are_listed_from_a_folder_that_is_gone(monkeypatch, tmp_path):
     assert logs == "  logs: /srv/logs"
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(200)
 def test_a_summary_into_a_named_pipe_needs_a_reader(tmp_path):
     pipe = tmp_path / "summary"
     os.mkfifo(pipe)
@@ -481,7 +481,7 @@ def test_a_summary_into_a_named_pipe_needs_a_reader(tmp_path):
     os.close(reader)
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(200)
 def test_a_named_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "rank0.log")
     assert "is a named pipe or a device, and no file" in tail(tmp_path / "rank0.log")

@@ -106,7 +106,7 @@ def test_other_arguments_are_refused(rows, indices, out, why):
 def test_another_thread_goes_on_meanwhile():
     """With the GIL held, it would count no further than in one switch of threads, which takes microseconds here."""
     rows = np.zeros((4, 1 << 24), np.uint8)
-    out = np.empty((64, 1 << 24), np.uint8)
+    out = np.empty((16, 1 << 24), np.uint8)
     count, ended = [0], threading.Event()
 
     def go_on():
@@ -119,7 +119,7 @@ def test_another_thread_goes_on_meanwhile():
     thread.start()
     try:
         before = count[0]
-        excerpt(rows, np.zeros(64, int), out)
+        excerpt(rows, np.zeros(16, int), out)
         after = count[0]
     finally:
         ended.set()

@@ -493,7 +493,7 @@ def test_a_job_whose_controller_is_dead_does_not_lend_its_number_to_be_killed():
             assert other.poll() is None
             with contextlib.closing(files.lock()):
                 kill(files)
-        assert other.wait(30) == -signal.SIGKILL
+        assert other.wait(200) == -signal.SIGKILL
         files.remove()
     finally:
         other.kill()
