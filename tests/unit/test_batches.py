@@ -146,16 +146,6 @@ def test_batches_for_all_lie_in_memory_once_and_cannot_be_written_to(address):
     assert server.sent == 10
 
 
-def test_batches_for_all_wait_until_all_are_there(address):
-    with BatchServer(address, readers=2) as server, BatchReader(address, rank=0) as first:
-        with pytest.raises(CollectiveTimeoutError, match="1 of 2 workers have come"):
-            server.send(np.zeros(3), to="all", timeout_s=SHORT_S)
-        with BatchReader(address, rank=1) as second:
-            server.send(np.arange(3), to="all")
-            assert first.receive().tolist() == second.receive().tolist() == [0, 1, 2]
-        server.close()
-
-
 def test_a_batch_goes_to_the_worker_that_has_the_fewest(address):
     with BatchServer(address, readers=2) as server:
         readers = [BatchReader(address, rank=rank) for rank in range(2)]
