@@ -229,6 +229,14 @@ def test_epochs_end_and_data_end(server, reader):
         server.send(np.zeros(1))
 
 
+def test_the_end_of_the_data_waits_for_workers_that_have_not_come(address):
+    server = BatchServer(address, readers=2)
+    with BatchReader(address, rank=0):
+        with pytest.raises(CollectiveTimeoutError, match="1 of 2 workers have come"):
+            server.end(timeout_s=SHORT_S)
+        server.close()
+
+
 def test_batches_that_were_sent_arrive_after_the_server_is_gone(address):
     with BatchServer(address) as server:
         reader = BatchReader(address)

@@ -141,6 +141,20 @@ def test_the_token_runs_through_calls_of_all_kinds(worker):
         assert after.inputs[-1].owner is before
 
 
+def test_two_jobs_are_not_ordered_with_one_another(worker):
+    x = T.fvector("x")
+    with single_worker() as other:
+        found = nodes(theano.function([x], [AllReduceSum(worker)(x), AllReduceSum(other)(x)]))
+    assert len(found) == 2
+    assert not any(node.op.ordered for node in found)
+
+
+def test_each_call_is_made_even_if_two_are_alike(worker):
+    op, x = AllReduceSum(worker), T.fvector("x")
+    (node,) = nodes(theano.function([x], [op(x), op(x)]))
+    assert len(node.inputs) == 2
+
+
 def test_in_place_where_a_value_is_nobody_elses(worker):
     x, y = T.fvector("x"), T.fvector("y")
     z = y * 3
@@ -178,6 +192,10 @@ def test_a_shape_is_known_without_a_call(worker):
     function = theano.function([x, s], [y.shape, z.shape], on_unused_input="ignore")
     assert nodes(function) == []
     assert [shape.tolist() for shape in function(np.zeros((2, 3), "float32"), 1)] == [[2, 3], []]
+
+
+def test_constants_are_not_folded(worker):
+    assert len(nodes(theano.function([], AllReduceSum(worker)(T.constant(2.0) * 2)))) == 1
 
 
 @pytest.mark.parametrize("op", ["sum", "prod", "max", "min", "mean", "+", "average"])
