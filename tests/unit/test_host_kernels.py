@@ -184,16 +184,6 @@ def test_any_values_denormals_too(form, dtype):
     any_values(dtype)()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_denormals_are_not_flushed(form, dtype):
-    tiny = np.finfo(dtype).tiny
-    before = [np.full(100, tiny, dtype), np.full(100, tiny / 2, dtype)]
-    check(EASGD(0.5), before)
-    x, c = (a.copy() for a in before)
-    apply(EASGD(0.5), [piece(x, c)])
-    np.testing.assert_array_equal(c, np.dtype(dtype).type(0.75) * tiny)
-
-
 @pytest.mark.parametrize("rule", [EASGD(0.3), ASGD()], ids=str)
 @pytest.mark.parametrize("start", [1, 3, 15])
 def test_slices_that_begin_off_a_cache_line(form, rule, start):
