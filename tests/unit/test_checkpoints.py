@@ -447,6 +447,13 @@ def test_another_model_or_rule_is_refused():
             require_alike(about, layout, rule)
 
 
+def test_a_folder_whose_locks_stay_on_this_host_is_warned_of(tmp_path, monkeypatch, caplog):
+    why = "nfs4 with local_lock=all"
+    monkeypatch.setattr("platoon_base.system.folder_lock.locks_stay_on_this_host", lambda path: why)
+    CheckpointFolder(tmp_path).close()
+    assert f"is on a file system ({why}) whose locks other hosts may not see" in caplog.text
+
+
 def test_a_folder_that_was_removed_is_made_anew(folder, caplog):
     folder.save(make(1))
     shutil.rmtree(folder.path)
