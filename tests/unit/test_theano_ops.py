@@ -95,7 +95,8 @@ def test_the_order_is_the_same_for_all_hashes_addresses_and_other_outputs():
     script = script_path("theano_ops_order_of_a_model")
     orders = []
     for seed, words in (("1", ["0"]), ("2", ["5000"]), ("3", ["77", "more outputs"])):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        flags = f"{os.environ.get('THEANO_FLAGS', '')},linker=py"  # nothing runs, so nothing is compiled
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "THEANO_FLAGS": flags.lstrip(",")}
         command = [sys.executable, str(script), *words]
         run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
         assert run.returncode == 0, run.stderr
@@ -180,7 +181,7 @@ def test_theanos_own_checks_find_nothing(worker):
     x, y = T.fmatrix("x"), T.fvector("y")
     a, b = AllReduceSum(worker)(x * 2, y + 1)
     outputs = [a, b, AllReduceMax(worker)(x.T * 3), AllReduceMean(worker)(y * a.sum())]
-    mode = theano.compile.debugmode.DebugMode(stability_patience=2)
+    mode = theano.compile.debugmode.DebugMode(stability_patience=2, check_c_code=False)
     found = theano.function([x, y], outputs, mode=mode)(np.ones((2, 3), "float32"), np.ones(2, "float32"))
     for value, expected in zip(found, (2, 2, 3, 12)):
         np.testing.assert_array_equal(value, np.full(value.shape, expected))
