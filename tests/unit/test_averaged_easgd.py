@@ -75,6 +75,12 @@ def test_late_in_a_training_the_average_does_not_stand_still_in_float32():
     assert abs((1.002 - a[0]) / 0.002 - np.prod((1 - 17 / (8 * (n + 16))) ** 8)) < 0.05  # 0.95 if it stood still
 
 
+def test_the_warm_up_goes_on_in_later_trainings():
+    rule = AveragedEASGD(scale=1.5, warmup=10).resolved(4)
+    assert rule.at_count(1, before=4).kernel_args()[0] == 1.0
+    assert rule.at_count(1, before=4).kernel_args()[3] == rule.at_count(1).kernel_args()[3]
+
+
 def test_the_average_goes_back_over_a_part_of_the_synchronizations():
     """With k = 16 half of the weight lies on the last twenty-fourth or so, however many there were."""
     rule, weights = AveragedEASGD().resolved(4), np.zeros(8000)

@@ -41,13 +41,6 @@ def enter(turns, timeout_s=0.0):
         return "entered"
 
 
-def test_a_free_turn_leaves_all_the_time(turns):
-    for _ in range(2):
-        with turns.take("sync", 7.5) as left_s:
-            assert left_s == 7.5
-    assert in_another_thread(lambda: enter(turns)) == "entered"
-
-
 def test_another_thread_waits_for_its_turn(turns):
     waits = threading.Event()
 
@@ -81,12 +74,6 @@ def test_a_call_within_a_call_is_refused_and_the_outer_one_goes_on(turns):
         assert isinstance(in_another_thread(lambda: enter(turns)), CollectiveTimeoutError)
     assert in_another_thread(lambda: enter(turns)) == "entered"
     assert enter(turns) == "entered"
-
-
-def test_an_exception_in_a_call_frees_the_way(turns):
-    with pytest.raises(ZeroDivisionError), turns.take("sync", 1.0):
-        1 / 0  # noqa: B018
-    assert in_another_thread(lambda: enter(turns)) == "entered"
 
 
 def interrupt():

@@ -104,6 +104,7 @@ def test_a_creator_that_failed_and_asks_again_creates():
     job = Job(2).join(0, 1)
     job.ask(0, init())
     assert replies(job.ask(0, init())) == {"0": CREATE}
+    assert replies(job.ask(0, init(LARGE))) == {"0": CREATE}, "nobody else has seen its first model"
 
 
 @pytest.mark.parametrize("moments", [0, 1, 3, -1])

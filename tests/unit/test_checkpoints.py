@@ -25,6 +25,7 @@ from platoon_base.checkpoints.files import (
     Checkpoint,
     CheckpointFolder,
     check_checkpoint,
+    newest_in,
     read_checkpoint,
     require_alike,
 )
@@ -89,6 +90,12 @@ def test_plain_numpy_reads_it(folder):
     assert about["parameters"][0] == ["W", [3, 4], "float32"]
     assert about["positions"]["1"] == [2, 5, 26]
     assert about["reported"] == {"loss": 0.25, "epoch": 3, "note": "é", "unknown": None}
+
+
+def test_a_value_that_json_does_not_know_is_left_out(folder):
+    checkpoint = make()
+    checkpoint.about.reported["loss"] = float("nan")
+    assert read_checkpoint(folder.save(checkpoint)).about.reported["loss"] is None
 
 
 def test_there_are_at_most_two(folder):
@@ -174,7 +181,14 @@ def test_the_one_before_a_damaged_one_is_used(folder):
     assert not damaged.with_suffix(".damaged").exists()
 
 
-@pytest.mark.timeout(30)
+def test_numbers_may_have_more_than_eight_digits(folder):
+    folder.save(make(1)).rename(folder.file(99_999_999))
+    later = folder.save(make(2))
+    assert later == folder.file(100_000_000)
+    assert folder.newest()[0] == newest_in(folder.path) == later
+
+
+@pytest.mark.timeout(200)
 def test_a_named_pipe_in_the_place_of_a_checkpoint_is_passed_over(folder):
     folder.save(make(1))
     os.mkfifo(folder.file(2))
@@ -232,6 +246,13 @@ def test_one_of_a_newer_version_is_not_passed_over(folder):
     with pytest.raises(ConfigurationError, match="use the version that wrote it"):
         folder.newest()
     assert path.exists()
+
+
+def test_one_that_cannot_be_read_now_is_passed_over_and_stays(folder):
+    folder.save(make(1))
+    folder.file(2).mkdir()
+    assert same(newest(folder), make(1))
+    assert folder.file(2).exists()
 
 
 def test_damaged_ones_alone_are_an_error_and_stay_where_they_are(folder):
@@ -424,6 +445,13 @@ def test_another_model_or_rule_is_refused():
     for rule, got in ((Other(), "Other with 1 buffers"), (EASGD(0.5), "EASGD with 0 buffers")):
         with pytest.raises(ConfigurationError, match=f"got the rule {got}.* of the rule SlowMo .*numpy.load"):
             require_alike(about, layout, rule)
+
+
+def test_a_folder_whose_locks_stay_on_this_host_is_warned_of(tmp_path, monkeypatch, caplog):
+    why = "nfs4 with local_lock=all"
+    monkeypatch.setattr("platoon_base.system.folder_lock.locks_stay_on_this_host", lambda path: why)
+    CheckpointFolder(tmp_path).close()
+    assert f"is on a file system ({why}) whose locks other hosts may not see" in caplog.text
 
 
 def test_a_folder_that_was_removed_is_made_anew(folder, caplog):

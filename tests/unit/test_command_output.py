@@ -44,10 +44,22 @@ def test_the_first_error_is_kept_and_lost_output_comes_no_more(descriptor, tmp_p
     assert (tmp_path / "file").read_bytes() == b"there is room again"
 
 
+def test_output_to_a_descriptor_that_was_closed_is_lost():
+    reader, writer = os.pipe()
+    buffer = OutputBuffer(writer)
+    buffer.lenient = True
+    os.close(writer)
+    os.close(reader)
+    for _ in range(3):
+        buffer.write(b"x" * 100_000)
+        buffer.flush()
+    assert buffer.error.errno == errno.EBADF
+
+
 def test_what_was_lost_is_not_asked_for_at_the_end():
     """When the buffer is collected, at the end of the interpreter, hardly anything can be called."""
     code = script_path("command_output_what_was_lost_is_not_asked_for_at_the_end")
-    done = subprocess.run([sys.executable, code], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, code], capture_output=True, text=True, timeout=200)
     assert (done.returncode, done.stderr) == (0, "")
 
 

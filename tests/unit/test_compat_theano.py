@@ -16,7 +16,7 @@ from scripts_here import script_path
 
 pytestmark = pytest.mark.theano
 
-WAIT_S = 100
+WAIT_S = 400
 WITH_FIXES = "from platoon_base import compat; compat.apply()\n"
 
 # A layer and a softmax: it holds the Ops that unrepaired Theano never keeps (Dot22, softmax), and one whose C code is
@@ -71,6 +71,7 @@ def folder(imported, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)  # several processes compile
 def test_two_processes_share_the_work_and_their_results_are_those_of_theano_as_it_is(folder, tmp_path):
     processes = [start(WITH_FIXES + NETWORK, folder) for _ in range(2)]
     without = network(start(NETWORK, shutil.copytree(folder, tmp_path / "without")))

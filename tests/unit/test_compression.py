@@ -127,6 +127,21 @@ def test_zero_denormal_and_huge_numbers_stay_finite_and_keep_their_sign(name, dt
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_numbers_beyond_float32_stay_finite(name):
+    values = np.array([1e300, -1e300, 1.0], "f8")
+    out, _ = through(codec_of(name), values)
+    assert np.isfinite(out).all()
+    assert out[0] > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_at_all_takes_no_bytes(name):
+    codec = codec_of(name)
+    assert codec.nbytes(0) == 0
+    through(codec, np.empty(0, "f4"))
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("n", SIZES)
 def test_both_forms_give_the_same_bytes_and_bits(name, n, monkeypatch):
     codec, random = codec_of(name), np.random.default_rng(n)

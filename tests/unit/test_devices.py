@@ -311,6 +311,21 @@ def test_on_the_device_with_float32_there_is_no_warning(platoon, write_script, t
 
 
 @theano
+def test_float64_and_parameters_left_on_the_host_are_reported(platoon, write_script, theano_module, opencl, tmp_path):
+    more = "v = theano.shared(w.get_value(), 'v', target='cpu'); warn_if_not_on_device(worker.device, [w, v])"
+    done = platoon(
+        "launch", "-D", "opencl0:0", "--log-dir", "logs", write_script(ON_DEVICE.format(more=more)),
+        environment={"THEANO_FLAGS": f"{FLAGS},floatX=float64"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "WARNING, worker 0: theano.config.floatX is float64 on opencl0:0" in done.stdout
+    assert "WARNING, worker 0: w: float64 on opencl0:0" in done.stdout
+    assert "these parameters are in the memory of the host, and are copied at every step: v." in done.stdout
+    log = (tmp_path / "logs" / "rank0.log").read_text()
+    assert log.count("WARNING platoon_base.system.warn: theano.config.floatX is float64") == 1
+
+
+@theano
 def test_a_device_that_theano_cannot_use_is_reported_on_the_terminal(platoon, write_script, theano_module, gpus):
     """Theano by itself logs an error and goes on, on the CPU."""
     gpus(1)
@@ -321,18 +336,6 @@ def test_a_device_that_theano_cannot_use_is_reported_on_the_terminal(platoon, wr
     assert done.returncode == 0, done.stdout
     assert "WARNING, worker 0: Theano could not use cuda0 and REALLY COMPUTES ON THE CPU" in done.stdout
     assert "WARNING, worker 0: this worker was given cuda0, but all its parameters are in the memory" in done.stdout
-
-
-@theano
-def test_a_script_that_sets_another_device_keeps_its_own_and_is_told(platoon, write_script, theano_module, opencl):
-    begin = "\n    import os; os.environ['THEANO_FLAGS'] += ',device=cpu'"
-    done = platoon(
-        "launch", "-D", "opencl0:0", write_script(begin + ON_DEVICE.format(more="")),
-        environment={"THEANO_FLAGS": FLAGS},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-    text = "WARNING, worker 0: THEANO_FLAGS has device=cpu, this worker was given opencl0:0, which counts"
-    assert text in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -208,6 +208,16 @@ def test_what_its_momentum_carries_is_told_once(rule, told):
     assert "lower momentum or outer_lr" in message
 
 
+def test_the_begin_means_nothing(told):
+    rounds_of(DiLoCo(8, 0.8), rounds=20)
+    assert not told()
+
+
+def test_a_worker_that_learns_nothing_is_not_told(told):
+    grow([1.0] * 50, rule=LocalSGD())
+    assert not told()
+
+
 @pytest.mark.parametrize(
     ("losses", "times"),
     [

@@ -49,11 +49,18 @@ def test_any_dtype_and_shape(dtype, row_shape):
     np.testing.assert_array_equal(excerpt(rows, indices), rows[indices])
 
 
-@pytest.mark.parametrize("threads", [1, 3, 1000])
 @pytest.mark.parametrize(
-    ("row_bytes", "count"), [(300_007, 31), (300_007, 60), (16_390, 1100), (7, 2_500_000), (1 << 14, 1024)]
+    ("row_bytes", "count", "threads"),
+    [
+        (300_007, 31, 1),
+        (300_007, 60, 3),
+        (16_390, 1100, 3),
+        (7, 2_500_000, 1),
+        (7, 2_500_000, 3),
+        (1 << 14, 1024, 1000),
+    ],
 )
-def test_many_bytes_on_several_threads(threads, row_bytes, count):
+def test_many_bytes_on_several_threads(row_bytes, count, threads):
     """All but the first are written past the cache."""
     rows = np.random.default_rng(2).integers(0, 255, (50, row_bytes), np.uint8)
     indices = np.random.default_rng(3).integers(-50, 50, count)
@@ -106,7 +113,7 @@ def test_other_arguments_are_refused(rows, indices, out, why):
 def test_another_thread_goes_on_meanwhile():
     """With the GIL held, it would count no further than in one switch of threads, which takes microseconds here."""
     rows = np.zeros((4, 1 << 24), np.uint8)
-    out = np.empty((64, 1 << 24), np.uint8)
+    out = np.empty((16, 1 << 24), np.uint8)
     count, ended = [0], threading.Event()
 
     def go_on():
@@ -119,7 +126,7 @@ def test_another_thread_goes_on_meanwhile():
     thread.start()
     try:
         before = count[0]
-        excerpt(rows, np.zeros(64, int), out)
+        excerpt(rows, np.zeros(16, int), out)
         after = count[0]
     finally:
         ended.set()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from platoon_base.checkpoints.export import unique_names
 from platoon_base.checkpoints.files import About, Checkpoint, CheckpointFolder
 from platoon_base.cli.commands.export import command
 from platoon_base.errors import ConfigurationError
@@ -90,3 +91,9 @@ def test_without_the_library_the_remedy_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "safetensors", None)  # as where it is not installed
     with pytest.raises(ConfigurationError, match="pip install 'platoon-plugins.safetensors.'"):
         run(tmp_path, tmp_path / "center")
+
+
+def test_each_parameter_has_a_name_of_its_own():
+    assert unique_names(["W", "b", "W", "", "W_2", "parameter_3"]) == [
+        "W", "b", "W_2_2", "parameter_3_2", "W_2", "parameter_3"
+    ]  # fmt: skip

@@ -135,6 +135,14 @@ def test_alone_both_forms_give_the_bits_of_the_equations(form, case, size, dtype
         assert told == (None if finite.all() else (0, int(np.argmin(finite))))
 
 
+def test_alone_a_piece_may_begin_anywhere(form):
+    """Large pieces are written past the caches where they are aligned for that."""
+    for offset in (0, 1, 2, 3):
+        x, c = np.random.default_rng(0).standard_normal((2, 400_003)).astype("float32")
+        apply(Adopt(EASGD()), [(x[offset:], c[offset:], (), ())])
+        np.testing.assert_array_equal(c[offset:], x[offset:])
+
+
 def test_the_first_of_several_is_told(form):
     pieces = [piece(*arrays(EASGD(0.5), 2 * BLOCK, "float32", seed)) for seed in range(4)]
     for i, at in ((1, BLOCK + 3), (1, BLOCK + 9), (2, 0)):
@@ -176,14 +184,17 @@ def test_any_values_denormals_too(form, dtype):
     any_values(dtype)()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_denormals_are_not_flushed(form, dtype):
-    tiny = np.finfo(dtype).tiny
-    before = [np.full(100, tiny, dtype), np.full(100, tiny / 2, dtype)]
-    check(EASGD(0.5), before)
-    x, c = (a.copy() for a in before)
-    apply(EASGD(0.5), [piece(x, c)])
-    np.testing.assert_array_equal(c, np.dtype(dtype).type(0.75) * tiny)
+@pytest.mark.parametrize("rule", [EASGD(0.3), ASGD()], ids=str)
+@pytest.mark.parametrize("start", [1, 3, 15])
+def test_slices_that_begin_off_a_cache_line(form, rule, start):
+    whole = arrays(rule, BLOCK + 50, "float32")
+    before = [a.copy() for a in whole]
+    assert apply(rule, [piece(*(a[start:-start] for a in whole))]) is None
+    expected, _ = by_the_equations(rule, [a[start:-start] for a in before])
+    for got, old, want in zip(whole, before, expected):
+        assert got[start:-start].tobytes() == want.tobytes()
+        assert (got[:start] == old[:start]).all()
+        assert (got[-start:] == old[-start:]).all()
 
 
 @pytest.mark.parametrize("rule", [EASGD(0.3), ASGD()], ids=str)

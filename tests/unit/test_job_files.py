@@ -21,6 +21,7 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job import files as job_files
 from platoon_base.job.files import JobFiles, Origin
 from platoon_base.job.observing import kill
+from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.shm.segments import SHM_FOLDER, Segment
 from platoon_base.system.environment import NAMESPACE
 from platoon_base.system.own_files import open_log, write_where_named, write_whole
@@ -172,6 +173,18 @@ def test_a_running_job_is_found_by_its_port(live_job):
         JobFiles.at_port(5567)
 
 
+def test_two_jobs_at_one_port_are_both_named(live_job):
+    other = JobFiles.create(1)
+    try:
+        with Segment.create(other.job_state, 4096):
+            for files in (live_job, other):
+                replace(files, endpoint="tcp://127.0.0.1:5567").write()
+            with pytest.raises(ConfigurationError, match=f"name one of them in PLATOON_JOB.*{live_job.folder}"):
+                JobFiles.at_port(5567)
+    finally:
+        other.remove()
+
+
 def test_a_dead_job_leaves_its_folder_and_its_shared_memory(dead_job):
     make_old(*traces(dead_job))
     assert found(dead_job) == traces(dead_job)
@@ -244,6 +257,20 @@ def test_another_user_who_takes_names_first_keeps_no_job_from_its_memory(tmpdir_
                 path.unlink()
     assert (output.split(), process.returncode) == (["9", "9", "9"], 0), errors
     assert list(SHM_FOLDER.glob(f"{state[1:].removesuffix('state')}*")) == []
+
+
+def test_a_name_that_somebody_else_has_taken_is_passed_over(files, tmp_path):
+    class Guessed(HiddenName):
+        names = iter([f"/{files.job}-taken", f"/{files.job}-free"])
+
+        def fresh(self):
+            return next(self.names)
+
+    with Segment.create(f"/{files.job}-taken", 4096) as taken:
+        with Segment.create(Guessed(tmp_path / "link", ""), 4096) as made:
+            assert made.name == f"/{files.job}-free"
+        Segment.unlink(made.name)
+        Segment.unlink(taken.name)
 
 
 def test_without_the_folder_of_the_job_no_memory_is_made(files):
@@ -493,7 +520,7 @@ def test_a_job_whose_controller_is_dead_does_not_lend_its_number_to_be_killed():
             assert other.poll() is None
             with contextlib.closing(files.lock()):
                 kill(files)
-        assert other.wait(30) == -signal.SIGKILL
+        assert other.wait(200) == -signal.SIGKILL
         files.remove()
     finally:
         other.kill()

@@ -185,3 +185,12 @@ def test_mirrored_rows_arrive_whole_with_their_times_on_this_hosts_clock(job_sta
     assert job_state.row(2)["started"] == 0.0
     assert (bytes(job_state.row(0)), bytes(job_state.row(3))) == before
     assert job_state.stop_votes[0] == job_state.stop_votes[3] == 0
+
+
+def test_a_mirrored_row_of_a_new_process_removes_the_ending_of_the_old_one(job_state):
+    there = JobState(bytearray(JobState.size_bytes(ROWS)), ROWS, create=True)
+    for rank in (0, 1):
+        job_state.write_text(rank, "ending", "killed")
+    there.row(1)["lives"] = 1
+    put_rows(job_state, [0, 1], copied_rows(there, [0, 1]), 0.0)
+    assert [job_state.read_text(rank, "ending") for rank in (0, 1)] == ["killed", ""]

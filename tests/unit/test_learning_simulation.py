@@ -81,17 +81,6 @@ def test_center_momentum_and_easgd_are_those_of_the_library(simulation, methods,
     np.testing.assert_allclose(spring.c, center, rtol=1e-12)
 
 
-def test_center_momentum_with_gain_0_is_easgd(simulation, data):
-    alpha = {"alpha": 0.3}
-    easgd = trained(simulation, data, simulation.Setting("EASGD", 2, alpha, period=3))
-    row = simulation.Setting("CenterMomentum", 2, {**alpha, "mu": 0.9, "gain": 0.0}, period=3)
-    still = trained(simulation, data, row)
-    assert simulation.torch.equal(still.c, easgd.c)
-    assert simulation.torch.equal(still.x, easgd.x)
-    moving = trained(simulation, data, row._replace(values={**row.values, "gain": 1.0}))
-    assert not simulation.torch.equal(moving.c, easgd.c)
-
-
 def test_averaged_gradients_on_the_same_rows_are_plain_training(simulation, data):
     """With N workers on one worker's rows; and Adam is torch's."""
     torch = simulation.torch

@@ -190,6 +190,13 @@ class Unpicklable:
     pass
 
 
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 @pytest.mark.parametrize(
     "info",
     [Unpicklable(), np.zeros(3), print, 2**70, {"x": [Unpicklable()]}, 1j],
@@ -197,6 +204,12 @@ class Unpicklable:
 )
 def test_what_is_not_plain_data_cannot_be_sent(info):
     with pytest.raises(ProtocolError, match="numbers, strings, lists and dicts"):
+        encode(msg.UserRequest(req="x", info=info))
+
+
+def test_data_nested_too_deeply_cannot_be_sent():
+    info = nested(100_000)
+    with pytest.raises(ProtocolError, match="cannot encode UserRequest"):
         encode(msg.UserRequest(req="x", info=info))
 
 

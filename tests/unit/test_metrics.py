@@ -77,6 +77,15 @@ def test_what_has_no_finite_sum_has_that_of_ieee(values, expected):
     assert weight == len(values)
 
 
+@pytest.mark.parametrize("values", [[1e308, 1e308, -1e308], [-1e308, -1e308, inf]], ids=str)
+def test_the_order_does_not_matter_at_the_edge_of_the_floats(values):
+    forward = add_pairs({"m": (value, 1.0)} for value in values)
+    back = add_pairs({"m": (value, 1.0)} for value in reversed(values))
+    rotated = add_pairs({"m": (value, 1.0)} for value in (*values[1:], values[0]))
+    np.testing.assert_equal(forward, back)
+    np.testing.assert_equal(forward, rotated)
+
+
 def test_no_weight_means_nothing_was_measured():
     assert math.isnan(means({"m": (0.0, 0.0)})["m"])
     accumulator = MeanAccumulator()

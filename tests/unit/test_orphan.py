@@ -19,7 +19,7 @@ HEAD = """
 import os, signal, sys, time
 from platoon_base.system.orphan import OrphanPolicy, end_with, end_without, found_out, is_watched
 
-patience = OrphanPolicy(notice_s=0.2, own_end_s=60, first=signal.SIGINT, grace_s=0.2)
+patience = OrphanPolicy(notice_s=0.2, own_end_s=60, first=signal.SIGINT, grace_s=60)
 
 def begin():
     end_with(int(sys.argv[1]), patience)
@@ -69,7 +69,10 @@ def test_one_that_goes_on_is_interrupted_and_told_why(orphan, kill_first):
 
 def test_one_that_minds_no_interrupt_is_killed_with_what_it_has_started(orphan):
     """Its children hold the pipe that is read here to the end."""
-    text = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nbegin()\nos.fork()\nrest(60)"
+    text = (
+        "patience = patience._replace(grace_s=0.2)\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nbegin()\nos.fork()\n"
+    )
+    text += "rest(60)"
     assert orphan(text)[0] == -signal.SIGKILL
 
 
@@ -160,13 +163,13 @@ def test_the_warden_kills_those_that_cannot_end_themselves_and_later_those_that_
     (tmp_path / f"detected-{second.pid}").touch()
     command = [sys.executable, "-c", LAUNCHER, str(tmp_path), str(first.pid), str(second.pid)]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
-    assert first.wait(60) == -signal.SIGKILL
-    assert readable(child_of_first, 60)
+    assert first.wait(200) == -signal.SIGKILL
+    assert readable(child_of_first, 200)
     assert second.poll() is None
     assert not (tmp_path / "tidied").exists()
     assert end_by_warden(str(tmp_path))  # as by platoon stop --kill
-    assert second.wait(60) == -signal.SIGKILL
-    assert readable(child_of_second, 60)
+    assert second.wait(200) == -signal.SIGKILL
+    assert readable(child_of_second, 200)
     assert (tmp_path / "tidied").exists()
 
 

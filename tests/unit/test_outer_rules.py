@@ -27,20 +27,6 @@ def rounds(rule, progress, parts=None, dtype="float64"):
     return found
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize(
-    ("rule", "after"),
-    [
-        (LocalSGD(), [4.0, 6.0, 6.0]),
-        (SlowMo(0.5, 0.5), [2.0, 4.0, 5.0]),  # u: 4, 4, 2
-        (DiLoCo(0.5, 0.5), [3.0, 5.0, 5.5]),  # m: 4, 4, 2; d + m / 2: 6, 4, 1
-    ],
-    ids=str,
-)
-def test_three_rounds_by_hand(rule, after, dtype):
-    assert rounds(rule, [4.0, 2.0, 0.0], dtype=dtype) == after
-
-
 def test_diloco_is_pytorchs_sgd_with_nesterov_momentum():
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(3)

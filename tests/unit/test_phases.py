@@ -236,3 +236,13 @@ def test_steps_of_any_number_type_are_counted(timed, steps):
     spend(0.3)
     clock.step(steps)
     assert read().counts[0].tolist() == [3 * (index == bins_of(0.1)) for index in range(BINS)]
+
+
+def test_a_number_of_steps_without_bound_does_not_end_a_training(timed):
+    spend, clock, read = timed
+    clock.step(1)
+    for steps in 2**31, 2**31, -(2**40), 2**40:
+        spend(1.0)
+        clock.step(steps)
+    assert read().counts.max() == 2**32 - 1
+    assert seconds_of(read())["compute"] == pytest.approx(4.0)

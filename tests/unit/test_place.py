@@ -120,9 +120,8 @@ def test_what_makes_no_sense_is_refused(environment, said):
         assert part in str(caught.value)
 
 
-@pytest.mark.parametrize("variables", [srun(2, 1, "1(x2)", 1), mpirun(2, 1, 1)])
-def test_a_launcher_of_several_trains_no_model_of_its_own(platoon, write_script, tmp_path, variables):
-    script = write_script("print('trained')")
+def test_a_launcher_of_several_trains_no_model_of_its_own(platoon, write_script, tmp_path):
+    script, variables = write_script("print('trained')"), srun(2, 1, "1(x2)", 1)
     done = platoon(
         "launch", "-n", 1, "--rdzv-timeout", 0.1, script, environment={**variables, "PLATOON_KEY_FILE": "no"}
     )

@@ -44,9 +44,9 @@ def test_the_first_value_of_a_name_is_sent_at_once_and_later_ones_together():
 def test_a_value_that_was_kept_is_sent_once_it_is_due():
     sent = Sent()
     reports = Reports(sent, every_s=0.05)
+    began = time.monotonic()
     reports.add({"loss": 1.0}, 1.0)
     reports.add({"loss": 0.5}, 1.0)
-    began = time.monotonic()
     until(lambda: reports.flush_if_due(1.0) or len(sent) > 1, 10)
     assert sent[1] == {"loss": 0.5}
     assert time.monotonic() - began > 0.04

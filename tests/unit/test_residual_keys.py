@@ -133,3 +133,10 @@ def test_a_moment_after_the_last_one_is_not_published(folder):
     until(lambda: not writer.writing)
     assert writer.moments.empty()
     assert [about_of(folder.file(number)).residuals.key for number in (1, 2)] == ["", last.key]
+
+
+def test_who_saves_in_place_of_the_first_host_removes_no_residuals(folder):
+    """On a disk of its own there is no checkpoint yet that they belong to."""
+    write_files(folder, "0a")
+    folder.save(Checkpoint.of(about(), LAYOUT, VALUES, []))
+    assert residuals_in(folder) == {"0a"}

@@ -49,6 +49,14 @@ def test_a_host_behind_gets_the_center_of_one_that_is_not():
     assert table.gathered(2, Gathered(7, bases)) == Combine(7, [1, 2], 6, 1, [3])
 
 
+def test_a_lost_host_that_was_ahead_of_all_others_holds_nobody_up():
+    table = begun([0, 1, 2])
+    bases = {0: 5, 1: 5, 2: 6}
+    table.mark_lost(2)
+    table.gathered(0, Gathered(7, bases))
+    assert table.gathered(1, Gathered(7, bases)) == Combine(7, [0, 1], 5, 0, [])
+
+
 def test_news_of_an_earlier_round_changes_nothing():
     table = begun([0, 1])
     assert table.gathered(0, Gathered(6, {0: 5, 1: 5})) is None

@@ -135,19 +135,6 @@ def test_other_forms_of_a_rule_are_the_equations(entry, dtype):
             assert got.tobytes() == want.tobytes(), name
 
 
-@pytest.mark.parametrize("name", ["EASGD", "ASGD"])
-def test_the_rules_with_the_originals_names_are_the_same(name):
-    from platoon_base import platoon_api
-
-    (entry,) = [entry for entry in TABLE if type(entry.rule).__name__ == name]
-    rule = getattr(platoon_api, name)(*entry.rule.kernel_args())
-    assert form_of(rule) is entry.rule.form
-    assert (local_sources(rule), momenta(rule)) == (local_sources(entry.rule), momenta(entry.rule))
-    arrays = [np.full(2, value, "float32") for value in entry.before.values()]
-    rule.sync(*arguments_of(rule, arrays))
-    assert [array[0] for array in arrays] == [entry.after[key] for key in entry.before]
-
-
 def test_the_theano_rules_of_one_worker_are_the_equations():
     theano = pytest.importorskip("theano")
     from platoon_base.platoon_api import global_dynamics

@@ -74,6 +74,12 @@ def test_the_memory_is_reserved_at_once(name):
         assert path(name).stat().st_blocks * 512 >= 1 << 20
 
 
+def test_memory_that_is_added_is_reserved_at_once(name):
+    with Segment.create(name, 4096) as segment:
+        segment.grow(1 << 20)
+        assert path(name).stat().st_blocks * 512 >= 1 << 20
+
+
 CREATE_ON_A_SMALL_DISK = script_path("segments_create_on_a_small_disk")
 
 

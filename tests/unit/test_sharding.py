@@ -121,6 +121,10 @@ def test_every_rank_has_its_own_seed(seed):
     assert all(0 <= s < 2**32 for s in seeds), "NumPy's and Theano's generators take 32 bits"
 
 
+def test_another_job_has_other_seeds():
+    assert len({shard_seed(seed, rank) for seed in range(20) for rank in range(20)}) == 400
+
+
 @pytest.mark.parametrize(
     ("data", "text"),
     [(iter("abc"), "iterator"), ((x for x in "abc"), "iterator"), ({1, 2}, "got set"), (7, "got int"), (None, "None")],

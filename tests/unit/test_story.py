@@ -139,3 +139,18 @@ def test_a_deadlock_shows_what_happened_before():
         "rank 0: waits in 'barrier a' -> deadlock",
         "rank 1: waits in 'barrier b' -> deadlock",
     ]
+
+
+def test_a_timeout_shows_what_happened_to_the_missing():
+    job = Job(4).join(0, 1, 2)
+    job.ask(0, total(timeout_s=1.0))
+    job.ask(1, total(timeout_s=1.0))
+    first, second = refusals(job.tick(200.0))
+    assert first is second
+    _, heading, *lines = first.message.splitlines()
+    assert heading.startswith("What happened to them")
+    assert [line.strip().split("  ")[1] for line in lines] == [
+        "job: starts (4 workers)",
+        "ranks 0, 1, 2: expected -> joined (process 4711 on here)",
+    ]
+    assert changes(job.coordinator.story)[-1] == "ranks 0, 1: waits in 'epoch' -> timed out"

@@ -83,6 +83,14 @@ def test_workers_and_reported_values_are_runs_of_their_own(tmp_path, snapshot):
 
 
 @needs_writer
+def test_the_end_of_a_course_is_written(tmp_path, snapshot):
+    with contextlib.closing(EventFiles(tmp_path, every_s=1e6)) as events:
+        events.take(snapshot(100, 0.5, {}))
+        events.take(snapshot(300, 0.125, {}))
+    assert [each[1:] for each in scalars(tmp_path / "worker0") if each[0] == "loss"] == [(100, 0.5), (300, 0.125)]
+
+
+@needs_writer
 @pytest.mark.parametrize("clock", [0, -3600], ids=["within-a-second", "set-back"])
 def test_files_of_a_job_that_is_started_again_sort_after_those_before(tmp_path, snapshot, monkeypatch, clock):
     """TensorBoard reads the files of a run in the order of their names, and drops what later files repeat."""

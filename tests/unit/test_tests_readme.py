@@ -26,14 +26,6 @@ CODE = [name for code, _ in TABLE for name in code]
 NAMED_TESTS = {name for _, tests in TABLE for name in tests}
 
 
-def test_rows_and_what_they_leave_out_are_seen():
-    text = (
-        "| code | tests |\n|---|---|\n| `a/`, `b.py` | `unit/test_a.py`; more: `jobs/test_b.py` |\n\n`c.py` is none.\n"
-    )
-    assert rows(text) == [(["a/", "b.py"], ["unit/test_a.py", "jobs/test_b.py"])]
-    assert uncovered(["a/x.py", "b.py", "ab.py", "c/a/x.py"], ["a/", "b.py"]) == ["ab.py", "c/a/x.py"]
-
-
 def test_what_the_table_names_exists():
     assert [name for name in CODE if not (ROOT / name).exists()] == []
     assert [name for name in sorted(NAMED_TESTS) if not (TESTS / name).is_file()] == []

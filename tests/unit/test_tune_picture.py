@@ -72,12 +72,6 @@ def test_values_that_are_no_numbers_or_much_worse_than_plain_lie_on_the_border()
     assert max(y for _, y in pixels(plain)) - min(y for _, y in pixels(plain)) > 200
 
 
-@pytest.mark.parametrize("values", [(0.0,), (2.0, 2.0), (1e-12, 1e-13), (-1e9, 1e9), (math.nan,)])
-def test_any_values_can_be_drawn(values):
-    root = drawn([Trial(PLAIN, 0, {"loss": curve(*values)})])
-    assert len(of_class(root, "polyline", "median")) == 2
-
-
 def test_failed_runs_are_left_out_and_texts_may_have_any_characters():
     odd = Method(2, words=("--a=<&>",))
     trials = [Trial(PLAIN, 0, {"<&>": curve(1)}), Trial(odd, 0, {"<&>": curve(1)}), Trial(OTHER, 0, {}, failed="died")]
