@@ -56,7 +56,7 @@ test-engines: setup
 	@$(TEST_ENV) $(VENV)/python -m pytest -n 2 --dist loadgroup -m engine tests/hosts $(ARGS)
 
 test-keras: setup
-	@$(TEST_ENV) $(NOX) -s keras2 keras3 tf -- $(ARGS)
+	@$(TEST_ENV) $(NOX) -s keras2 keras3 tf -- $(or $(ARGS),-m 'keras and not rare')
 
 test-newest: setup
 	@$(TEST_ENV) $(NOX) -s newest-3.13 newest-3.14 -- $(ARGS)

@@ -5,7 +5,7 @@ import pytest
 from keras_here import keras
 from scripts_here import script_path
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.keras, pytest.mark.backend, pytest.mark.timeout(240)]
 
 
 def test_an_array_is_used_again_once_nobody_refers_to_it():

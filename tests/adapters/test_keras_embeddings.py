@@ -6,6 +6,7 @@ from scripts_here import script_path
 
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.backend,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         keras.backend.backend() != "tensorflow", reason="about TensorFlow: run it in .nox/tf (make test)"

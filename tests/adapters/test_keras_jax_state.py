@@ -6,6 +6,7 @@ from scripts_here import script_path
 
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.backend,
     pytest.mark.timeout(600),
     pytest.mark.skipif(KERAS_2 or keras.backend.backend() != "jax", reason="is about Keras on JAX: KERAS_BACKEND=jax"),
 ]

@@ -4,7 +4,7 @@ import pytest
 from keras_here import both_ways, needs_keras_3, on_torch
 from scripts_here import script_path
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.keras, pytest.mark.backend, pytest.mark.timeout(600)]
 
 
 @on_torch(pytest.mark.promise)

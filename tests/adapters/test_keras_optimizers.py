@@ -4,7 +4,7 @@ import pytest
 from keras_here import both_ways, keras, needs_keras_3
 from scripts_here import script_path
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(600), needs_keras_3]
+pytestmark = [pytest.mark.keras, pytest.mark.backend, pytest.mark.timeout(600), needs_keras_3]
 
 
 @both_ways

@@ -7,7 +7,7 @@ from scripts_here import script_path
 
 from platoon_plugins.keras.read_order import ReadOrder, difference
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.keras, pytest.mark.backend, pytest.mark.timeout(600)]
 
 
 @on_torch(pytest.mark.promise)

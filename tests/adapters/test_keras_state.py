@@ -4,7 +4,7 @@ import pytest
 from keras_here import keras, needs_keras_3, on_keras_3, on_torch
 from scripts_here import script_path
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.keras, pytest.mark.backend, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("mode", [pytest.param("async", marks=on_keras_3(pytest.mark.promise)), "sync"])

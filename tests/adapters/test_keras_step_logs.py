@@ -6,6 +6,7 @@ from scripts_here import script_path
 
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.backend,
     pytest.mark.timeout(600),
     pytest.mark.skipif(KERAS_2, reason="steps and metrics are those of Keras 3: run it in .nox/keras3 (make test)"),
 ]

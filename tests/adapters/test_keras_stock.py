@@ -11,6 +11,7 @@ from scripts_here import script_path
 
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.backend,
     pytest.mark.timeout(1000),
     pytest.mark.skipif(KERAS_2, reason="the scripts are for Keras 3: run it in .nox/keras3 (make test)"),
 ]

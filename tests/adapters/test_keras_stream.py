@@ -10,6 +10,7 @@ from scripts_here import script_path
 
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.backend,
     pytest.mark.timeout(600),
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="about JAX: run it with KERAS_BACKEND=jax"),
     pytest.mark.parametrize("run_keras", [AS_TENSORS], indirect=True),

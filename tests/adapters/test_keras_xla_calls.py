@@ -8,6 +8,7 @@ from keras_here import keras
 
 pytestmark = [
     pytest.mark.keras,
+    pytest.mark.backend,
     pytest.mark.timeout(240),
     pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it with KERAS_BACKEND=jax (make test)"),
 ]

@@ -3,7 +3,7 @@
 import pytest
 from cuda_center_jobs import BY_JAX, runner
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.backend, pytest.mark.timeout(600)]
 
 COUNTED = """
 from platoon_plugins.keras.backends import jax_step_calls, xla_calls
