@@ -38,6 +38,7 @@ def test_several_fits_of_one_script(run_keras):
 
 
 @pytest.mark.slow
+@on_torch(pytest.mark.promise)
 def test_what_cannot_work_is_refused_on_every_worker(run_keras):
     outcome = run_keras(script_path("keras_faults_what_cannot_work_is_refused_on_every_worker")).require_success()
     told = outcome.reported

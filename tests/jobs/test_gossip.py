@@ -54,6 +54,7 @@ def test_one_that_is_started_again_takes_half_of_a_weight(run_job, tmp_path):
     simulation.take_turns(found, after)
 
 
+@pytest.mark.promise
 def test_a_resumed_job_goes_on_from_the_consensus(platoon, tmp_path):
     before, after = some_turns(2, 0, 8), some_turns(2, 20, 8)
     for job, turns in (("first", before), ("second", after)):

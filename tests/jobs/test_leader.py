@@ -71,6 +71,7 @@ def test_an_exception_before_the_first_step_is_fatal(made):
     assert fatal(ended(follows=True), progress, "always") == ""  # that another has failed is the reason
 
 
+@pytest.mark.promise
 def test_other_data_than_those_of_another_worker_are_fatal_at_any_step():
     differs = Exit(1, 1, failure=Failure(1, "DataMismatchError", "a text", 0.0))
     assert "other data" in fatal(differs, NEW._replace(steps=9), "early")

@@ -363,6 +363,7 @@ def test_another_rule_is_refused_and_another_argument_is_said(platoon, write_scr
     assert "is of the rule EASGD(alpha=0.5), from here on it is EASGD(alpha=0.25)" in outcomes[2][1]
 
 
+@pytest.mark.promise
 def test_resumed_workers_may_be_at_other_data(platoon, tmp_path):
     """Each goes on in an epoch of its own, with the rows of that epoch; those at one place are still compared."""
     script = script_path("resume_resumed_workers_may_be_at_other_data")
