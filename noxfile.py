@@ -81,7 +81,19 @@ def run_pytest(
     session: nox.Session, title: str, python: str, *arguments: str, may_be_empty: bool = False, **variables: str
 ) -> None:
     print(f"\n== {title}", flush=True)
-    command = [python, "-m", "pytest", "-q", "--instafail", "--durations=10", "-n", str(AT_ONCE), "--dist", "worksteal", *arguments]
+    command = [
+        python,
+        "-m",
+        "pytest",
+        "-q",
+        "--instafail",
+        "--durations=10",
+        "-n",
+        str(AT_ONCE),
+        "--dist",
+        "worksteal",
+        *arguments,
+    ]
     codes = [0, 5] if may_be_empty else [0]
     variables = {**ONE_THREAD, **os.environ, **variables}
     # Time for pytest to end its jobs after Ctrl-C.
