@@ -90,6 +90,11 @@ def test_seven_batches_for_three_workers(uneven, expected, caplog):
     assert caplog.text.count(told) == (uneven == "drop"), "by the first worker, once"
 
 
+def test_five_batches_for_three_workers_begin_the_last_round_again():
+    first, second, third = dealt(batches_of(range(10)), 3, uneven="wrap")
+    assert [first[1], second[1], third[1]] == [[[6, 7]], [[8, 9]], [[6, 7]]]
+
+
 def test_what_makes_other_batches_stands_below():
     """A filter would leave one worker more than another, and an unpacked batch is not one example."""
     odd = Filter(batches_of(range(9), 1), lambda batch: batch[0][0] % 2)

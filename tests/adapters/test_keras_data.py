@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from keras_here import KERAS_2, keras, needs_keras_3
+from keras_here import KERAS_2, keras, needs_keras_3, on_torch
 from scripts_here import script_path
 
 from platoon_base.errors import ConfigurationError, PlatoonWarning
@@ -73,6 +73,16 @@ def test_each_row_is_one_workers(size):
     assert sorted(np.concatenate([labels for _, labels in parts])) == list(range(25))
     lengths = [len(labels) for _, labels in parts]
     assert max(lengths) - min(lengths) <= 1
+
+
+@on_torch(pytest.mark.promise)
+@pytest.mark.parametrize(("uneven", "lengths"), [("keep", [4, 4, 3]), ("drop", [3, 3, 3]), ("wrap", [4, 4, 4])])
+def test_rows_that_cannot_be_dealt_out_evenly(uneven, lengths):
+    parts = [shard(np.arange(11), uneven=uneven, worker=place) for place in places(3)]
+    assert [len(part) for part in parts] == lengths
+    together = np.concatenate(parts)
+    assert set(together) == (set(range(9)) if uneven == "drop" else set(range(11)))
+    assert parts[2][-1] == {"keep": 8, "drop": 8, "wrap": 0}[uneven]
 
 
 def test_nested_arrays_are_taken_apart():
@@ -520,6 +530,7 @@ def said_of(optimizer, rank=0, **params):
     return " ".join(str(each.message) for each in caught)
 
 
+@on_torch(pytest.mark.promise)
 @pytest.mark.skipif(KERAS_2, reason="Keras 2 has no schedules: run it in .nox/keras3 (make test)")
 def test_a_schedule_that_does_not_end_with_the_fit_is_said_at_its_begin():
     schedules, sgd = keras.optimizers.schedules, keras.optimizers.SGD

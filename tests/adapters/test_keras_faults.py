@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.keras, pytest.mark.timeout(600)]
 
 @both_ways
 @pytest.mark.slow
+@on_torch(pytest.mark.promise)
 def test_a_stop_of_one_is_a_stop_of_all(run_keras):
     """In the middle of an epoch and at its end, by each policy, with unequal numbers of batches, with and without
     validation.
@@ -35,6 +36,11 @@ def test_averaged_gradients_with_unequal_numbers_of_batches(run_keras):
 def test_several_fits_of_one_script(run_keras):
     """Other trainable weights, other models, another rule, after a stop and after an interrupted fit."""
     run_keras(script_path("keras_faults_several_fits_of_one_script")).require_success()
+
+
+def test_a_vote_does_not_need_those_who_have_ended_their_epoch(run_keras):
+    """With averaged gradients: rank 0 has no batch left, so rank 1 is all there are, and leads them."""
+    run_keras(script_path("keras_faults_a_vote_does_not_need_those_who_have_ended")).require_success()
 
 
 @pytest.mark.slow

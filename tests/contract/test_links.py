@@ -336,6 +336,17 @@ def test_strangers_do_no_harm(listener, threads, what, caplog):
             stranger.close()
 
 
+def test_a_rank_with_the_key_that_is_not_expected_is_refused(listener, threads, caplog):
+    with caplog.at_level(logging.WARNING):
+        waiting = threads.submit(answer, listener, KEY)
+        stranger = threads.submit(call, listener, KEY, rank=7, seconds=1.0)
+        caller = call(listener, KEY)
+        assert set(waiting.result()) == {1}
+    assert isinstance(stranger.exception(), PlatoonError)
+    caller.close()
+    waiting.result()[1].close()
+
+
 def test_who_is_silent_is_dropped_in_time(listener, threads, monkeypatch):
     monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.2)
     waiting = threads.submit(answer, listener, KEY)

@@ -30,6 +30,7 @@ def test_the_weight_of_one_that_leaves_is_given_away_and_that_of_the_dead_lost(r
     simulation.take_turns(found, of_two)
 
 
+@pytest.mark.promise
 def test_a_late_worker_takes_half_of_a_weight(run_job, tmp_path):
     of_two, of_three, after = some_turns(2, 0, 9), some_turns([2], 20, 4), some_turns(2, 30, 6)
     run_job(SCRIPT, args=words("late", of_two, of_three, after)).require_success()

@@ -62,6 +62,7 @@ def test_steps_are_shortened_to_those_of_the_script_at_most():
     assert found == [4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]
     assert rule.shortened() is rule
     shorter = AveragedEASGD(scale=0.25, warmup=0)
+    assert 1 + shorter.resolved(4).kernel_args()[0] == 0.5  # 0.25 times the root of 4
     assert shorter.shortened().resolved(4).kernel_args() == shorter.resolved(4).kernel_args()
 
 

@@ -23,6 +23,15 @@ class Sent(list):
         self.append(dict(values))
 
 
+class Refused(Sent):
+    """Refuses messages with "bad" in them."""
+
+    def __call__(self, values, timeout_s):
+        if "bad" in values.values():
+            raise ProtocolError("too long")
+        super().__call__(values, timeout_s)
+
+
 def test_the_first_value_of_a_name_is_sent_at_once_and_later_ones_together():
     sent = Sent()
     reports = Reports(sent, every_s=1e6)
@@ -66,12 +75,6 @@ def test_values_that_could_not_be_sent_are_kept():
 
 
 def test_values_that_are_refused_are_not_sent_again_before_each_later_message():
-    class Refused(Sent):
-        def __call__(self, values, timeout_s):
-            if "bad" in values.values():
-                raise ProtocolError("too long")
-            super().__call__(values, timeout_s)
-
     sent = Refused()
     reports = Reports(sent, every_s=1e6)
     reports.add({"a": "good"}, 1.0)
@@ -81,6 +84,17 @@ def test_values_that_are_refused_are_not_sent_again_before_each_later_message():
     reports.flush(1.0)
     reports.add({"b": "good"}, 1.0)
     assert sent == [{"a": "good"}, {"b": "good"}]
+
+
+def test_values_that_were_kept_are_not_lost_with_a_later_one_that_is_refused():
+    sent = Refused()
+    reports = Reports(sent, every_s=1e6)
+    reports.add({"a": 1}, 1.0)
+    reports.add({"a": 2}, 1.0)
+    with pytest.raises(ProtocolError):
+        reports.add({"new": "bad"}, 1.0)
+    reports.flush(1.0)
+    assert sent == [{"a": 1}, {"a": 2}]
 
 
 def test_a_value_that_cannot_be_sent_is_refused_by_report_itself_though_it_would_be_kept(run_job):

@@ -255,6 +255,23 @@ def test_a_rule_of_the_users_own_is_one_declaration():
     assert [array[0] for array in (x, c, s_x, m, s)] == [6, 6, 3, 2, 5]
 
 
+@dataclasses.dataclass(frozen=True)
+class Reflected(Rule):
+    kernel: ClassVar = "reflected"
+    form: ClassVar = Form(
+        """
+        c := x - c
+        x := c
+        """
+    )
+
+
+def test_an_array_that_is_subtracted_from_another_is_not_exchanged_with_it():
+    x, c = np.full(2, 8.0), np.full(2, 3.0)
+    Reflected().sync(x, c, (), ())
+    assert [*x, *c] == [5, 5, 5, 5]
+
+
 NEW_RULE = '''"""A rule that was not there before."""
 
 from dataclasses import dataclass

@@ -1,0 +1,16 @@
+import numpy as np
+
+from keras_preamble import rank, worker
+
+from platoon_plugins.keras.gradients import Batch, GradientAverage
+from platoon_plugins.keras.model_averages import ModelAverages
+
+for policy in ("all", "leader"):
+    member = GradientAverage(worker)
+    average = ModelAverages([member])
+    average.attach(policy, [np.zeros(2, "float32")])
+    if rank:
+        average.vote()
+        member.average(Batch([np.ones(2, "float32")], 1.0, [True]))
+        assert average.stops, policy
+    assert average.join() == [0, 1]
