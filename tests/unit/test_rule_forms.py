@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from rule_table import OUTER, RULES, TABLE, arguments_of, by_the_equations, form_and_scalars
 
-from platoon_base import connect, rules
+from platoon_base import compat, connect, rules
 from platoon_base.centers import round_kernels
 from platoon_base.centers.host_kernels import BLOCK, HAVE_FUSED, Plan, apply, find_fused
 from platoon_base.centers.host_source import HEADER, header_text
@@ -136,6 +136,7 @@ def test_other_forms_of_a_rule_are_the_equations(entry, dtype):
 
 
 def test_the_theano_rules_of_one_worker_are_the_equations():
+    compat.apply()
     theano = pytest.importorskip("theano")
     from platoon_base.platoon_api import global_dynamics
 
