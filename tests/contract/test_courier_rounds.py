@@ -5,6 +5,7 @@ The hosts are turns of one loop; jobs with real launchers are in jobs/test_round
 """
 
 import contextlib
+import hashlib
 import threading
 import time
 import tracemalloc
@@ -80,13 +81,14 @@ def make(group, number, disturb=lambda: None, hosts=None):
 
 
 def bits(group):
-    """Return all bits of the centers, of the workers and of the residuals."""
+    """Return digests of all bits of the centers, of the workers and of the residuals: several rounds of all kinds stay."""
     require_same_center(*group.hosts)
     found = []
     for host in group.hosts:
         values, states = host.center.snapshot()
         residuals = Residuals(host.layout, host.memory).latest if np.frombuffer(host.memory, np.uint8).any() else []
-        found.append([array.tobytes() for arrays in (values, *states, host.params, residuals) for array in arrays])
+        arrays = [array for arrays in (values, *states, host.params, residuals) for array in arrays]
+        found.append([hashlib.sha256(array.tobytes()).digest() for array in arrays])
     return found
 
 
