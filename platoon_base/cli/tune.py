@@ -318,9 +318,9 @@ def _same_rule(method: Method, told: str) -> bool:
     """Return whether the rule reported by the workers is that of a method."""
     try:
         rule, period = parse_rule(method.rule), method.period or default_period()
-        known = parse_rule(told).resolved(method.workers)
+        known = repr(parse_rule(told).resolved(method.workers))
         # A user's own loop does not report its period.
-        return known in [each.resolved(method.workers) for each in (rule, at_period(rule, period))]
+        return known in [repr(each.resolved(method.workers)) for each in (rule, at_period(rule, period))]
     except ConfigurationError:
         return False  # a user-defined rule
 
