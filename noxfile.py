@@ -165,7 +165,7 @@ def base(session: nox.Session) -> None:
 
 
 def run_base(session: nox.Session, title: str, *arguments: str) -> None:
-    options = [*own_cache(session.name), "-m", f"base and not slow and not product and {ALL}", "tests", *arguments]
+    options = [*own_cache(session.name), "-m", f"base and not slow and {PROMISES}", "tests", *arguments]
     run_pytest(session, f"{title}: base tests", "python", *options)
 
 
