@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import os
-import pkgutil
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -76,8 +75,7 @@ class Program(NamedTuple):
         """Return the ``__main__`` of a folder or an archive; None of a script."""
         if self.is_module or self.is_typed:
             return None
-        importer: Any = pkgutil.get_importer(os.path.abspath(self.name))
-        spec: ModuleSpec | None = None if importer is None else importer.find_spec("__main__")
+        spec = PathFinder.find_spec("__main__", [os.path.abspath(self.name)])
         return None if spec is None or spec.loader is None else spec
 
     def files(self) -> list[Path]:
