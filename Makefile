@@ -11,7 +11,7 @@ GPU_PYTHON ?=
 TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano' \
     KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras BLOCKS_CONFIG= FUEL_CONFIG=
 
-.PHONY: help setup demo data test test-all test-engines test-keras test-newest test-oldest lint bench soak bench-keras bench-gpu dist readme docs clean distclean
+.PHONY: help setup demo data test test-all test-pythons test-engines test-keras test-newest test-oldest lint bench soak bench-keras bench-gpu dist readme docs clean distclean
 
 help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
@@ -20,6 +20,7 @@ help:
 	@echo 'make test       the parts of the code, and a real job through each promise (ARGS="-k name" instead: all tests'
 	@echo '                on Python 3.11 that pytest selects by it; BLOCKS=/path/to/a/checkout tests with that Blocks)'
 	@echo 'make test-all   everything: Python 3.11, 3.9 and 3.13, all back ends of Keras, hosts in namespaces where root'
+	@echo 'make test-pythons  what make test runs of the base, on Python 3.9 and 3.13'
 	@echo 'make test-engines  the tests with Slurm, Open MPI and Ray, if installed: as root'
 	@echo 'make test-keras the tests of the Keras adapter alone: Theano, PyTorch, JAX, TensorFlow'
 	@echo '                (ARGS="-k name" goes to each)'
@@ -48,6 +49,9 @@ data:
 
 test: setup
 	@$(TEST_ENV) $(NOX) -s promises -- $(ARGS)
+
+test-pythons: setup
+	@$(TEST_ENV) $(NOX) -s base-3.9 base-3.13
 
 test-all: setup
 	@$(TEST_ENV) $(NOX) -s everything
