@@ -68,7 +68,7 @@ if os.environ.get("BLOCKS") and importlib.util.find_spec("theano"):  # other Pyt
 
 
 def pytest_collection_modifyitems(items):
-    """All tests of one part of the code and of what has several back ends are among those of promises."""
+    """Mark all tests in unit and contract as promises."""
     for item in items:
         if item.path.parent.name in ("unit", "contract"):
             item.add_marker("promise")

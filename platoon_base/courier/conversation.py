@@ -161,8 +161,8 @@ class Conversation:
         self._held = 0  # the kind of the record that waits
         self.gossip = GossipWords()
         self.moved_at = self.heard_at = awake()
-        self._keep_alive_posted = 0  # the number of records up to the latest keep-alive, and with it
-        self._is_keep_alive: bool | None = None  # what was received last; None for a part of a record
+        self._keep_alive_posted = 0  # The latest keep-alive is the last of so many posted records.
+        self._is_keep_alive: bool | None = None  # None if no whole record has been received.
 
     def talk(self) -> None:
         """Send and receive without blocking; raises `BrokenStreamError`."""

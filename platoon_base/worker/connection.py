@@ -102,7 +102,7 @@ class Connection:
         Waits for what this worker has queued on a device for the center. It comes before meetings, so that behind a
         barrier each worker finds in the center what the others had done.
     trainings : int
-        Trainings that this worker has begun, with averaged gradients or a rule.
+        Trainings that this worker has tried to begin, with averaged gradients or a rule.
     closed : bool
     combined : int
         Number of collective calls on arrays, and of times that parameters were shared.
@@ -185,7 +185,7 @@ class Connection:
 
         Workers that joined late or were restarted are not compared: they may have missed a training.
         """
-        self.trainings += 1  # Also where it is refused: a script may go on with another.
+        self.trainings += 1  # Refused trainings count on all workers too.
         if self.identity.size > 1 and not self.identity.late:
             name = f"the way in which training {self.trainings} keeps the models together"
             self.client.ask(msg.Same(name=name, fingerprint=mode, remedy=_SAME_MODE), msg.Done, DEFAULT_TIMEOUT_S)

@@ -186,7 +186,7 @@ def become_worker(request):
     from platoon_base.worker_process import child
 
     child.main()
-    # What Python does at its end, but to tear down the modules: that writes to all pages, which the kernel then copies.
+    # End as Python does, but leave the modules: tearing them down would make the kernel copy all of their pages.
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()

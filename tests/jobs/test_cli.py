@@ -226,7 +226,7 @@ def test_run_takes_a_module_as_python_does(platoon, package):
     assert (done.returncode, done.stdout) == (0, plain), done.stderr
 
 
-@pytest.mark.parametrize("name", ["app", "app.pyz", "."])
+@pytest.mark.parametrize("name", ["app", pytest.param("app.pyz", marks=pytest.mark.promise), "."])
 def test_a_folder_and_an_archive_run_by_their_main_module_as_under_python(platoon, tmp_path, name):
     folder = tmp_path if name == "." else tmp_path / "app"
     folder.mkdir(exist_ok=True)

@@ -117,6 +117,19 @@ def test_errors_say_what_to_do(platoon, write_script, script, words, complaint):
 
 @pytest.mark.base
 @pytest.mark.promise
+def test_a_rule_that_depends_on_the_period_is_none_that_the_script_names(platoon, write_script, tmp_path):
+    """Adapters give rules their period, which `Worker.init_shared_params` does not know."""
+    given = "init_shared_params([x], at_period(default_rule(), default_period()))"
+    script = DESCENT.replace("init_shared_params([x])", given).replace(
+        "import default", "import at_period, default_rule, default"
+    )
+    done = run(platoon, "--seeds", 1, "--method", "every 4", "--method", "EASGD(alpha=0.5)", write_script(script))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the script names" not in done.stdout
+    assert len(json.loads((tmp_path / "tune.json").read_text())["methods"]) == 3
+
+
+@pytest.mark.base
 def test_a_method_that_fails_is_told_and_the_others_go_on(platoon, write_script, tmp_path):
     failing = "if 'EASGD' in os.environ.get('PLATOON_RULE', ''):\n    raise RuntimeError('the reason')\nx = np"
     script = write_script(DESCENT.replace("x = np", failing, 1))
