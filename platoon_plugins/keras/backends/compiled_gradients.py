@@ -19,8 +19,7 @@ Array = np.ndarray[Any, Any]
 class CompiledAverage(GradientAverage):
     """Averages gradients by calls from a compiled program.
 
-    An error in such a call would be buried in pages of traces, so it is stored, and raised by `require_sound` and the
-    next call.
+    Errors are stored for `require_sound` and the next call, as a program hides them in traces.
     """
 
     def __init__(self, worker: Any) -> None:
@@ -32,10 +31,9 @@ class CompiledAverage(GradientAverage):
         super().attach(policy, like, calls)
 
     def average(self, batch: Batch) -> list[Any]:
-        """Return the averages of gradients in a program that is being traced; None for weights without a gradient.
+        """Return the averages in a traced program; None for weights without a gradient.
 
-        These must be the same weights in every step and on all workers. The workers average zeros for them, since a
-        worker without a batch does not know which they are.
+        These must be the same weights in every step and on all workers.
         """
         self.require_attached()
         filled = [
@@ -50,7 +48,7 @@ class CompiledAverage(GradientAverage):
         raise NotImplementedError
 
     def fill(self, batch: Batch, outs: Sequence[Array]) -> None:
-        """Write the averages to ``outs``, C-contiguous arrays that may be those of ``batch``; the program calls it."""
+        """Write averages to ``outs``, C-contiguous and possibly inputs; the program calls it."""
         self.require_sound()
         self.require_attached()
         try:
