@@ -101,7 +101,7 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner: Any = None
 
     def set_params(self, params: Any) -> None:
-        """Store the parameters, which callbacks share; without the lead, silence Keras."""
+        """Silence the progress bar unless this worker is the leader."""
         super().set_params(params)
         self._fits.verbose = params.get("verbose", 0)
         if not self._fits.leads:
