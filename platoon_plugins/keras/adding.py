@@ -15,11 +15,8 @@ _FRAMEWORKS = ("keras", "tensorflow", "torch", "jax", "jaxlib")
 
 
 def only_adds(metric: Any) -> bool:
-    """Return whether a metric's state is a sum over batches, which can be added over workers.
-
-    This holds if ``update_state`` only calls ``assign_add`` or updates metrics of Keras. False may
-    also mean unknown: other methods that it calls are not inspected.
-    """
+    """Return whether ``update_state`` only adds to variables, as with ``assign_add``."""
+    # Then states are sums over batches. Other methods that it calls are not inspected: False.
     code, result = _code_of(type(metric), "update_state"), _code_of(type(metric), "result")
     if code is None or result is None or not code.co_varnames or any(_is_code(each) for each in code.co_consts):
         return False
@@ -48,7 +45,6 @@ def _code_of(cls: type, name: str) -> types.CodeType | None:
 
 
 def _added(metric: Any, uses: list[tuple[str, str]]) -> set[int]:
-    """Return the ids of the variables that these uses add to."""
     values = [getattr(metric, name, None) for name, next_name in uses if next_name in (*_CALLS_ADD, "update_state")]
     return {id(variable) for value in values for variable in getattr(value, "variables", [value])}
 

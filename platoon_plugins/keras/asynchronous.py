@@ -210,7 +210,6 @@ class Asynchronous(Mode):
         return [checksum(v.get_value(borrow=True)) for v in self._shared()]
 
     def _shared(self) -> list[Variable]:
-        """Return the weights, and the moments if they are shared."""
         return [*self._weights, *self._moments]
 
 

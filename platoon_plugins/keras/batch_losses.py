@@ -21,15 +21,11 @@ ADDED = (
 
 
 class BatchLosses:
-    """The losses of batches; the k-th batches of all workers are combined as one large batch.
+    """The losses of batches; the k-th batches of all workers are combined as one large batch."""
 
-    ::
-
-        loss := sum_k R_k L_k / sum_k R_k        L_k = sum_i w_ik l_ik / sum_i w_ik
-
-    where R_k is the number of rows of batch k and w_ik the divisor of worker i's loss, such as its
-    unmasked tokens. Losses that are sums add up. Without `begin` no batch is recorded.
-    """
+    # loss := sum_k R_k L_k / sum_k R_k, L_k = sum_i w_ik l_ik / sum_i w_ik, where R_k is the number
+    # of rows of batch k and w_ik the divisor of worker i's loss. Losses that are sums add up. Only
+    # batches of an epoch or evaluation that `begin` has started are recorded.
 
     def __init__(self) -> None:
         self.phase = "train"
@@ -52,7 +48,6 @@ class BatchLosses:
                 batches[-_FETCHED_AT_ONCE:] = map(_fetched, batches[-_FETCHED_AT_ONCE:])
 
     def count(self, phase: str) -> int:
-        """Return the number of recorded batches."""
         return len(self._batches.get(phase, ()))
 
     def combined(self, phase: str, worker: Worker, name: str) -> float:

@@ -72,7 +72,6 @@ def _keeping_numpy(build: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _first_epoch(model: Any, options: dict[str, Any]) -> int:
-    """Return the first epoch of a training loop of Keras 2."""
     given = int(options.get("initial_epoch") or 0)
     bounds = bounds_of(options.get("callbacks") or [])
     if not bounds:
@@ -107,10 +106,8 @@ def _warn_if_unsynchronized(model: Any) -> None:
 
 
 def _unsynchronized_worker(model: Any, refuses: bool = False) -> Worker | None:
-    """Return the worker if its job has several and nothing synchronizes the model, else None.
-
-    With ``refuses``, raise if the model averages gradients and no fit has prepared it.
-    """
+    """Return the worker if its job has several and nothing synchronizes the model, else None."""
+    # With `refuses`, raise if the model averages gradients and no fit has prepared it.
     worker = connected()
     if model is None or worker is None or worker.global_size == 1:
         return None

@@ -61,7 +61,6 @@ class Fits:
         return given if resumption is None else resumption.first_epoch(epochs, given)
 
     def prepare(self, model: Any) -> None:
-        """Make the `Training` of the next fit."""
         self._training = Training(self.worker, self.backend, self._settings, model)
         self.timer = FitTimer(self.worker, model)
         if self.swaps_at_epochs:
@@ -101,7 +100,6 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner: Any = None
 
     def set_params(self, params: Any) -> None:
-        """Silence the progress bar unless this worker is the leader."""
         super().set_params(params)
         self._fits.verbose = params.get("verbose", 0)
         if not self._fits.leads:
@@ -190,18 +188,15 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class _LastAtBatches(_Last):
-    """A `_Last` that also handles stops in the middle of an epoch."""
-
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._fits.training.callbacks_end_batch()
         self._fits.timer.loads()
 
 
 class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
-    """Reports the progress of a single worker's fit, and stops the fit if the job stops.
+    """Reports the progress of a single worker's fit, and stops the fit if the job stops."""
 
-    It runs at most every 50 ms: its code and objects are usually not in the processor's cache.
-    """
+    # At most every 50 ms, as its code and objects are usually not in the processor's cache.
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()
@@ -291,7 +286,6 @@ class _ProgressReporterAtBatches(_ProgressReporter):
 
 
 def with_progress_reports(callbacks: list[Any], worker: Worker, at_batches: bool) -> list[Any]:
-    """Return callbacks between those that report the progress of a single worker's fit."""
     reporter = (_ProgressReporterAtBatches if at_batches else _ProgressReporter)(worker)
     return [_PhaseReporter(reporter), *callbacks, reporter]
 
@@ -305,10 +299,8 @@ def make_last(fits: Fits, at_batches: bool, standbys: Sequence[Standby]) -> kera
 
 
 def bounds_of(callbacks: list[Any]) -> list[tuple[int, int, Fits]]:
-    """Return the positions of the first and last callback of each `distribute`, and their `Fits`.
-
-    A list without the last one belongs to a training loop of the user, and is left out.
-    """
+    """Return the positions of the first and last callback of each `distribute`, and its `Fits`."""
+    # A list without the last one belongs to a training loop of the user, and is left out.
     firsts = {id(callback.fits): i for i, callback in enumerate(callbacks) if isinstance(callback, _First)}
     lasts = [(i, callback.fits) for i, callback in enumerate(callbacks) if isinstance(callback, _Last)]
     return [(firsts[id(fits)], i, fits) for i, fits in lasts if id(fits) in firsts]
@@ -346,7 +338,6 @@ def in_center(callback: Any, fits: Fits) -> None:
 
 
 def saves_in_mid_epoch(callback: Any) -> bool:
-    """Return whether a callback writes checkpoints at a period in batches."""
     save_freq = getattr(callback, "save_freq", None)
     return isinstance(save_freq, int) and any(callable(getattr(callback, name, None)) for name in _SAVES)
 

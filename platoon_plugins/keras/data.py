@@ -206,7 +206,6 @@ def is_sharded(data: Any) -> bool:
 
 
 def _shuffles(dataset: Any) -> bool:
-    """Return whether a tf.data.Dataset, or one of its sources, shuffles."""
     return any("Shuffle" in type(source).__name__ for source in sources(dataset))
 
 
@@ -236,8 +235,6 @@ def _batches(sequence: Any) -> int | None:
 
 
 class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
-    """One worker's batches of a PyDataset or Sequence."""
-
     def __init__(self, whole: Any, worker: Worker) -> None:
         options = ("workers", "use_multiprocessing", "max_queue_size")
         known = {name: getattr(whole, name) for name in options if hasattr(whole, name)}
@@ -282,11 +279,8 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         return full + (enough or alone)
 
     def _remaining(self, batches: int) -> tuple[bool, Any]:
-        """Return whether each worker has rows of the remaining batches, and those of this worker.
-
-        If batches are padded to different lengths, they are divided one by one, each among some
-        workers.
-        """
+        """Return whether each worker has rows of the remaining batches, and this worker's rows."""
+        # Batches padded to different lengths are divided one by one, each among some workers.
         first = batches - batches % self._size
         remaining = [self._whole[i] for i in range(first, batches)]
         groups = 1 if _fit(remaining) else len(remaining)

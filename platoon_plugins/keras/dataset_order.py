@@ -1,8 +1,4 @@
-"""The order of a tf.data.Dataset: whether it is the same in every process.
-
-An order that the graph does not determine is compared between workers: TensorFlow computes
-running checksums of the batches, without Python.
-"""
+"""The order of a tf.data.Dataset: fixed by its graph, or compared by running checksums."""
 
 from __future__ import annotations
 
@@ -44,10 +40,7 @@ def sources(dataset: Any) -> Iterator[Any]:
 
 
 def comparable(dataset: Any, worker: Worker, what: str) -> Any:
-    """Return an equal data set whose order is fixed or is compared between workers.
-
-    Raises `ConfigurationError` if it shuffles without a seed.
-    """
+    """Return an equal data set whose order is fixed or compared; raise if it shuffles unseeded."""
     import tensorflow as tf
 
     made_from = list(sources(dataset))
@@ -77,7 +70,6 @@ def is_in_order(source: Any) -> bool:
 
 
 def _shuffles_at_random(source: Any) -> bool:
-    """Return whether a data set shuffles without a seed."""
     if "Shuffle" not in type(source).__name__:
         return False
     seeds = [getattr(source, name, 0) for name in ("_seed", "_seed2")]
@@ -85,11 +77,10 @@ def _shuffles_at_random(source: Any) -> bool:
 
 
 class _DatasetOrder:
-    """The order of a tf.data.Dataset, see `read_order.Order`.
+    """The order of a tf.data.Dataset, see `read_order.Order`."""
 
-    The rows of ``_marks`` are ``(batches, everything, labels, kinds)``: for the latest batch, for
-    each power of two, and for the latest rounds.
-    """
+    # The rows of `_marks` are (batches, everything, labels, kinds): for the latest batch, for each
+    # power of two, and for the latest rounds.
 
     def __init__(self, what: str, size: int) -> None:
         import tensorflow as tf

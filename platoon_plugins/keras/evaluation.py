@@ -32,10 +32,7 @@ class _Epoch:
 
 
 class Evaluation:
-    """Sums the states of metrics and the losses of batches over the workers, for one fit.
-
-    ``ranks`` are those that took part in the latest sum.
-    """
+    """Sums the states of metrics and the losses of batches over the workers, for one fit."""
 
     def __init__(self, worker: Worker, backend: Backend, model: Any, average: Any) -> None:
         self._worker, self._backend = worker, backend
@@ -51,7 +48,6 @@ class Evaluation:
     # Training.
 
     def epoch_begins(self, number: int) -> None:
-        """Record the start of an epoch; Keras has reset all metrics."""
         self._metrics.epoch_begins()
         self._losses.begin("train")
         self._epoch = _Epoch(number)
@@ -61,11 +57,7 @@ class Evaluation:
         self._metrics.train_batch(logs)
 
     def add_up_training(self, evaluates: bool, changed: Array, mode: Mode) -> Array:
-        """Sum metrics, losses and ``changed`` over the workers; a collective call.
-
-        Return the sum of `Statistics.changed`. Raise if only some workers evaluate and the fit
-        continues.
-        """
+        """Sum metrics, losses and ``changed`` over the workers; a collective call."""
         own = self._epoch.own_state["train"] = self._metrics.train_state()
         arrays = [*own, self._batches_with_losses("train"), changed]
         pairs = {"evaluate": (float(evaluates), 1.0)}
@@ -126,10 +118,7 @@ class Evaluation:
     # The end of an epoch.
 
     def fill(self, logs: dict[str, Any]) -> None:
-        """Put the values of all workers into ``logs``; a collective call on Keras 3.
-
-        Raises `ConfigurationError` for a value that cannot be combined over the workers.
-        """
+        """Put the values of all workers into ``logs``; a collective call on Keras 3."""
         epoch = self._epoch
         training = {name: value for name, value in logs.items() if not name.startswith("val_")}
         train = self._of_step("train", training, epoch.train)

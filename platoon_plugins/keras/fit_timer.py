@@ -15,11 +15,10 @@ __all__ = ["FitTimer"]
 
 
 class FitTimer:
-    """Enters the phase that follows each hook of a fit.
+    """Enters the phase that follows each hook of a fit."""
 
-    Keras 2 and torch load a batch between two steps, JAX within the step from an iterator that is
-    timed here. On TensorFlow loading counts as computation.
-    """
+    # Keras 2 and torch load a batch between two steps, JAX within the step from an iterator that is
+    # timed here. On TensorFlow loading counts as computation.
 
     def __init__(self, worker: Worker, model: Any) -> None:
         self._worker, self._model = worker, model
@@ -58,17 +57,14 @@ class FitTimer:
         self._model.train_function = timed
 
     def loads(self) -> None:
-        """Enter the loading phase."""
         if self._between:
             self._clock.enter(LOADING)
 
     def batch_begins(self) -> None:
-        """Enter the computation phase; on JAX the batch is loaded within the step."""
         if self._between:
             self._clock.enter(COMPUTE)
 
     def steps(self, number: int) -> None:
-        """Record steps that are counted later."""
         self._clock.step_ahead(number)
 
     def computes(self) -> None:

@@ -1,7 +1,4 @@
-"""Synchronous training: any optimizer, applied to gradients averaged over the workers.
-
-The gradients are sent with a header: votes to stop, and flags of ranks without batches.
-"""
+"""Synchronous training: any optimizer, applied to gradients averaged over the workers."""
 
 from __future__ import annotations
 
@@ -126,11 +123,9 @@ def average_of(optimizer: Any) -> GradientAverage | None:
 
 
 class Batch(NamedTuple):
-    """The gradients of one batch, in the same order on every worker.
+    """The gradients of one batch; ``weight`` is the divisor of the loss, None for a sum."""
 
-    ``weight`` is the divisor of the loss, None for a sum. The gradient of a weight that the step
-    does not use is None or zeros.
-    """
+    # The gradients are in the same order on every worker, None or zeros for unused weights.
 
     gradients: Sequence[Any]
     weight: Any
@@ -138,12 +133,10 @@ class Batch(NamedTuple):
 
 
 class GradientAverage:
-    """Averages the gradients of a batch over the workers whose epoch has not ended.
+    """Averages the gradients of a batch over the workers whose epoch has not ended."""
 
-    Others call without gradients, see `ModelAverages`. Unused weights contribute zeros. ``steps``
-    counts the calls with gradients of an epoch. If ``lags``, votes received are of an earlier
-    batch.
-    """
+    # g := sum_i w_i g_i / sum_i w_i. Workers at the end of their epoch call without gradients, see
+    # `ModelAverages`. Unused weights contribute zeros.
 
     lags = False
     _lists = False
@@ -171,10 +164,7 @@ class GradientAverage:
         """Prepare for gradients on a device of the back end; None for the host."""
 
     def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
-        """Start a fit; ``like`` has the shapes and dtypes of the gradients.
-
-        Each call with gradients appends this average to ``calls``, if a model has several.
-        """
+        """Start a fit; each call with gradients appends this average to ``calls``, if any."""
         self.attached, self._calls = True, calls
         self._policy = policy
         self._usual_weight = 1.0
@@ -211,10 +201,8 @@ class GradientAverage:
             self._names = [id(variable) for variable in variables]
 
     def average(self, batch: Batch) -> list[Any]:
-        """Replace a batch's gradients, C-contiguous arrays, by their averages, and return them.
-
-        The average of an unused weight's gradient is with zeros, or None if no worker uses it.
-        """
+        """Replace a batch's gradients, C-contiguous arrays, by their averages, and return them."""
+        # The gradient of an unused weight is zero, or None if no worker uses the weight.
         arrays = [self.like[i].copy() if array is None else array for i, array in enumerate(batch.gradients)]
         self._step(Batch(arrays, batch.weight, batch.used), arrays)
         return [array if used else None for array, used in zip(arrays, self._all.used > 0)]
@@ -288,7 +276,6 @@ class GradientAverage:
         self._usual_weight = self._all.usual_weight(self._usual_weight)
 
     def _expect(self, like: Sequence[Array]) -> None:
-        """Record zeros like the next gradients, and make headers for them."""
         flag = self._mine.flags[self.worker.global_rank]
         self.like, self.variables, self._names = like, [], []
         self._mine, self._all = (GradientHeader(self.worker.global_size, len(like), self._lists) for _ in range(2))
@@ -305,10 +292,9 @@ class GradientAverage:
 
 
 class GradientHeader:
-    """Sent with the gradients: each rank's flag and weight, and how many ranks use each gradient.
+    """Sent with gradients: each rank's flag and weight, and how many ranks use each gradient."""
 
-    With ``lists`` also each rank's number of rows in each gradient that is a list of rows.
-    """
+    # With `lists` also each rank's number of rows in each gradient that is a list of rows.
 
     def __init__(self, size: int, gradients: int, lists: bool = False) -> None:
         self.array = np.zeros(2 * size + gradients * (1 + size * lists), np.float32)
@@ -322,11 +308,9 @@ class GradientHeader:
         np.copyto(self.array, whole, where=abs(self.array - whole) <= 1e-6 * whole)
 
     def usual_weight(self, before: float) -> float:
-        """Return the largest weight, the next scale of gradients; ``before`` if it is tiny.
-
-        Usual batches need no scaling then. Under ``--deterministic`` it is a power of two, which
-        makes the result independent of earlier steps.
-        """
+        """Return the largest weight, the next scale of gradients; ``before`` if it is tiny."""
+        # Usual batches need no scaling then. Under --deterministic it is a power of two, which
+        # makes the result independent of earlier steps.
         largest = float(self.weights.max())
         if _EXACT and largest > 0:
             largest = 2.0 ** (math.frexp(largest)[1] - 1)

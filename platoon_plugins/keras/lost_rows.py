@@ -40,10 +40,7 @@ class LostRows:
             _replace(iterator, data, ranks.index(self._worker.global_rank), len(ranks))
 
     def report(self, epoch: int, ranks: Sequence[int], validated: Sequence[int], evaluates: bool) -> None:
-        """Report on the leader if values of an epoch lack rows.
-
-        ``ranks`` and ``validated`` are the ranks whose training and validation are included.
-        """
+        """Report on the leader if the training or validation of an epoch lacks rows."""
         size = self._worker.global_size
         if len(ranks) == len(validated) == size:
             return

@@ -32,10 +32,8 @@ def is_marked(optimizer: Any) -> bool:
 
 
 def refuse_unwrapped_copies() -> None:
-    """Make plain copies of a DistributedOptimizer raise instead of training on one worker alone.
-
-    Copies are of Keras's own classes, whose methods are patched.
-    """
+    """Make plain copies of a DistributedOptimizer raise instead of training on one worker alone."""
+    # Copies are of Keras's own classes, whose methods are patched.
     base = keras.optimizers.Optimizer
     for cls in (each for each in vars(keras.optimizers).values() if isinstance(each, type) and issubclass(each, base)):
         for name in ("apply", "stateless_apply"):

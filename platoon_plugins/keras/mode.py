@@ -37,9 +37,7 @@ class Mode(Protocol):
         """Record training batches; synchronize if it is due."""
         ...
 
-    def vote(self) -> None:
-        """Vote for the end of the fit."""
-        ...
+    def vote(self) -> None: ...
 
     def epoch_ends(self) -> None:
         """Synchronize after the last batch of an epoch."""

@@ -17,11 +17,10 @@ Array = np.ndarray[Any, Any]
 
 
 class ModelAverages:
-    """Starts and ends fits and epochs for the `GradientAverage` of each optimizer of a model.
+    """Starts and ends fits and epochs for the `GradientAverage` of each optimizer of a model."""
 
-    All workers call the optimizers in the same order. A worker at the end of its epoch repeats the
-    calls of a batch without gradients until all workers have ended theirs.
-    """
+    # All workers call the optimizers in the same order. A worker at the end of its epoch repeats
+    # the calls of a batch without gradients until all workers have ended theirs.
 
     def __init__(self, members: list[GradientAverage]) -> None:
         self.members = members
@@ -68,7 +67,6 @@ class ModelAverages:
             member.require_sound()
 
     def count(self, steps: int) -> None:
-        """Record batches."""
         self._batches += steps
         for member in self.members:
             member.count(steps)

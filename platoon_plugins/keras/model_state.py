@@ -69,10 +69,7 @@ def first_values(model: Any, backend: Backend) -> list[Any]:
 
 
 def values_were_set(model: Any) -> bool:
-    """Let Normalization layers recompute their tensors from new values of their variables.
-
-    Return whether they changed: compiled functions have them as constants.
-    """
+    """Recompute tensors of Normalization layers, and functions that contain them; return if any."""
     parts = model._flatten_layers() if hasattr(keras, "ops") else ()
     layers = [each for each in parts if getattr(each, "adapt_mean", None) is not None]
     before = [keras.ops.convert_to_numpy(tensor) for each in layers for tensor in (each.mean, each.variance)]
@@ -104,7 +101,6 @@ def _all_state_of(model: Any, backend: Backend) -> list[Variable]:
 
 
 def state_checksum(model: Any, backend: Backend) -> int:
-    """Return a checksum of weights, statistics and optimizer state."""
     total = 0
     for variable in state_of(model, backend):
         total = checksum(variable.get_value(borrow=True), total)

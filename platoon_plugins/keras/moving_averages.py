@@ -1,12 +1,7 @@
 """The decay of BatchNormalization's moving statistics on N workers.
 
-An epoch on N workers has N times fewer steps. During a fit, BatchNormalization therefore uses
-
-::
-
-    m := momentum ** N
-
-The attribute ``momentum`` does not change, so saved models have the user's value.
+An epoch on N workers has N times fewer steps. During a fit BatchNormalization therefore uses
+``momentum ** N``. The attribute ``momentum`` does not change, also in saved models.
 """
 
 from __future__ import annotations
@@ -40,10 +35,8 @@ def watch_batch_normalization() -> None:
 
 
 def decay_for(model: Any, workers: int, retrace: bool = True) -> None:
-    """Let statistics decay in each step as in ``workers`` steps of one process.
-
-    Without ``retrace`` a step that was compiled for another number is kept for the next fit.
-    """
+    """Let statistics decay in each step as in ``workers`` steps of one process."""
+    # Without `retrace` a step that was compiled for another number is kept for the next fit.
     layers = [layer for layer in _all_layers(model) if isinstance(layer, keras.layers.BatchNormalization)]
     if layers and workers > 1:
         _report(layers, workers)
@@ -60,7 +53,6 @@ def decay_for(model: Any, workers: int, retrace: bool = True) -> None:
 
 
 def _all_layers(model: Any) -> list[Any]:
-    """Return the layers of a model and those inside them."""
     if _KERAS_3:
         return list(model._flatten_layers())
     return [inner for layer in getattr(model, "_layers", ()) for inner in (layer, *_all_layers(layer))]
@@ -99,7 +91,6 @@ def _call(layer: Any, *args: Any, **options: Any) -> Any:
 
 @contextlib.contextmanager
 def _raised(layer: Any, workers: int) -> Iterator[None]:
-    """Raise the momenta of a layer to a power while it is called or traced."""
     own = {name: vars(layer)[name] for name in _NAMES if workers > 1 and name in vars(layer)}
     # Keras's setattr would take longer.
     vars(layer).update({name: value**workers for name, value in own.items()})

@@ -36,11 +36,9 @@ def with_inner(optimizer: Any) -> Iterator[Any]:
 
 
 def wrap_again(model: Any, worker: Worker) -> None:
-    """Apply DistributedOptimizer to each plain optimizer that is marked or contains a marked one.
-
-    Copies and loaded models have marked plain optimizers. With "mixed_float16" ``compile`` wraps a
-    DistributedOptimizer in a LossScaleOptimizer, which would skip steps by its own gradients.
-    """
+    """Apply DistributedOptimizer to plain optimizers that are marked or contain a marked one."""
+    # Copies and loaded models have marked plain optimizers. With "mixed_float16" `compile` wraps a
+    # DistributedOptimizer in a LossScaleOptimizer, which would skip steps by its own gradients.
     if worker.global_size == 1:
         return
     optimizers = optimizers_of(model)
@@ -55,10 +53,7 @@ def wrap_again(model: Any, worker: Worker) -> None:
 
 
 def average_of_model(model: Any) -> ModelAverages | None:
-    """Return a model's `ModelAverages`, always the same object; None if its optimizers are plain.
-
-    Raises `ConfigurationError` if only some of its optimizers average gradients.
-    """
+    """Return a model's `ModelAverages`; None for plain optimizers, raise if only some are."""
     optimizers = optimizers_of(model)
     averages = [average for average in map(average_of, optimizers) if average is not None]
     inside = {type(outer).__name__ for outer in optimizers for each in with_inner(outer) if average_of(each)}

@@ -29,10 +29,7 @@ _CHECKED_BYTES = 1 << 24  # Bytes per call of crc32.
 
 
 class Cut(NamedTuple):
-    """How the rows from ``start`` to ``stop`` are divided among the workers.
-
-    Arrays with the same cut stay aligned row by row in each epoch.
-    """
+    """How the rows from ``start`` to ``stop`` are divided; arrays with one cut stay aligned."""
 
     start: int
     stop: int
@@ -41,7 +38,6 @@ class Cut(NamedTuple):
     uneven: str
 
     def rows(self, seed: int, epoch: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return this worker's row numbers in an epoch."""
         n = self.stop - self.start
         dealt = epoch_indices(n, self.rank, self.size, shuffle=True, seed=seed, epoch=epoch, uneven=self.uneven)
         return self.start + dealt
@@ -90,7 +86,6 @@ def is_part(array: Any) -> bool:
 
 
 def part_of(array: Any) -> Part | None:
-    """Return the origin of an array; None if `shard` has not returned it."""
     found = _parts.get(id(array))
     return found[1] if found is not None and found[0]() is array else None
 
@@ -136,7 +131,6 @@ def _checksum(array: Any) -> int:
 
 
 def map_arrays(data: Any, function: Callable[[Any], Any]) -> Any:
-    """Apply a function to the arrays in nested data, but not to None."""
     if data is None:
         return None
     if isinstance(data, Mapping):

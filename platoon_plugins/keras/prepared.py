@@ -251,7 +251,6 @@ def _scale_rate(optimizer: Any, how: str, size: int) -> None:
 
 
 def _outer_optimizers(model: Any) -> list[Any]:
-    """Return a model's optimizers without those inside another one."""
     found = optimizers_of(model)
     inside = {id(inner) for outer in found for inner in with_inner(outer) if inner is not outer}
     return [each for each in found if id(each) not in inside]
@@ -268,7 +267,6 @@ def _make_plain(optimizer: Any) -> bool:
 
 
 def _forget_step(model: Any) -> None:
-    """Make Keras compile the training function again."""
     if getattr(model, "train_function", None) is not None:
         model.train_function = None
 

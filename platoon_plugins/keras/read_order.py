@@ -1,7 +1,6 @@
-"""Compares the batches that workers read from data of which each takes every N-th batch.
+"""Compares the batches that workers read, by running checksums at the end of each epoch.
 
-Each worker keeps a running checksum of all batches, including those it skips. The workers compare
-the checksums at the end of each epoch and evaluation.
+Each worker reads all batches and takes every N-th, so all must read them in the same order.
 """
 
 from __future__ import annotations
@@ -75,7 +74,6 @@ class ReadOrder:
         self.begin()
 
     def begin(self) -> None:
-        """Start to read the data again."""
         self._number += 1
         self._mark = Mark(0, 0, 0, 0)
         self._labels: set[int] = set()
@@ -141,11 +139,8 @@ def register(order: Any, worker: Worker) -> int:
 
 
 def first_batches_agree(worker: Worker, batch: int) -> bool:
-    """Return whether the first labels are those of other workers so far, without waiting.
-
-    Call it at every batch. Only the later worker detects a difference; `require_same_orders`
-    raises.
-    """
+    """Return whether the first labels are those of other workers so far, without waiting."""
+    # Call it at every batch. Only the later worker detects a difference.
     if batch & (batch - 1) or worker not in _orders or worker.late:
         return True
     for number, order in sorted(_orders[worker].items()):
@@ -190,10 +185,8 @@ def require_same_orders(worker: Worker, told: list[Any]) -> None:
 
 
 def difference(marks: list[Mark], others: list[Mark]) -> int:
-    """Return the number of batches within which two readings differ; 0 if they do not.
-
-    Inputs may vary at random if the labels identify the batches.
-    """
+    """Return the number of batches within which two readings differ; 0 if they do not."""
+    # Inputs may vary at random if the labels identify the batches.
     theirs = {mark.batches: mark for mark in others if mark.batches}
     both = sorted((mark, theirs[mark.batches]) for mark in marks if mark.batches in theirs)
     if not both or both[-1][0].everything == both[-1][1].everything:

@@ -42,10 +42,8 @@ def require_weights(model: Any, backend: Backend) -> None:
 
 
 def require_new(steps: int) -> None:
-    """Raise if a plain optimizer has made steps before the first fit with ``rule="auto"``.
-
-    A DistributedOptimizer is loaded from a saved model as a plain one.
-    """
+    """Raise if a plain optimizer has made steps before the first fit with ``rule="auto"``."""
+    # A DistributedOptimizer is loaded from a saved model as a plain one.
     if steps:
         raise ConfigurationError(
             f'got rule="auto" and a plain optimizer that has made {steps} steps, such as that of a loaded model: a '
@@ -56,10 +54,8 @@ def require_new(steps: int) -> None:
 
 
 def require_no_other_average(model: Any, rule: Any, several_hosts: bool) -> None:
-    """Raise if an optimizer averages weights and the rule does not share these averages.
-
-    Rules that share moments share ``use_ema`` averages too, but between hosts only if they wait.
-    """
+    """Raise if an optimizer averages weights and the rule does not share these averages."""
+    # Rules that share moments share `use_ema` averages too, but between hosts only if they wait.
     for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
         averages = getattr(each, "use_ema", False)
         if averages and several_hosts and not (shares_moments(rule) and waits(rule)):
@@ -95,7 +91,6 @@ def require_stateless(model: Any) -> None:
 
 
 def layers_within(model: Any) -> Iterator[Any]:
-    """Yield the layers of a model, and those inside them."""
     if hasattr(model, "_flatten_layers"):  # Keras 3
         yield from model._flatten_layers()
         return

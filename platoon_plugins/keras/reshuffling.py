@@ -18,16 +18,11 @@ __all__ = ["Reshuffling", "callers", "common_cut"]
 
 
 class Reshuffling:
-    """Divides the rows of one fit again in each epoch; make it in ``on_train_begin``.
+    """Divides the rows of one fit again in each epoch; make it in ``on_train_begin``."""
 
-    ::
-
-        order := permutation of all rows, drawn from (seed of the job, number of the fit, epoch)
-        rows  := order[rank], order[rank + size], order[rank + 2 size], ...
-
-    Each worker keeps its rows if ``fit`` does not shuffle, has ``steps_per_epoch``, or gets arrays
-    other than those of `shard`, which would no longer be aligned.
-    """
+    # Worker r takes every N-th row, from r on, of one permutation, drawn from the seed of the job,
+    # the number of the fit and the epoch. If `fit` gets arrays other than those of `shard`, its
+    # rows stay, as they would no longer be aligned.
 
     def __init__(self, worker: Worker, model: Any) -> None:
         self._worker = worker

@@ -26,10 +26,7 @@ _KEPT = "epochs of the first keras fit"
 
 
 class Resumption(NamedTuple):
-    """Progress of the first fit in the previous run: epochs ``done`` by all workers.
-
-    ``stopped_of`` is the number of epochs of that fit if votes stopped it early, otherwise 0.
-    """
+    """Progress of the first fit in the previous run; ``stopped_of`` epochs if votes ended it."""
 
     done: int
     stopped_of: int = 0
@@ -54,10 +51,8 @@ def keep_epochs(worker: Worker, done: int, stopped_of: int = 0) -> None:
 
 
 def agree_to_resume(worker: Worker, has_center: bool = True) -> Resumption | None:
-    """Return the progress of this fit before the job was resumed; a collective call.
-
-    It is None in a new job, and for all fits except the first one with a center.
-    """
+    """Return the progress of the first fit with a center before the job was resumed, or None."""
+    # A collective call.
     mine = worker.take_kept(_KEPT) if has_center else None
     found = [kept for kept in worker.gather(mine, name="keras fit begins") if kept is not None]
     # Workers may have stored different epochs in a checkpoint. Repeating an epoch does no harm.
@@ -86,10 +81,7 @@ def given_initial_epoch(model: Any) -> int:
 
 
 def resume_loops_of_keras_2(first_epoch: Callable[[Any, dict[str, Any]], int]) -> None:
-    """Patch the training loops of Keras 2, as callbacks cannot set their first epoch.
-
-    ``first_epoch(model, options)`` returns it; ``options`` include the callbacks.
-    """
+    """Patch the training loops of Keras 2, as callbacks cannot set their first epoch."""
     from keras.engine import training_arrays, training_generator
 
     for module, name in (training_arrays, "fit_loop"), (training_generator, "fit_generator"):

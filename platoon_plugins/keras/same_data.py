@@ -48,10 +48,9 @@ def require_same_data(data: tuple[Any, ...], worker: Worker) -> None:
 
 
 class SameBatches:
-    """Compares the first and last batch of a PyDataset or Sequence between the workers.
+    """Compares the first and last batch of a PyDataset or Sequence between the workers."""
 
-    Keras 2 loses exceptions of ``on_epoch_end``: a difference is raised at the next batch.
-    """
+    # Keras 2 loses exceptions of `on_epoch_end`: a difference is raised at the next batch.
 
     def __init__(self, whole: Any, worker: Worker) -> None:
         number = next(_sequences.setdefault(worker, itertools.count(1)))
@@ -62,11 +61,7 @@ class SameBatches:
         self._varies: set[str] = set()
 
     def check(self, when: str, read: Callable[[], list[Any]]) -> None:
-        """Compare batches and their labels; values that differ when read again are skipped.
-
-        ``when`` is unique for each call. ``read`` returns batches with equal generators on all
-        workers.
-        """
+        """Compare batches and labels, except random ones; ``when`` is unique for each call."""
         batches = read()
         for part, taken in (("labels", labels_of), ("batches", lambda batch: batch)):
             mine = fingerprint(*map(taken, batches))
@@ -183,10 +178,7 @@ def data_of_fit(model: Any) -> tuple[Any, ...] | None:
 
 
 def warn_if_not_sharded(data: tuple[Any, ...] | None, worker: Worker) -> None:
-    """Warn if all workers train on the same rows; a collective call.
-
-    Data that shuffle or draw batches themselves are not compared.
-    """
+    """Warn if all workers train on the same rows; a collective call."""
     mine = None if data is None or not _is_whole(data[0]) else fingerprint(*map(_everything, data))
     told = worker.gather([worker.global_rank, mine], name="keras fit data")
     first = told[0][0] == worker.global_rank

@@ -26,11 +26,8 @@ _REMEDY = (
 
 
 def watch_saving() -> None:
-    """Make ``save``, ``save_weights`` and ``export`` safe if workers call them with one path.
-
-    Files are written to a folder beside the path and then moved. Workers are warned if the model is
-    not part of a prepared one, as their models may differ.
-    """
+    """Make ``save``, ``save_weights`` and ``export`` safe if workers call them with one path."""
+    # Workers are warned if the model is not part of a prepared one, as their models may differ.
     places = [(keras.Model, name) for name in ("save", "save_weights", "export")]
     places += [(getattr(keras, module, None), name) for module in ("models", "saving") for name in _FUNCTIONS]
     for place, name in places:
@@ -67,7 +64,6 @@ def _watched(save: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_prepared(model: Any) -> bool:
-    """Return whether a model is prepared, or a part of a prepared one."""
     wholes = list(trained.prepared)
     parts = (part for whole in wholes for part in getattr(whole, "_flatten_layers", list)())
     return model in trained.prepared or any(part is model for part in parts)

@@ -39,10 +39,8 @@ def vary(rank: int) -> int:
 
 
 def of_epoch(epoch: int, rank: int) -> int | None:
-    """Seed the generators for an epoch under ``--deterministic``; return the seed, else None.
-
-    A fit that is resumed at this epoch then draws the same numbers.
-    """
+    """Seed the generators for an epoch under ``--deterministic``; return the seed, else None."""
+    # A fit that is resumed at this epoch then draws the same numbers.
     of_job = deterministic_seed()
     if of_job is None:
         return None
@@ -53,10 +51,8 @@ def of_epoch(epoch: int, rank: int) -> int | None:
 
 
 def go_on(state: Any) -> None:
-    """Set the generators one step after their state at the start of a fit.
-
-    Splits between fits are then equal on all workers, and the next fit shuffles differently.
-    """
+    """Set the generators one step after their state at the start of a fit."""
+    # Splits between fits are then equal on all workers, and the next fit shuffles differently.
     restore(state)
     random.random()
     np.random.random_sample()
@@ -64,10 +60,8 @@ def go_on(state: Any) -> None:
 
 
 def seed_alike(seed: int) -> None:
-    """Seed Python, NumPy, torch and TensorFlow alike on all workers, for scripts without seeds.
-
-    A seed of the script is kept: TensorFlow's, and the others if NumPy has drawn no number since.
-    """
+    """Seed Python, NumPy, torch and TensorFlow alike on all workers, for scripts without seeds."""
+    # A seed of the script is kept: TensorFlow's, and the others if NumPy has drawn no number since.
     number = int(np.random.SeedSequence([seed, _ALIKE]).generate_state(1)[0])
     if not _just_seeded():
         random.seed(number)
@@ -104,11 +98,10 @@ def restore(state: Any) -> None:
 
 
 class Common:
-    """Python, NumPy and torch draw from common generators of all workers within ``with``.
+    """Python, NumPy and torch draw from common generators of all workers within ``with``."""
 
-    They continue in the next block; this worker's own generators do not advance. A lock admits one
-    thread at a time, as Keras reads training and validation data in separate threads.
-    """
+    # They continue in the next block. A lock admits one thread at a time, as Keras reads training
+    # and validation data in separate threads.
 
     def __init__(self, seed: Sequence[int]) -> None:
         words = np.random.SeedSequence(seed).generate_state(4)
@@ -147,7 +140,6 @@ class Common:
 
 @contextlib.contextmanager
 def kept_numpy() -> Iterator[None]:
-    """Restore NumPy's generator after the ``with`` block."""
     before = np.random.get_state()
     try:
         yield

@@ -19,10 +19,7 @@ _RESTORES = getattr(keras.callbacks, "BackupAndRestore", ())
 
 
 class Standby(keras.callbacks.Callback):  # type: ignore[misc]
-    """Placeholder of a leader's callback; it forwards the hooks once this worker is the leader.
-
-    `stand_by` makes a subclass with the hooks that the callback overrides.
-    """
+    """Placeholder of a leader's callback; it forwards the hooks once this worker is the leader."""
 
     def __init__(self, callback: Any) -> None:
         super().__init__()
@@ -94,7 +91,6 @@ def stand_by(callback: Any) -> Standby:
 
 
 def quieten(callback: Any) -> None:
-    """Silence a callback until this worker is the leader."""
     if hasattr(callback, "verbose"):
         if not hasattr(callback, _VERBOSE):
             setattr(callback, _VERBOSE, callback.verbose)
@@ -102,10 +98,7 @@ def quieten(callback: Any) -> None:
 
 
 def take_over(mine: Any, rank: int, verbose: Any) -> None:
-    """Become the leader: activate each `Standby` and silenced callback of the list of ``mine``.
-
-    Call it in a hook of ``mine``; ``verbose`` is the argument of ``fit``.
-    """
+    """Become the leader in a hook of ``mine``: activate each `Standby` and silenced callback."""
     log.warning("rank %d is the leader from here on: it writes and prints what a rank did that is gone", rank)
     for callback in _callbacks_around(mine):
         if isinstance(callback, Standby):

@@ -18,12 +18,12 @@ Array = np.ndarray[Any, Any]
 
 
 class Statistics:
-    """Makes the workers agree on the variables that changed in an epoch.
+    """Makes the workers agree on the variables that changed in an epoch."""
 
-    The ``aggregation`` of a variable says how: "mean", "sum" (the value before plus all changes) or
-    "only_first_replica". By default floats are averaged, and others are those of the first worker.
-    Checksums find the changed variables, as sending frozen weights in float64 would take longer.
-    """
+    # The `aggregation` of a variable says how: "mean", "sum" (the value before plus all changes) or
+    # "only_first_replica". By default floats are averaged, and others are those of the first
+    # worker. Checksums find the changed variables, as sending frozen weights in float64 would take
+    # longer.
 
     def __init__(self, worker: Worker, backend: Backend) -> None:
         self._worker, self._backend = worker, backend
@@ -46,10 +46,7 @@ class Statistics:
         return np.array([now != before for now, before in zip(self._compute_checksums(), self._checksums)], np.float64)
 
     def average(self, name: str, changed: Array) -> None:
-        """Agree on the variables that changed on any worker; a collective call.
-
-        ``name`` is unique; ``changed`` is the sum of the flags over all workers.
-        """
+        """Agree on variables with a sum of flags in ``changed``; a collective call."""
         numbers = np.flatnonzero(changed).tolist()
         if numbers:
             agree(self._states(numbers), self._worker, name)
@@ -59,10 +56,8 @@ class Statistics:
         return [State(self.variables[i], _rule_of(self.variables[i]), self._bases.get(i)) for i in numbers]
 
     def step_ends(self, model: Any) -> None:
-        """Agree after a step of a loop; a collective call.
-
-        All variables are checked only after 1, 2, 4, ... steps, as frozen weights may be large.
-        """
+        """Agree after a step of a loop; a collective call."""
+        # All variables are checked only after 1, 2, 4, ... steps, as frozen weights may be large.
         self._backend.attach(model)
         self._steps += 1
         if not self._steps & (self._steps - 1):

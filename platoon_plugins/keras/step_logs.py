@@ -27,12 +27,9 @@ def over_all_workers(
     total: Mapping[str, Any],
     add_up: Callable[[list[Array]], list[Array]],
 ) -> dict[str, Any]:
-    """Return the values of ``logs`` over the data of all workers; a collective call.
-
-    A value that equals a metric's result on every worker becomes that metric over all data; another
-    number becomes the mean over the workers. ``own`` and ``total`` are the metrics of this worker
-    and of all. ``logs`` is empty without a batch, so ``names`` is the number of names.
-    """
+    """Return the values of ``logs`` over the data of all workers; a collective call."""
+    # A value that equals a metric's result on every worker becomes that metric over all data;
+    # another number becomes the mean over the workers. `logs` is empty without a batch.
     metrics = sorted(own)
     matches, numbers = np.zeros((names, len(metrics))), np.zeros(names)
     for i, name in enumerate(sorted(logs)):

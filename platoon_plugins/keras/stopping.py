@@ -17,17 +17,13 @@ log = logging.getLogger(__name__)
 
 
 class Stopping:
-    """Turns ``model.stop_training``, which callbacks set on one worker, into a vote.
-
-    ``voted_to_end`` is False if the fit ends because the job stops.
-    """
+    """Turns ``model.stop_training``, which callbacks set on one worker, into a vote."""
 
     def __init__(self, worker: Worker, model: Any, mode: Mode, policy: str) -> None:
         self._worker, self._model, self._mode, self._policy = worker, model, mode, policy
         self._voted = self._decided = self.voted_to_end = False
 
     def batch_begins(self) -> None:
-        """Make Keras stop if the votes suffice."""
         if self._suffices():
             self._model.stop_training = True
 

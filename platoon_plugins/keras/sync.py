@@ -174,10 +174,8 @@ def is_distributed(callbacks: list[Any]) -> bool:
 
 
 def take_in(callbacks: Any) -> Any:
-    """Return the callbacks of a fit, with those beside the list of `distribute` moved into it.
-
-    Otherwise each worker would write checkpoints, and decide by its own data.
-    """
+    """Return the callbacks of a fit, with those beside the list of `distribute` moved into it."""
+    # Otherwise each worker would write checkpoints, and decide by its own data.
     given = list(keras.tree.flatten(callbacks) if hasattr(keras, "tree") else callbacks) if callbacks else []
     bounds = bounds_of(given)
     if not bounds:

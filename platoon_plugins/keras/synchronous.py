@@ -112,7 +112,6 @@ class Synchronous(Mode):
         return {"checksum": float(left), "changed": float(left != self._found)}
 
     def take_reports(self, reports: Mapping[int, Mapping[str, float]]) -> None:
-        """Copy one worker's weights and optimizer state to all if they differ."""
         if len({values["checksum"] for values in reports.values()}) == 1:
             return
         changed = [rank for rank, values in reports.items() if values["changed"]]

@@ -38,13 +38,9 @@ def is_loader(data: Any) -> bool:
 
 
 def shard_loader(loader: Any, worker: Worker) -> Any:
-    """Return a DataLoader of every N-th item or batch of another one.
-
-    - Rows in order or shuffled: every N-th row, of a new permutation in each epoch if it shuffles.
-    - Another sampler or batch_sampler: every N-th of its batches, drawn with common generators.
-    - An IterableDataset: each worker reads all batches and takes every N-th.
-    - A DistributedSampler for this rank: the DataLoader is returned unchanged.
-    """
+    """Return a DataLoader of every N-th row of another one, or of every N-th batch."""
+    # Batches if it has another sampler or an IterableDataset. A DataLoader with a
+    # DistributedSampler for this rank is returned unchanged.
     from torch.utils.data import DataLoader, IterableDataset
 
     rank, size = worker.global_rank, worker.global_size
@@ -113,7 +109,6 @@ def draws_from_all(loader: Any) -> bool:
 
 
 def is_share(loader: Any) -> bool:
-    """Return whether `shard_loader` has returned a DataLoader."""
     return (
         isinstance(loader.sampler, (_Share, _Dealt))
         or isinstance(loader.batch_sampler, _Dealt)
@@ -187,7 +182,6 @@ class _Dealt:
 
 
 def _iterable(loader: Any, worker: Worker) -> Any:
-    """Return an IterableDataset of every N-th batch of a DataLoader."""
     from torch.utils.data import IterableDataset
 
     order = ReadOrder(_named(loader), REMEDY, worker.global_size)
@@ -206,10 +200,8 @@ def _iterable(loader: Any, worker: Worker) -> Any:
 
 
 def every_nth(batches: Iterator[Any], order: ReadOrder, common: seeds.Common, worker: Worker) -> Iterator[Any]:
-    """Yield this worker's batches of those that all workers read with common generators.
-
-    All workers read whole rounds of N batches, and so stop at the same batch.
-    """
+    """Yield this worker's batches of those that all workers read with common generators."""
+    # All workers read whole rounds of N batches, and so stop at the same batch.
     while True:
         own, last = [], -1
         with common:

@@ -55,13 +55,12 @@ class Settings(NamedTuple):
 
 
 class Training:
-    """One fit, called by this package's callbacks before and after the user's.
+    """One fit, called by this package's callbacks before and after the user's."""
 
-    All workers make the collective calls in the same order: at the start of the fit; at the first
-    of on_test_begin and on_epoch_end after an epoch's batches; at the end of an evaluation, if all
-    evaluate; after on_epoch_end of the user's callbacks; at the end of the fit. The constructor
-    checks the model, so make it before callbacks change the model.
-    """
+    # All workers make the collective calls in the same order: at the start of the fit; at the first
+    # of on_test_begin and on_epoch_end after an epoch's batches; at the end of an evaluation, if
+    # all evaluate; after on_epoch_end of the user's callbacks; at the end of the fit. Make it
+    # before callbacks change the model, which the constructor checks.
 
     def __init__(self, worker: Worker, backend: Backend, settings: Settings, model: Any) -> None:
         self._worker, self._backend, self._settings, self._model = worker, backend, settings, model
@@ -91,7 +90,6 @@ class Training:
 
     @property
     def leads(self) -> bool:
-        """Whether this worker is the participant with the lowest rank."""
         return self._worker.global_rank == min(self.participants, default=0)
 
     def _choose_mode(self, average: Any) -> Mode:
@@ -199,7 +197,6 @@ class Training:
             self._backend.vary_noise(self._model, self._worker.global_rank)
 
     def _require_known(self) -> None:
-        """Raise if weights have become trainable since the epoch began."""
         others = _others(self._trained(), self._known)
         # Gradients of known variables are averaged even if they become trainable now.
         if self._mode.rule is None:
@@ -308,7 +305,6 @@ class Training:
             self._lost_rows.report(self._epoch, self.participants, evaluation.ranks, evaluation.all_evaluate)
 
     def callbacks_end_epoch(self, logs: Mapping[str, Any] | None) -> None:
-        """Decide with all workers, after all callbacks, whether to end the fit."""
         led = self.leads
         self.participants = self._stopping.epoch_ends(self._epoch)
         if self.leads and not led:  # The lost leader may not have reported.
@@ -347,12 +343,10 @@ class Training:
         self.begun = False
 
     def center(self) -> contextlib.AbstractContextManager[None]:
-        """Give the model the center's weights within the ``with`` block."""
         return self._mode.center() if self.begun else contextlib.nullcontext()
 
 
 def report_epoch_begin(worker: Worker, epoch: int, params: Mapping[str, Any]) -> None:
-    """Report the epoch and the number of epochs to the launcher."""
     worker.advanced.announce(epoch=epoch + 1, last_epoch=params.get("epochs"), epoch_steps=params.get("steps"))
 
 

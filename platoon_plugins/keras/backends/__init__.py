@@ -14,10 +14,7 @@ __all__ = ["Backend", "Metrics", "Variable", "current"]
 
 
 def current() -> Backend:
-    """Return the `Backend` for the back end of Keras in this process.
-
-    Raises `BackendUnavailableError` if that back end is not supported.
-    """
+    """Return the `Backend` for Keras in this process, or raise `BackendUnavailableError`."""
     name = f"{__name__}.{keras.backend.backend()}"
     if importlib.util.find_spec(name) is None:
         raise BackendUnavailableError(

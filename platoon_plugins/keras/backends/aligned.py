@@ -17,10 +17,9 @@ ALIGNMENT_BYTES = 64
 
 
 class AlignedArrays:
-    """A pool of arrays on 64-byte boundaries, as new memory would take longer than a copy.
+    """A pool of arrays on 64-byte boundaries; an array is free when nothing else refers to it."""
 
-    An array is free when neither Python nor a tensor refers to it.
-    """
+    # New memory would take longer than a copy into reused memory.
 
     def __init__(self) -> None:
         self._arrays: dict[tuple[Any, ...], list[Array]] = {}
@@ -52,10 +51,8 @@ _FREE = _references([_new((1,), np.dtype(np.float32))], 0)
 
 
 def writable(view: Array) -> Array:
-    """Return a writable array on the memory of a read-only view, and keep the view alive.
-
-    Call it only if no other code uses the value: back ends assume that it does not change.
-    """
+    """Return a writable array on the memory of a read-only view."""
+    # Only if no other code uses the value: back ends assume that it does not change.
     array: Array = np.asarray(_Writable(view))
     return array
 

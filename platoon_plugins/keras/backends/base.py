@@ -33,10 +33,7 @@ class Metrics(Protocol):
     """The state of the metrics in ``logs``, as arrays that can be summed over workers."""
 
     def epoch_begins(self) -> None:
-        """Record the start of an epoch; Keras has reset all metrics.
-
-        Raises `ConfigurationError` if the state of a metric cannot be summed over workers.
-        """
+        """Check that states can be summed; Keras has reset all metrics."""
         ...
 
     def train_batch(self, logs: Mapping[str, Any]) -> None:
@@ -52,9 +49,7 @@ class Metrics(Protocol):
         """Return the state of the training metrics at the end of an epoch's batches."""
         ...
 
-    def test_state(self) -> list[Array]:
-        """Return the state of the metrics at the end of an evaluation."""
-        ...
+    def test_state(self) -> list[Array]: ...
 
     def results(self, state: Sequence[Array]) -> dict[str, Any]:
         """Return the values to log for a state: numbers or arrays."""
@@ -89,10 +84,7 @@ class Backend(Protocol):
     def weights(self, model: Any) -> list[Variable]: ...
 
     def statistics(self, model: Any) -> list[Variable]:
-        """Return the other state of layers: running statistics, frozen weights, counters.
-
-        It includes the seeds of random layers, whose ``rule`` is "own".
-        """
+        """Return other state of layers, and seeds of random layers, whose ``rule`` is "own"."""
         ...
 
     def optimizer_state(self, model: Any) -> list[Variable]:
@@ -100,10 +92,7 @@ class Backend(Protocol):
         ...
 
     def moments(self, model: Any) -> list[Variable]:
-        """Return float state of the optimizers with the shape of a weight, but no scalars.
-
-        Accumulated gradients are excluded.
-        """
+        """Return float state of optimizers in the shape of a weight; no accumulated gradients."""
         ...
 
     def vary_noise(self, model: Any, rank: int) -> None:
@@ -124,10 +113,7 @@ class Backend(Protocol):
         """Set the generators one step after a state, or by a common seed."""
 
     def attach(self, model: Any, only_weights: bool = False) -> None:
-        """Make variables have the current values within an epoch, and their changes take effect.
-
-        With ``only_weights`` until the next step, for `weights` and `moments` only.
-        """
+        """Put current values into variables; with ``only_weights`` until the next step."""
 
     def steps_are_over(self) -> None:
         """Record that a fit has made its last step."""
@@ -145,9 +131,7 @@ class Backend(Protocol):
         """Turn off the progress bar of a fit, in the parameters of its callbacks."""
         ...
 
-    def average(self, worker: Any) -> Any:
-        """Make the `GradientAverage` of an optimizer."""
-        ...
+    def average(self, worker: Any) -> Any: ...
 
     def place_gradients(self, model: Any, average: Any, worker: Any) -> None:
         """Choose with all workers whether gradients are averaged on devices; a collective call."""
@@ -171,10 +155,7 @@ class Backend(Protocol):
 
 
 def require_declared(metric: Any, base: type) -> None:
-    """Raise unless the state of a user's metric class can be summed.
-
-    The class declares it or only adds to its variables; derived metrics of Keras are trusted.
-    """
+    """Raise unless a metric class of the user declares that it adds up, or only adds."""
     line = type(metric).__mro__
     first_of_keras = next(cls for cls in line if cls.__module__.partition(".")[0] == "keras")
     adds_up = getattr(metric, "adds_up", None)

@@ -17,10 +17,7 @@ Array = np.ndarray[Any, Any]
 
 
 class CompiledAverage(GradientAverage):
-    """Averages gradients by calls from a compiled program.
-
-    Errors are stored for `require_sound` and the next call, as a program hides them in traces.
-    """
+    """Averages gradients by calls from a compiled program; errors are stored for later calls."""
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
@@ -31,10 +28,9 @@ class CompiledAverage(GradientAverage):
         super().attach(policy, like, calls)
 
     def average(self, batch: Batch) -> list[Any]:
-        """Return the averages in a traced program; None for weights without a gradient.
-
-        These must be the same weights in every step and on all workers.
-        """
+        """Return averages in a traced program; None for weights without a gradient."""
+        # These weights must be the same in every step and on all workers. A worker without a batch
+        # does not know them, so zeros are averaged.
         self.require_attached()
         filled = [
             keras.ops.zeros(zeros.shape, zeros.dtype.name) if gradient is None else gradient

@@ -39,10 +39,7 @@ _taken_over = jax.jit(lambda values: values, donate_argnums=0)
 
 
 class _JaxVariable(KerasVariable):
-    """A variable of Keras on JAX; ``donated`` if each training step deletes its array.
-
-    ``state`` has the value while it is open. ``group`` borrows all variables of the model.
-    """
+    """A variable of Keras on JAX; ``donated`` if each training step deletes its array."""
 
     donated = False
     state: StepState | None = None
@@ -89,7 +86,6 @@ class _JaxVariable(KerasVariable):
         return np.asarray(self.array)
 
     def on_device(self) -> Any:
-        """Return the value, if it is on one CUDA device."""
         return None if on_cuda is None else on_cuda(self.array, self.donated)
 
     def give_back(self, array: Any) -> None:
@@ -153,11 +149,9 @@ class _Jax(Keras3):
                 all_of_them.callback(state.drop)
 
     def attach(self, model: Any, only_weights: bool = False) -> None:
-        """Make the trainer use the values of the variables in its next step.
-
-        With ``only_weights`` they stay in the trainer's lists if `_JaxVariable.array` can change
-        them.
-        """
+        """Make the trainer use the values of the variables in its next step."""
+        # With `only_weights` they stay in the trainer's lists if `_JaxVariable.array` can change
+        # them.
         state = self._states.get(model)
         if state is not None:
             if only_weights and state.open():

@@ -1,7 +1,4 @@
-"""Changeable arrays of JAX on a CUDA device, for a center on devices.
-
-Within a JAX program the center's kernel changes copies of arrays, or donated arrays.
-"""
+"""Changeable arrays of JAX on a CUDA device, for the kernels of a center."""
 
 from __future__ import annotations
 
@@ -24,10 +21,7 @@ _POLL_INTERVAL_S = 1.0
 
 
 class JaxArray(CudaArray):
-    """A changeable array on a device: each change replaces ``value``.
-
-    A change may use the memory of a ``donated`` value, which JAX then deletes.
-    """
+    """A changeable array on a device; a change may use the memory of a ``donated`` value."""
 
     def __init__(self, value: Any, donated: bool = False) -> None:
         super().__init__(value.shape, value.dtype, device_of(value.sharding).local_hardware_id)
@@ -65,11 +59,10 @@ class JaxArray(CudaArray):
 
 
 class JaxArrays(Sequence[JaxArray]):
-    """Many arrays on one device; each JaxArray is made on demand.
+    """Many arrays on one device; each JaxArray is made on demand."""
 
-    ``like`` is the object of an earlier list only if shapes, dtypes and device are the same.
-    ``are_to_be_given_back`` is False while the values are those that were borrowed.
-    """
+    # `like` is the object of an earlier list only if shapes, dtypes and device are the same.
+    # `are_to_be_given_back` is False while the values are those that were borrowed.
 
     def __init__(self, values: list[Any], donated: bool, like: object) -> None:
         self.donated, self.like, self.are_to_be_given_back = donated, like, True
@@ -188,7 +181,6 @@ class AwaitedArrays(JaxArrays):
 
 
 def on_cuda(value: Any, donated: bool = False) -> JaxArray | None:
-    """Return a JaxArray if a float array is on one CUDA device, otherwise None."""
     device = device_of(value.sharding)
     there = device is not None and device.platform == "gpu"
     return JaxArray(value, donated) if there and value.dtype.kind == "f" else None
@@ -211,10 +203,9 @@ _MOST_SHARDINGS = 10_000
 
 
 class _Program:
-    """A JAX program that copies arrays, unless they are donated, and then calls a handler.
+    """A JAX program that copies arrays unless they are donated, and then calls a handler."""
 
-    The host waits for the call at the start of the program, but not for the device.
-    """
+    # The host waits for the call at the start of the program, but not for the device.
 
     def __init__(self, donates: bool) -> None:
         compiled = jax.jit(lambda values: xla_calls.call_on_stream(self, values), donate_argnums=0 if donates else ())

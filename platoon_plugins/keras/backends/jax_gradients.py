@@ -35,13 +35,10 @@ _KEPT = 1000
 
 
 class JaxAverage(CallbackAverage):
-    """Averages gradients of JAX; on a device they are summed between the step's kernels.
+    """Averages gradients of JAX; on a device they are summed between the step's kernels."""
 
-    The sums are in float32, or float64 for such gradients. The header follows the gradients, or
-    with compression precedes them. The host reads a batch's header after it has started the next
-    program; all workers act on it at the end of the same batch. ``settle`` waits for all started
-    programs.
-    """
+    # The header follows the gradients, or with compression precedes them. The host reads a batch's
+    # header after it has started the next program, so all workers act on it after the same batch.
 
     def __init__(self, worker: Any, settle: Callable[[], None]) -> None:
         super().__init__(worker)
@@ -95,10 +92,8 @@ class JaxAverage(CallbackAverage):
     def queue(
         self, blocks: Sequence[xla_calls.Block], stream: int, like: list[Array], names: Sequence[Any], counts: bool
     ) -> None:
-        """Queue the sums of flat buffers, the last of which ends with the header; XLA calls it.
-
-        ``like`` and ``names`` are those of the trace: `expect` may have been called since.
-        """
+        """Queue the sums of flat buffers, the last of which ends with the header; XLA calls it."""
+        # `like` and `names` are those of the trace: `expect` may have been called since.
         self.require_sound()
         rank = self.worker.global_rank
         count = 2 * self.worker.global_size + len(like)
@@ -219,7 +214,6 @@ class JaxAverage(CallbackAverage):
         return averages
 
     def _call_of(self, gradients: Sequence[Any], counts: bool) -> _Call:
-        """Return the common `_Call` of programs with the same variables, shapes and dtypes."""
         kind = (counts, *self._kind_of(gradients))
         if kind not in self._device_calls:
             like = [np.zeros(gradient.shape, gradient.dtype) for gradient in gradients]
@@ -227,11 +221,9 @@ class JaxAverage(CallbackAverage):
         return self._device_calls[kind]
 
     def _kind_of(self, gradients: Sequence[Any]) -> tuple[Any, ...]:
-        """Return a key for the gradients of a program."""
         return (*self._names, *((gradient.shape, gradient.dtype) for gradient in gradients))
 
     def _compressed_call_of(self, gradients: Sequence[Any]) -> _CompressedCall:
-        """Return the `_CompressedCall` of all programs with gradients of the same variables."""
         kind = self._kind_of(gradients)
         if kind not in self._compressed_calls:
             self._compressed_calls[kind] = _CompressedCall(self)

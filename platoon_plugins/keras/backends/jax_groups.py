@@ -1,7 +1,4 @@
-"""The variables of a model on JAX, borrowed and given back all at once.
-
-Deep networks have hundreds of arrays, and Python takes microseconds for each operation on one.
-"""
+"""The variables of a model on JAX, borrowed and given back all at once to save time."""
 
 from __future__ import annotations
 
@@ -24,10 +21,7 @@ Array = np.ndarray[Any, Any]
 
 
 class VariableGroup:
-    """Borrows the variables of one model; see `platoon_base.parameters.Group`.
-
-    ``take_over`` moves the memory of donated arrays to new arrays.
-    """
+    """Borrows the variables of one model; see `platoon_base.parameters.Group`."""
 
     def __init__(self, state: StepState, take_over: Callable[[list[Any]], list[Any]]) -> None:
         self._state, self._take_over = state, take_over
@@ -84,7 +78,6 @@ class VariableGroup:
             self._state.begin_by_a_call([variable.variable for variable in variables], StepCall.made)
 
     def forget(self) -> None:
-        """Release the variables after a fit."""
         self._known, self._lent, self._awaited = (0, None, None), [], None
 
     def _arrays(self, variables: Sequence[Any]) -> list[Any]:
@@ -112,11 +105,10 @@ class VariableGroup:
 
 
 class _Kind:
-    """Tells whether all arrays of a list are on one device and ``fits(array)`` holds for each.
+    """Tells whether all arrays of a list are on one device and ``fits(array)`` holds for each."""
 
-    Programs return arrays with the same sharding and shape objects: only other lists are checked.
-    ``like`` is a new object whenever shapes, dtypes or devices differ from the previous list.
-    """
+    # Programs return arrays with the same sharding and shape objects: only other lists are checked.
+    # `like` is a new object whenever shapes, dtypes or devices differ from the previous list.
 
     def __init__(self, fits: Callable[[Any], bool]) -> None:
         self.like: object = None

@@ -20,12 +20,10 @@ _WITH_WEIGHTS = 3
 
 
 class StepState:
-    """The lists of arrays that a step has returned and that Keras passes to the next one.
+    """The lists of arrays that a step has returned and that Keras passes to the next one."""
 
-    If a callback asks for weights, Keras assigns every array to its variable, which takes
-    milliseconds for a deep network. While this is `open`, the lists are read and changed instead.
-    ``version`` changes when the places of variables may have changed.
-    """
+    # Assigning every array to its variable would take milliseconds for a deep network. While this
+    # is `open`, weights are read and replaced in the lists.
 
     def __init__(self, model: Any) -> None:
         self._model = weakref.ref(model)
@@ -96,10 +94,8 @@ class StepState:
         return self._renewed(state) if self._before and state is not self._returned else state
 
     def begin_by_a_call(self, variables: Sequence[Any], make_call: Callable[[StepState, list[Place]], Any]) -> None:
-        """Start the model's step, before it is compiled, by a call that may change variables.
-
-        This is left out if the user has replaced the function that Keras made.
-        """
+        """Start the model's step, before it is compiled, by a call that may change variables."""
+        # Not if the user has replaced the function that Keras made.
         model = self._model()
         found = [self._places.get(id(variable)) for variable in variables]
         places = [place for place in found if place is not None]
@@ -157,7 +153,6 @@ class StepState:
 
     @property
     def is_open(self) -> bool:
-        """Whether weights are read and replaced in the lists."""
         model = self._model() if self._open else None
         return model is not None and not model._jax_state_synced
 
@@ -166,7 +161,6 @@ class StepState:
         self._open = False
 
     def drop(self) -> None:
-        """Drop the arrays of the latest step."""
         try:
             self.close()
         finally:

@@ -39,12 +39,10 @@ class Lists(Protocol):
 
 
 class StepCall:
-    """The call at the start of a model's compiled step; the `Later` of the step's arrays.
+    """The call at the start of a model's compiled step; the `Later` of the step's arrays."""
 
-    On devices JAX makes the call in the thread that starts the step. On the CPU it may come later:
-    a step with changes then waits for the calls of all earlier steps. ``places`` are the arrays
-    that calls may change, in the order of the parameters.
-    """
+    # On devices JAX makes the call in the thread that starts the step. On the CPU it may come
+    # later: a step with changes then waits for the calls of all earlier steps.
 
     def __init__(self, lists: Lists, places: Sequence[Place]) -> None:
         self.places = places
@@ -122,11 +120,8 @@ class StepCall:
 
     @contextlib.contextmanager
     def step(self, drawn: Drawn) -> Iterator[Callable[[Any], None]]:
-        """Let the step that starts within the ``with`` block make the deferred calls.
-
-        Yields a function to call with the step's result, which waits for the calls and raises their
-        errors.
-        """
+        """Make the deferred calls in the step that starts within the ``with`` block."""
+        # The yielded function waits for the calls after the step, and raises their errors.
         started, self._started = self._started, None
         try:
             with self._turn:
@@ -173,10 +168,9 @@ class StepCall:
 
 
 class Drawn:
-    """The batches of one step; ``count`` of them have been drawn.
+    """The batches of one step; ``count`` of them have been drawn."""
 
-    The first one is drawn before the step, as a generator may synchronize.
-    """
+    # The first one is drawn before the step, as a generator may synchronize.
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self.count = 0

@@ -82,7 +82,6 @@ class KerasVariable:
         """Return None: a center on devices cannot use the value."""
 
     def view(self) -> Array:
-        """Return the value for reading only, without a copy if possible."""
         value: Array = np.asarray(keras.ops.convert_to_numpy(self.variable))
         return value
 
@@ -169,7 +168,6 @@ class Keras3(Backend):
         return [self.variable(v) for v in model.trainable_variables]
 
     def statistics(self, model: Any) -> list[Any]:
-        """Return the other state of the layers, including seeds and frozen weights."""
         # A GAN on JAX has variables of its optimizers among its own.
         others = {id(v) for optimizer in optimizers_of(model) for v in optimizer.variables}
         return [self.variable(v) for v in model.non_trainable_variables if id(v) not in others]
@@ -189,7 +187,6 @@ class Keras3(Backend):
         return [self.variable(v) for v in found.values() if tuple(v.shape) in shapes]
 
     def vary_noise(self, model: Any, rank: int) -> None:
-        """Change the seeds of the random layers, except on rank 0."""
         for variable in _seeds(model) if rank else ():
             state = np.array(keras.ops.convert_to_numpy(variable))
             state[0] = shard_seed(int(state[0]), rank) % 2**31
@@ -323,11 +320,9 @@ class Keras3(Backend):
 
 
 class LossWeight:
-    """Passes the divisor of a batch's loss from ``compute_loss`` to ``apply``.
+    """Passes the divisor of a batch's loss from ``compute_loss`` to ``apply`` of one optimizer."""
 
-    Each optimizer that averages gradients has one. The weight is None for a loss that is a sum,
-    until another loss is computed, and 1 if no loss was computed.
-    """
+    # None for a loss that is a sum, until another loss is computed; 1 if no loss was computed.
 
     def __init__(self) -> None:
         self._weight: Any = 1.0
@@ -357,7 +352,6 @@ _LOSSES = "_platoon_batch_losses"
 
 
 def _are_same(variables: Sequence[Any], known: Sequence[Any]) -> bool:
-    """Return whether two lists have the same objects."""
     return len(variables) == len(known) and all(map(operator.is_, variables, known))
 
 

@@ -31,11 +31,10 @@ class Term(NamedTuple):
 
 
 class BatchWeight(NamedTuple):
-    """The weight of a batch's mean in the mean over all workers; 1 for a kind without divisor.
+    """The weight of a batch's mean in the mean over all workers; 1 for a kind without divisor."""
 
-    Kinds: "rows", a mean over rows or equally many values of each row; "tokens", a mean whose
-    divisor varies; "sum"; "values", not reduced; "mixed", losses of different kinds.
-    """
+    # Kinds: "rows", a mean over rows or equally many values of each row; "tokens", a mean whose
+    # divisor varies; "sum"; "values", not reduced; "mixed", losses of different kinds.
 
     kind: str
     weight: Any
@@ -137,7 +136,6 @@ def warn_of_added(model: Any) -> None:
 
 
 def _of_weights(model: Any) -> int:
-    """Return the number of losses that the regularizers of weights add."""
     return sum(getattr(v, "regularizer", None) is not None for v in model.trainable_variables)
 
 
@@ -156,7 +154,6 @@ def _kind(term: Term) -> str:
 
 
 def _divisor(term: Term) -> Any:
-    """Return the divisor of a loss of kind "tokens"."""
     weighted = term.loss.reduction == "mean_with_sample_weight" and term.sample_weight is not None
     weights = keras.ops.cast(term.sample_weight, "float32") if weighted else None
     if term.mask is None:

@@ -49,10 +49,8 @@ class _TensorFlowVariable(KerasVariable):
         return "GPU" not in self._made.device.upper()
 
     def borrow(self) -> Array:
-        """Return the memory itself, after TensorFlow has unshared it from other tensors.
-
-        It does that before an update of rows, so this updates no rows.
-        """
+        """Return the memory itself; TensorFlow copies it first if another tensor shares it."""
+        # It does that before an update of rows. Here no rows are updated.
         if not self._has_rows:
             return super().borrow()
         if self._no_rows is None:

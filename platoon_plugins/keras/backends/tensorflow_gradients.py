@@ -20,16 +20,12 @@ _ALIGNMENT_BYTES = 64
 
 
 class TensorFlowAverage(CompiledAverage):
-    """Averages gradients of TensorFlow, in memory that it uses without a copy and releases later.
+    """Averages gradients of TensorFlow, in memory that it uses without a copy and frees later."""
 
-    The gradient of an embedding (``tf.IndexedSlices``) has a row for each look-up, with
-    repetitions. Adam adds ``sum_k g_k^2`` to the second moment of a row, not ``(sum_k g_k)^2``.
-    Equal rows are therefore not summed; a second collective call gathers the rows of all workers:
-
-    ::
-
-        w_i g_ik / sum_j w_j        for the look-ups k of all workers i
-    """
+    # The gradient of an embedding (`tf.IndexedSlices`) has a row for each look-up, with
+    # repetitions. Adam adds sum_k g_k^2 to the second moment of a row, not (sum_k g_k)^2. Equal
+    # rows are therefore not summed: a second collective call gathers w_i g_ik / sum_j w_j of the
+    # look-ups k of workers i.
 
     _lists = True
 
@@ -64,11 +60,9 @@ class TensorFlowAverage(CompiledAverage):
         ]
 
     def of_arrays(self, batch: Batch, sparse: Sequence[bool]) -> list[Array]:
-        """Return the averages in new or free memory, and for lists of rows those of all workers.
-
-        If ``sparse[i]``, gradient i is passed as two arrays: values, and row numbers of dtype
-        int64.
-        """
+        """Return the averages, and for lists of rows those of all workers."""
+        # If `sparse[i]`, gradient i is passed as two arrays: values, and row numbers of dtype
+        # int64.
         remaining = (np.asarray(array, order="C") for array in batch.gradients)
         dense, self._mine_of, self._gathered = [], {}, {}
         for i, is_list in enumerate(sparse):
@@ -94,7 +88,6 @@ class TensorFlowAverage(CompiledAverage):
         super()._exchange_header()
 
     def _count_rows(self) -> None:
-        """Write the lengths of this worker's lists of rows to its header."""
         counts = self._mine.counts[self.worker.global_rank]
         counts[:] = 0
         for i, (_, numbers) in self._mine_of.items():
@@ -146,14 +139,11 @@ class TensorFlowAverage(CompiledAverage):
 
 
 class _Place:
-    """The position of an array of rows in memory."""
-
     def __init__(self, start: int, row: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         self._start, self._row, self._dtype = start, row, dtype
         self.row_bytes = int(np.prod(row, dtype=np.int64)) * dtype.itemsize
 
     def of(self, memory: Array, count: int) -> Array:
-        """Return the first ``count`` rows of the array in memory."""
         part = memory[self._start : self._start + count * self.row_bytes]
         return part.view(self._dtype).reshape(count, *self._row)
 

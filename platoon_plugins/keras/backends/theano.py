@@ -43,7 +43,6 @@ class _Theano(Backend):
         return list(model._collected_trainable_weights)
 
     def statistics(self, model: Any) -> list[Any]:
-        """Return the other state of the layers, including frozen weights."""
         trained = {id(weight) for weight in self.weights(model)}
         return [w for w in model.weights if id(w) not in trained]
 
@@ -128,7 +127,6 @@ def _depends_on_batch(loss: Any) -> bool:
 
 
 def _clipped(gradients: list[Any], clipnorm: float = 0.0, clipvalue: float = 0.0) -> list[Any]:
-    """Return gradients that are clipped as by Keras's optimizers."""
     if clipnorm > 0:
         norm = K.sqrt(sum(K.sum(K.square(g)) for g in gradients))
         gradients = [keras.optimizers.clip_norm(g, clipnorm, norm) for g in gradients]
@@ -231,10 +229,9 @@ _LOSSES = "_platoon_batch_losses"
 
 
 class _Metrics(Metrics):
-    """The metrics of Keras 2: the loss, a mean over samples from ``logs``, and the metric objects.
+    """The metrics of Keras 2: the mean loss over samples from ``logs``, and metric objects."""
 
-    An evaluation resets metrics before on_test_begin: the training state is copied at each batch.
-    """
+    # An evaluation resets metrics before on_test_begin: the training state is copied at each batch.
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -96,10 +96,9 @@ class _Torch(Keras3):
         return devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
 
     def place_gradients(self, model: Any, average: ModelAverages, worker: Any) -> None:
-        """Average gradients on the devices, if each worker has all of them on one device.
-
-        They start in the backward pass if all workers use Keras's train_step and one optimizer.
-        """
+        """Average gradients on the devices, if each worker has all of them on one device."""
+        # Averages start in the backward pass if all workers use Keras's train_step and one
+        # optimizer.
         device = self.gradient_device(model)
         only: Any = average_of(getattr(model, "optimizer", None)) if len(average.members) == 1 else None
         weights = [] if only is None else early_weights(model)

@@ -18,10 +18,8 @@ _HOOK = "register_post_accumulate_grad_hook"  # torch 2.1
 
 
 def early_weights(model: Any) -> list[Tensor]:
-    """Return the weights whose averages may start in the backward pass; none if any may not.
-
-    Only Keras's own train_step surely makes one backward pass for one call of the optimizer.
-    """
+    """Return the weights whose averages may start in the backward pass; none if any may not."""
+    # Keras's own train_step makes one backward pass for one call of the optimizer.
     if getattr(model.train_step, "__func__", None) is not keras.Model.train_step:
         return []
     weights = [weight.value for weight in model.trainable_weights]
@@ -31,10 +29,7 @@ def early_weights(model: Any) -> list[Tensor]:
 
 
 def watched_function(model: Any, early: EarlyAverages) -> Callable[..., Any]:
-    """Return a model's train_function with early averages.
-
-    After a change of the trainable layers, averages start after the backward pass.
-    """
+    """Return a model's train_function with early averages, until trainable layers change."""
     function = getattr(model.train_function, "plain", model.train_function)
     tensors = [weight.value for weight in model.weights]
     trained = [tensor.requires_grad for tensor in tensors]

@@ -43,16 +43,12 @@ _WITH_SPARSE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 class TorchAverage(GradientAverage):
-    """Averages gradients: on the host in their own memory, on a device in flat buffers.
+    """Averages gradients: on the host in their own memory, on a device in flat buffers."""
 
-    ::
-
-        g := u mean_i(w_i g_i / u) / mean_i(w_i)        u is the largest weight of an earlier step
-
-    The header follows the gradients and is read `LAG` steps later, in the same step on all workers.
-    With compression it precedes them, and w_i g_i / sum_i w_i is summed, so residuals are of
-    averages.
-    """
+    # g := u mean_i(w_i g_i / u) / mean_i(w_i), where u is the largest weight of an earlier step.
+    # The header follows the gradients and is read `LAG` steps later, in the same step on all
+    # workers. With compression it precedes them and w_i g_i / sum_i w_i is summed: residuals are of
+    # averages.
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
@@ -77,12 +73,8 @@ class TorchAverage(GradientAverage):
         self._flats = None
 
     def watch_backward(self, weights: Sequence[Tensor], weight_of_batch: Callable[[], Any]) -> EarlyAverages | None:
-        """Start averages in the backward pass of this fit if that is faster on all workers.
-
-        ``weights`` are in the order of their gradients; ``weight_of_batch`` returns the divisor of
-        the loss in a backward pass. Each training step must be within `EarlyAverages.step` of the
-        result.
-        """
+        """Start averages in the backward pass of this fit if that is faster on all workers."""
+        # Each training step must be within `EarlyAverages.step` of the result.
         self.watch_none()
         if self._device is not None and self._compresses_on(self._device):
             # The weights of all batches must be known before the first average.
@@ -93,7 +85,6 @@ class TorchAverage(GradientAverage):
         return self._early
 
     def watch_none(self) -> None:
-        """Start averages after the backward pass."""
         if self._early is not None:
             self._early.close()
         self._early = None
@@ -133,10 +124,7 @@ class TorchAverage(GradientAverage):
         return self._device is not None
 
     def average(self, batch: Batch) -> list[Tensor | None]:
-        """Return the averages of a batch's gradients; each step may omit other weights.
-
-        On a device they are parts of buffers, which the next call overwrites.
-        """
+        """Return the averages of a batch; on a device the next call overwrites them."""
         for gradient in batch.gradients:
             if gradient is not None and gradient.layout is not torch.strided:
                 raise ConfigurationError(f"got a sparse gradient: {_DENSE}")
@@ -279,7 +267,6 @@ class TorchAverage(GradientAverage):
             self._take_oldest()
 
     def _fetch(self, flats: Flats) -> _Arriving:
-        """Start to copy the header to the host."""
         arriving = self._idle.pop() if self._idle else _Arriving(self.worker.global_size)
         arriving.fetch(flats.header)
         self._on_way.append(arriving)
@@ -349,7 +336,6 @@ def _bounded(weight: Any) -> Any:
 
 
 def _written(gradient: Any, array: Array | None, device: Any) -> Any:
-    """Return an average as a tensor: the gradient itself if there is one."""
     if array is None:
         return None
     if gradient is None:

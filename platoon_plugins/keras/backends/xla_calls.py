@@ -1,8 +1,7 @@
 """Calls of Python from XLA's compiled programs, without copies of arguments and results.
 
-On CUDA devices a call queues work between the kernels. The C structures of XLA's foreign function
-interface are read by ctypes: ``xla/ffi/api/c_api.h``, version 0.1 and later, where structures only
-grow at their ends and contain their sizes.
+The C structures are those of ``xla/ffi/api/c_api.h``, version 0.1 and later: they only grow at
+their ends and contain their sizes.
 """
 
 from __future__ import annotations
@@ -129,18 +128,12 @@ class Filler(Protocol):
     """Handler that fills the results of a call; it must outlive the program."""
 
     def fill(self, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
-        """Fill ``outs``, which may share the memory of ``ins``; neither is valid after the call.
-
-        An exception ends the program with an error of the same text.
-        """
+        """Fill ``outs``, which may share memory with ``ins``; an exception ends the program."""
         ...
 
 
 class Block(NamedTuple):
-    """Memory of a compiled program, valid for kernels that are queued during the call.
-
-    ``size`` is the number of elements.
-    """
+    """Memory of ``size`` elements, valid for kernels that are queued during the call."""
 
     address: int
     size: int
@@ -148,11 +141,10 @@ class Block(NamedTuple):
 
 
 class Gate:
-    """Keeps the calls of one handler from Python, in all programs, until one is admitted.
+    """Keeps the calls of one handler from Python, in all programs, until one is admitted."""
 
-    ``number`` identifies the calls in programs; the lowest free one, as JAX may cache programs on
-    disk.
-    """
+    # `number` identifies the calls in programs; the lowest free one, as JAX may cache programs on
+    # disk.
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -191,10 +183,7 @@ class Queuer(Protocol):
     """Handler that queues work between kernels; it must outlive the program."""
 
     def queue(self, blocks: Sequence[Block], stream: int) -> None:
-        """Queue work that changes ``blocks`` on a CUDA stream, which is 0 on the CPU.
-
-        An exception ends the program with an error of the same text.
-        """
+        """Queue changes of ``blocks`` on a CUDA stream (0 on the CPU); errors end the program."""
         ...
 
 
@@ -209,10 +198,8 @@ _latest: tuple[Any, Any] = (None, None)
 
 
 def call_in_place(filler: Filler, arrays: Sequence[Any], scalar: Any) -> list[Any]:
-    """Return the results of ``filler.fill`` for float arrays, without a copy, in a CPU program.
-
-    The calls of one program are made in the order in which they were traced.
-    """
+    """Return the results of ``filler.fill`` for float arrays, without a copy, in a CPU program."""
+    # The calls of one program are made in the order in which they were traced.
     *outs, _ = _call(_TARGET, filler, [*arrays, jnp.asarray(scalar, np.float32)])
     return outs
 
@@ -220,22 +207,18 @@ def call_in_place(filler: Filler, arrays: Sequence[Any], scalar: Any) -> list[An
 def call_on_stream(
     queuer: Queuer, arrays: Sequence[Any], after: Sequence[Any] = (), gate: Gate | None = None
 ) -> list[Any]:
-    """Return the results of the work that ``queuer.queue`` queues for one or more float arrays.
-
-    The calls of one program are made in the order in which they were traced, and after ``after`` is
-    computed. With a ``gate`` the calls have the same arrays, and a program makes one.
-    """
+    """Return the results of the work that ``queuer.queue`` queues for one or more float arrays."""
+    # Calls are made in the order in which they were traced, and after `after` is computed. With a
+    # `gate` the calls always have the same arrays, and a program makes one.
     return _call(_STREAM_TARGET, queuer, arrays, after, gate)
 
 
 def _call(
     target: str, handler: Any, ins: Sequence[Any], before: Sequence[Any] = (), gate: Gate | None = None
 ) -> list[Any]:
-    """Add a call to a program, after its earlier calls; results are in the memory of arguments.
-
-    JAX starts programs with declared side effects slowly, so none is declared. XLA does not remove
-    the call, as its results are used, or merge calls, as their numbers differ.
-    """
+    """Add a call to a program, after its earlier calls; results are in the memory of arguments."""
+    # JAX starts programs with declared side effects slowly, so none is declared. XLA does not
+    # remove the call, as its results are used, or merge calls, as their numbers differ.
     global _latest
     number = next(_numbers) if gate is None else gate.number
     _fillers[number] = handler
@@ -336,7 +319,6 @@ _handlers = [_Handler(functools.partial(_answer, make_call)) for make_call in (_
 
 
 def _register() -> None:
-    """Register the handlers with XLA, those on streams behind gates."""
     in_place, *on_streams = _handlers
     if gates is not None:
         first, second = (ctypes.cast(handler, _Pointer).value for handler in on_streams)
