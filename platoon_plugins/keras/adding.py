@@ -1,4 +1,4 @@
-"""Inspects the code of a user's metric class: do its methods only add to its variables?"""
+"""Inspects whether the methods of a user's metric class only add to its variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FRAMEWORKS = ("keras", "tensorflow", "torch", "jax", "jaxlib")
 
 def only_adds(metric: Any) -> bool:
     """Return whether ``update_state`` only adds to variables, as with ``assign_add``."""
-    # Then states are sums over batches. Other methods that it calls are not inspected: False.
+    # Then states are sums over batches. False if it calls other methods, which are not inspected.
     code, result = _code_of(type(metric), "update_state"), _code_of(type(metric), "result")
     if code is None or result is None or not code.co_varnames or any(_is_code(each) for each in code.co_consts):
         return False

@@ -107,7 +107,7 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
-        self._owner = model  # self.model would fetch JAX's state at every batch
+        self._owner = model  # `self.model` would fetch JAX's state at every batch.
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._fits.prepare(self._owner)
@@ -115,7 +115,7 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._fits.training.epoch_begins(epoch, self.params or {})
 
-    # Not on_train_batch_end: if no callback overrides it, Keras does not wait for the logs of each batch.
+    # If no callback overrides on_train_batch_end, Keras does not wait for the logs of each batch.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._fits.training.batch_begins(batch)
         self._fits.timer.batch_begins()
@@ -212,7 +212,7 @@ class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
-        self._owner = model  # self.model would fetch JAX's state at every batch
+        self._owner = model  # `self.model` would fetch JAX's state at every batch.
 
     def on_train_begin(self, logs: Any = None) -> None:
         restored = getattr(self._owner, "_initial_epoch", None) or given_initial_epoch(self._owner)

@@ -202,7 +202,7 @@ class GradientAverage:
 
     def average(self, batch: Batch) -> list[Any]:
         """Replace a batch's gradients, C-contiguous arrays, by their averages, and return them."""
-        # The gradient of an unused weight is zero, or None if no worker uses the weight.
+        # An unused weight contributes zeros; its average is None if no worker uses it.
         arrays = [self.like[i].copy() if array is None else array for i, array in enumerate(batch.gradients)]
         self._step(Batch(arrays, batch.weight, batch.used), arrays)
         return [array if used else None for array, used in zip(arrays, self._all.used > 0)]

@@ -186,7 +186,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
 
     def set_model(self, model: Any) -> None:
         super().set_model(model)
-        self._owner = model  # self.model would fetch JAX's state at every batch
+        self._owner = model  # `self.model` would fetch JAX's state at every batch.
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._epoch = epoch

@@ -69,7 +69,7 @@ def first_values(model: Any, backend: Backend) -> list[Any]:
 
 
 def values_were_set(model: Any) -> bool:
-    """Recompute tensors of Normalization layers, and functions that contain them; return if any."""
+    """Update Normalization layers after changes of variables; return if functions are remade."""
     parts = model._flatten_layers() if hasattr(keras, "ops") else ()
     layers = [each for each in parts if getattr(each, "adapt_mean", None) is not None]
     before = [keras.ops.convert_to_numpy(tensor) for each in layers for tensor in (each.mean, each.variance)]

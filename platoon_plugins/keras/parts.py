@@ -65,7 +65,7 @@ def keep_part(array: Any, whole: Any, cut: Cut) -> None:
     key = id(array)
     try:
         reference = weakref.ref(array, lambda _: _parts.pop(key, None))
-    except TypeError:  # this class has no weak references
+    except TypeError:  # This class has no weak references.
         return
     _parts[key] = reference, Part(whole, cut, _checksum(array))
 
@@ -76,7 +76,7 @@ _returned: dict[int, weakref.ref[Any]] = {}
 
 def keep_returned(array: Any) -> None:
     key = id(array)
-    with contextlib.suppress(TypeError):  # this class has no weak references
+    with contextlib.suppress(TypeError):  # This class has no weak references.
         _returned[key] = weakref.ref(array, lambda _: _returned.pop(key, None))
 
 

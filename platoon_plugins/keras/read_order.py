@@ -176,7 +176,7 @@ def require_same_orders(worker: Worker, told: list[Any]) -> None:
                 continue
             differing = difference([Mark(*mark) for mark in marks], [Mark(*mark) for mark in other_marks])
             if differing:
-                order = _orders[worker].pop(number, None)  # Not compared again.
+                order = _orders[worker].pop(number, None)  # It is not compared again.
                 what, remedy = ("the data", "") if order is None else (order.what, order.remedy)
                 where = f"the first {differing} batches" if differing > 1 else "the first batch"
                 raise DataMismatchError(

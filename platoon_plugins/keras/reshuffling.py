@@ -118,7 +118,8 @@ class _Keras3Inputs:
     def replace(self, rows_of: Callable[[Part], Any]) -> None:
         iterator, adapter = self._iterator, self._iterator.data_adapter
         kind, batch_size = type(adapter), adapter.batch_size
-        iterator.data_adapter = iterator._current_iterator = adapter = None  # frees the rows of the last epoch
+        # This frees the rows of the last epoch.
+        iterator.data_adapter = iterator._current_iterator = adapter = None
         x, y, sample_weight = map_arrays(self._data, lambda array: rows_of(part_of(array)))
         adapter = kind(x, y, sample_weight=sample_weight, batch_size=batch_size, **self._options)
         if hasattr(iterator, "_distributed_dataset"):
@@ -145,7 +146,8 @@ class _Keras2Inputs:
     def replace(self, rows_of: Callable[[Part], Any]) -> None:
         for i, (_, part) in [(i, found) for i, found in self._found.items() if found is not None]:
             shape = self._list[i].shape
-            self._list[i] = None  # frees the rows of the last epoch
+            # This frees the rows of the last epoch.
+            self._list[i] = None
             self._list[i] = rows_of(part).reshape(shape)
 
 

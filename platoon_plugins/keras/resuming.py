@@ -26,7 +26,10 @@ _KEPT = "epochs of the first keras fit"
 
 
 class Resumption(NamedTuple):
-    """Progress of the first fit in the previous run; ``stopped_of`` epochs if votes ended it."""
+    """Progress of the first fit in the previous run of this job."""
+
+    # All workers had completed `done` epochs. `stopped_of` is the number of epochs of that fit if
+    # votes stopped it early, otherwise 0.
 
     done: int
     stopped_of: int = 0

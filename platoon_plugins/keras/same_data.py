@@ -99,9 +99,9 @@ def _contents(data: Any) -> Any:
     if is_loader(data):
         items = _items(data.dataset) if hasattr(data.dataset, "__len__") and len(data.dataset) else []
         return ["loader", data.batch_size, *_of_torch(data.dataset), *items]
-    if hasattr(data, "element_spec"):  # a tf.data.Dataset
+    if hasattr(data, "element_spec"):  # A tf.data.Dataset.
         return ["tf.data", str(data.element_spec), int(data.cardinality()), *map(_of_dataset, _compared(data))]
-    if hasattr(data, "on_epoch_end"):  # a PyDataset, whose batches may be drawn at random
+    if hasattr(data, "on_epoch_end"):  # A PyDataset: its batches may be random.
         return [type(data).__name__, len(data) if hasattr(data, "__len__") else data.num_batches]
     return data
 

@@ -82,7 +82,7 @@ def seed_imported(module: Any) -> None:
 def _just_seeded() -> bool:
     """Return whether NumPy's generator is as ``np.random.seed(number)`` leaves it."""
     _, key, position, *_ = np.random.get_state()
-    first, second = int(key[0]), int(key[1])  # The first is the seed.
+    first, second = int(key[0]), int(key[1])  # The first one is the seed.
     return bool(position == len(key) and second == (1812433253 * (first ^ (first >> 30)) + 1) % 2**32)
 
 

@@ -46,7 +46,8 @@ class Statistics:
         return np.array([now != before for now, before in zip(self._compute_checksums(), self._checksums)], np.float64)
 
     def average(self, name: str, changed: Array) -> None:
-        """Agree on variables with a sum of flags in ``changed``; a collective call."""
+        """Agree on the variables that changed on any worker; a collective call."""
+        # `changed` is the sum of the flags over all workers; `name` is unique.
         numbers = np.flatnonzero(changed).tolist()
         if numbers:
             agree(self._states(numbers), self._worker, name)

@@ -39,7 +39,7 @@ def is_loader(data: Any) -> bool:
 
 def shard_loader(loader: Any, worker: Worker) -> Any:
     """Return a DataLoader of every N-th row of another one, or of every N-th batch."""
-    # Batches if it has another sampler or an IterableDataset. A DataLoader with a
+    # It takes every N-th batch of other samplers and of an IterableDataset. A DataLoader with a
     # DistributedSampler for this rank is returned unchanged.
     from torch.utils.data import DataLoader, IterableDataset
 

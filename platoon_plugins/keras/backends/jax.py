@@ -90,7 +90,7 @@ class _JaxVariable(KerasVariable):
 
     def give_back(self, array: Any) -> None:
         """Set the value to the array that `borrow` or `on_device` returned."""
-        value = getattr(array, "value", None)  # A JaxArray has it.
+        value = getattr(array, "value", None)  # Only a JaxArray has a `value`.
         if value is not None:
             self.array = value
         elif not self.on_host():

@@ -174,7 +174,7 @@ class AwaitedArrays(JaxArrays):
 
     def _current(self) -> list[Any]:
         if not self.are_to_be_given_back:
-            values = self._later.values()  # This may raise.
+            values = self._later.values()  # If this raises, nothing is given back.
             self.are_to_be_given_back = True
             self.put(range(len(self)), values)
         return self._known

@@ -187,7 +187,7 @@ class StepState:
             self._before = [list(values) for values in returned]
         for (number, index), array in zip(places, arrays):
             returned[number][index] = array
-            list.__setitem__(self._kept[number], index, array)  # Without Keras's tracking.
+            list.__setitem__(self._kept[number], index, array)  # This avoids Keras's tracking.
 
     def _renewed(self, state: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
         """Return a state in which old arrays are replaced by those of `put_all`."""

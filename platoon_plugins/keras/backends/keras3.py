@@ -174,7 +174,7 @@ class Keras3(Backend):
 
     def optimizer_state(self, model: Any) -> list[KerasVariable]:
         """Return the variables of the optimizers; build that of compile()."""
-        compiled_with = getattr(model, "optimizer", None)  # None before compile().
+        compiled_with = getattr(model, "optimizer", None)  # It may be missing before compile().
         if compiled_with is not None and not compiled_with.built:
             compiled_with.build(model.trainable_variables)
         return [self.variable(v) for optimizer in optimizers_of(model) for v in optimizer.variables]
@@ -262,7 +262,7 @@ class Keras3(Backend):
             setattr(model, _LOSSES, losses)
         if getattr(model.compute_loss, "average", model) is not average:
             model.compute_loss = self._watched_loss(model, average, losses)
-            if model.train_function is not None:  # Already traced.
+            if model.train_function is not None:  # The step is already traced.
                 model.make_train_function(force=True)
             if model.test_function is not None:
                 model.make_test_function(force=True)

@@ -75,7 +75,7 @@ class TensorFlowAverage(CompiledAverage):
         self.fill(batch._replace(gradients=dense), averages)
         results: list[Array] = []
         for i, (average, is_list) in enumerate(zip(averages, sparse)):
-            nothing = average, np.zeros(0, np.int64)  # After an error.
+            nothing = average, np.zeros(0, np.int64)  # Used after an error, which is raised later.
             results += self._gathered.get(i, nothing) if is_list else [average]
         return results
 

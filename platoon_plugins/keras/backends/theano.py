@@ -277,7 +277,8 @@ class _Metrics(Metrics):
         if self._results is None:
             self._results = K.function([], [metric.result() for metric in self._metrics])
         others = self._results([]) if self._metrics else []
-        self._assign(own)  # An evaluation has reset these values.
+        # An evaluation has already reset the metrics: keep their values.
+        self._assign(own)
         loss = total / weight if weight else np.nan
         return dict(zip(self._model.metrics_names, map(float, (loss, *others))))
 

@@ -209,7 +209,7 @@ class TorchAverage(GradientAverage):
     def settle(self) -> None:
         while self._on_way:
             self._take_oldest()
-        self._all.flags[:] = 0  # They must not affect the next epoch.
+        self._all.flags[:] = 0  # These flags must not affect the next epoch.
 
     def is_last_call(self) -> bool:
         """Make a call without gradients and wait; return whether all epochs have ended."""
