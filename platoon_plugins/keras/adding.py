@@ -16,7 +16,8 @@ _FRAMEWORKS = ("keras", "tensorflow", "torch", "jax", "jaxlib")
 
 def only_adds(metric: Any) -> bool:
     """Return whether ``update_state`` only adds to variables, as with ``assign_add``."""
-    # Then states are sums over batches. False if it calls other methods, which are not inspected.
+    # Then states are sums over batches. The result is False if it calls other methods, as these are
+    # not inspected.
     code, result = _code_of(type(metric), "update_state"), _code_of(type(metric), "result")
     if code is None or result is None or not code.co_varnames or any(_is_code(each) for each in code.co_consts):
         return False

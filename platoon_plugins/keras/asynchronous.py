@@ -201,7 +201,7 @@ class Asynchronous(Mode):
         self._constrain()
 
     def _constrain(self) -> None:
-        """Apply the constraints of weights, which the rule does not know."""
+        """Apply the constraints of weights, which the rule does not apply."""
         if self._apply_constraints is not None:
             self._apply_constraints()
 

@@ -55,7 +55,7 @@ class Fits:
         """Return the first epoch of the next fit, on Keras 2; called before its callbacks."""
         if self.worker.late:
             return given
-        # A collective call: other workers may have a center.
+        # This is a collective call: other workers may have a center.
         has_center = self._settings.rule is not None and average_of_model(model) is None
         resumption = agree_to_resume(self.worker, has_center)
         return given if resumption is None else resumption.first_epoch(epochs, given)
@@ -196,7 +196,7 @@ class _LastAtBatches(_Last):
 class _ProgressReporter(keras.callbacks.Callback):  # type: ignore[misc]
     """Reports the progress of a single worker's fit, and stops the fit if the job stops."""
 
-    # At most every 50 ms, as its code and objects are usually not in the processor's cache.
+    # It reports at most every 50 ms, as its code is usually not in the processor's cache.
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()

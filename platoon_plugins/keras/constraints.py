@@ -1,4 +1,4 @@
-"""The constraints of weights, such as NonNeg, which rules do not know."""
+"""The constraints of weights, such as NonNeg, which rules do not apply."""
 
 from __future__ import annotations
 

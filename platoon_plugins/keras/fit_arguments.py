@@ -32,7 +32,7 @@ def divide(model: Any, values: dict[str, Any], worker: Worker) -> None:
     """Replace whole data in the arguments of ``fit`` by this worker's part; keep shards."""
     name = "generator" if "generator" in values else "x"
     given = values.get(name), values.get("validation_data")
-    # First, as a validation_split is divided with the rows of training.
+    # This comes first, as a validation_split is divided with the rows of training.
     if values.get("validation_data") is not None:
         try:
             _divide_validation(values, worker)

@@ -55,7 +55,7 @@ def keep_epochs(worker: Worker, done: int, stopped_of: int = 0) -> None:
 
 def agree_to_resume(worker: Worker, has_center: bool = True) -> Resumption | None:
     """Return the progress of the first fit with a center before the job was resumed, or None."""
-    # A collective call.
+    # This is a collective call.
     mine = worker.take_kept(_KEPT) if has_center else None
     found = [kept for kept in worker.gather(mine, name="keras fit begins") if kept is not None]
     # Workers may have stored different epochs in a checkpoint. Repeating an epoch does no harm.

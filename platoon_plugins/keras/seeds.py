@@ -22,7 +22,7 @@ _one_at_a_time = threading.Lock()
 _ended: list[int] = [0]
 # The common seed of all workers, once set.
 _alike: list[int] = []
-# Added to the job's seed, to differ from each worker's own seed.
+# This is added to the job's seed, to differ from each worker's own seed.
 _ALIKE = 33
 
 

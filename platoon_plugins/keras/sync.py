@@ -154,7 +154,7 @@ def require_settings(
 def _between(callbacks: list[Any], fits: Fits, at_batches: bool) -> list[Any]:
     """Return callbacks between this package's; `Standby` replaces writers except on the leader."""
     backend = fits.backend
-    # The same on all ranks, as a stop in mid-epoch must take effect at the same batch.
+    # This must be the same on all ranks, as a stop in mid-epoch must take effect at the same batch.
     at_batches = at_batches or any(hooks_into_batches(callback) for callback in callbacks)
     for callback in callbacks:
         if not fits.leads and not isinstance(callback, fits.leader_only):

@@ -230,7 +230,7 @@ class Training:
     def _after_rendezvous(self, participants: list[int]) -> None:
         _release_earlier(self._worker, shares_next=self._mode.rule is not None)
         trained.models.add(self._model)
-        # A collective call: other workers may have a center.
+        # This is a collective call: other workers may have a center.
         if self._backend.honors_initial_epoch:
             self._resumption = agree_to_resume(self._worker, self._mode.rule is not None)
         if self._mode.rule is not None:

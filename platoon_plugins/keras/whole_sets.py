@@ -167,7 +167,7 @@ def predict(model: Any, x: Any, *, worker: Worker | None = None, **options: Any)
     start, stop = shard_bounds(rows, worker.global_rank, worker.global_size)
     if not worker.is_leader:
         options["verbose"] = 0
-    # A worker without rows would not know the shape of an output.
+    # The shape of an output is unknown on a worker without rows.
     if rows < worker.global_size:
         return model.predict(x, **options)
     own = model.predict(map_arrays(x, lambda array: array[start:stop]), **options)

@@ -52,7 +52,7 @@ _FREE = _references([_new((1,), np.dtype(np.float32))], 0)
 
 def writable(view: Array) -> Array:
     """Return a writable array on the memory of a read-only view."""
-    # Only if no other code uses the value: back ends assume that it does not change.
+    # Call it only if no other code uses the value: back ends assume that it does not change.
     array: Array = np.asarray(_Writable(view))
     return array
 

@@ -29,8 +29,8 @@ class CompiledAverage(GradientAverage):
 
     def average(self, batch: Batch) -> list[Any]:
         """Return averages in a traced program; None for weights without a gradient."""
-        # These weights must be the same in every step and on all workers. A worker without a batch
-        # does not know them, so zeros are averaged.
+        # These weights must be the same in every step and on all workers. Zeros are averaged for
+        # them, as a worker without a batch cannot leave them out.
         self.require_attached()
         filled = [
             keras.ops.zeros(zeros.shape, zeros.dtype.name) if gradient is None else gradient

@@ -42,7 +42,7 @@ class VariableGroup:
         taken = self._take_over(arrays)
         self._assign(variables, taken)
         found = [writable(np.asarray(array)) for array in taken]
-        # Weak references, as JAX would copy memory that is still referenced.
+        # The references are weak: JAX would copy memory that is still referenced.
         self._lent = [weakref.ref(array) for array in found]
         return found
 

@@ -27,7 +27,7 @@ class StepState:
 
     def __init__(self, model: Any) -> None:
         self._model = weakref.ref(model)
-        # Weak, as the step refers to the model.
+        # The reference is weak, as the step refers to the model.
         self._step: Callable[[], Any] = _nothing
         # Places by the id of the variable.
         self._places: dict[int, Place] = {}
@@ -95,7 +95,7 @@ class StepState:
 
     def begin_by_a_call(self, variables: Sequence[Any], make_call: Callable[[StepState, list[Place]], Any]) -> None:
         """Start the model's step, before it is compiled, by a call that may change variables."""
-        # Not if the user has replaced the function that Keras made.
+        # Nothing is done if the user has replaced the function that Keras made.
         model = self._model()
         found = [self._places.get(id(variable)) for variable in variables]
         places = [place for place in found if place is not None]

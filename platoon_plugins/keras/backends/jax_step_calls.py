@@ -41,8 +41,8 @@ class Lists(Protocol):
 class StepCall:
     """The call at the start of a model's compiled step; the `Later` of the step's arrays."""
 
-    # On devices JAX makes the call in the thread that starts the step. On the CPU it may come
-    # later: a step with changes then waits for the calls of all earlier steps.
+    # On devices JAX makes the call in the thread that starts the step. On the CPU it may be later:
+    # a step with changes then waits for the calls of all earlier steps.
 
     def __init__(self, lists: Lists, places: Sequence[Place]) -> None:
         self.places = places

@@ -288,7 +288,7 @@ class Keras3(Backend):
             weight = batch_weight(terms, rows, model)
             if average is not None and training is not False:
                 require_one_kind(weight, terms)
-                # Only once, as it takes milliseconds for a deep model.
+                # It runs only once, as it takes milliseconds for a deep model.
                 if first:
                     first = False
                     warn_of_added(model)
@@ -322,7 +322,8 @@ class Keras3(Backend):
 class LossWeight:
     """Passes the divisor of a batch's loss from ``compute_loss`` to ``apply`` of one optimizer."""
 
-    # None for a loss that is a sum, until another loss is computed; 1 if no loss was computed.
+    # The weight is None for a loss that is a sum, until another loss is computed. It is 1 if no
+    # loss was computed.
 
     def __init__(self) -> None:
         self._weight: Any = 1.0
