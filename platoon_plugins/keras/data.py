@@ -51,8 +51,8 @@ def shard(
     A `keras.utils.PyDataset` or `Sequence` is wrapped in one with the same number of batches on
     every worker; the last step divides the rows of the remaining batches. In ``on_epoch_begin`` and
     ``on_epoch_end`` the global random generators are equal on all workers. Seed other generators
-    alike: after these calls the workers compare the first batch, by its labels if it has any. Its
-    inputs may contain different random noise or crops.
+    alike: after these calls the workers compare the first and the last batch. If the inputs are
+    random, such as noise or crops, they compare only the labels.
 
     A `tf.data.Dataset` is divided by its method ``shard`` and must have the same order on every
     worker, so shard before you shuffle. A torch `DataLoader` is replaced by one with every N-th
