@@ -165,8 +165,7 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, folder: str) -> JobFiles:
-        """Read the description in a job's folder; ConfigurationError if there is no job of this
-        user.
+        """Read the description in a job's folder; ConfigurationError if this user has no job in it.
         """
         try:
             with open(open_own(Path(folder, _DESCRIPTION), stat.S_IFREG), "rb") as file:

@@ -163,8 +163,7 @@ def require_descriptors_for(workers: int) -> None:
 
 
 def _listen(files: JobFiles, options: JobOptions, stack: contextlib.ExitStack) -> tuple[JobFiles, ServerChannel]:
-    """Open the controller's channels; return the job's files, with the address, and the channels.
-    """
+    """Open the controller's channels; return the job's files with the address, and the channels."""
     server_keys, keys = new_keys() if options.listen else (None, None)
     local = backends.listen_at(options.listen or files.address, server_keys)
     stack.callback(local.close)
