@@ -1,6 +1,6 @@
-"""Entry points of installed distributions, by the files that hold them.
+"""Entry points of installed distributions, read from their files.
 
-`importlib.metadata` finds the same, but its import takes 25 ms, a fifth of the start of a worker; this takes 1 ms.
+Importing `importlib.metadata` takes 25 ms, a fifth of the start of a worker; this takes 1 ms.
 """
 
 from __future__ import annotations
@@ -16,15 +16,10 @@ _LINE = re.compile(r"""([^=\s#;\[][^=]*?)\s*=\s*["']?([\w.]+(?:\s*:\s*[\w.]+)?)"
 
 
 def entry_points(group: str, source: Path | None = None) -> dict[str, str]:
-    """Return the entry points of a group: what each name stands for, such as ``package.module:attribute``.
+    """Return the entry points of a group: names and values such as ``package.module:attribute``.
 
-    Parameters
-    ----------
-    group : str
-    source : Path, optional
-        A folder with sources. If it has a ``pyproject.toml`` that declares the group, that counts before what is
-        installed: the metadata of an editable installation is as old as the installation, and a checkout on
-        PYTHONPATH has none.
+    A ``pyproject.toml`` in the folder ``source`` has priority: the metadata of an editable
+    installation may be old, and a checkout on PYTHONPATH has none.
     """
     found = {}
     if source is not None:

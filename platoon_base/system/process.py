@@ -1,4 +1,4 @@
-"""System calls for which Python has no function, or one with a limit."""
+"""System calls that Python lacks, or offers with a limit."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_subreaper() -> bool:
 
 
 def pid_namespace() -> int:
-    """Return the number of this process's PID namespace, within which process ids mean something; 0 if unknown."""
+    """Return the number of this process's PID namespace; 0 if unknown."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
@@ -43,7 +43,7 @@ def pid_namespace() -> int:
 
 
 def working_folder() -> str:
-    """Return the folder that this process works in; empty if it is gone."""
+    """Return the working folder of this process; '' if it no longer exists."""
     try:
         return os.getcwd()
     except OSError:
@@ -51,10 +51,10 @@ def working_folder() -> str:
 
 
 def readable(fd: int, timeout_s: float | None = 0.0) -> bool:
-    """Return whether a file descriptor can be read, within ``timeout_s``; None waits without end.
+    """Return whether a descriptor can be read within ``timeout_s`` (None: no limit).
 
-    Its number may be above 1,023, which `select.select` refuses. A pidfd can be read from the moment the process is a
-    zombie.
+    Its number may be above 1,023, unlike with `select.select`. A pidfd is readable once the process
+    is a zombie.
     """
     poller = select.poll()
     poller.register(fd, select.POLLIN)
