@@ -93,12 +93,7 @@ def _devices() -> dict[str, str]:
 
 
 def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that affect jobs; values that may be secrets are hidden.
-
-    Parameters
-    ----------
-    environment : mapping of str to str
-    """
+    """Return the environment variables that affect jobs; possible secrets are hidden."""
     found = {}
     prefixes = "|".join(map(re.escape, (*_PREFIXES, *_of_all("variables"))))
     shown = re.compile(rf"(?:{prefixes})(?:_.*|RC)?|{_OTHERS}")

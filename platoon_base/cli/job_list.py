@@ -21,7 +21,7 @@ from platoon_base.worker_process.program import Program
 
 __all__ = ["facts", "listing", "program_of"]
 
-_ANSWER_TIMEOUT_S = 1.0  # wait for a controller's answer
+_ANSWER_TIMEOUT_S = 1.0  # for a controller
 _MIN_CHARACTERS = 40  # of the script, even in a narrow terminal
 _LEFT_OUT = "..."
 
@@ -62,7 +62,7 @@ def _title(files: JobFiles) -> str:
 
 
 def listing(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the jobs as the lines of a table; the folder of the logs, which may be long, has a separate line."""
+    """Return the jobs as lines of a table; the folder of the logs has a separate line."""
     if not found:
         return []
     rows = [["job", "age", "workers", "devices"]]
@@ -81,7 +81,7 @@ def listing(found: Sequence[Mapping[str, Any]]) -> list[str]:
 def _script(command: str, room: int) -> str:
     """Return a script and its arguments, cut to ``room`` characters.
 
-    Leading folders are dropped first, then the last arguments. The file's name is cut if it is still too long.
+    Drops leading folders first, then the last arguments, then the end of the file's name.
     """
     if not command:
         return "?"
@@ -114,6 +114,6 @@ def _devices(devices: Sequence[str]) -> str:
 def _shortest(path: str) -> str:
     try:
         relative = os.path.relpath(path)
-    except OSError:  # the current folder was removed
+    except OSError:  # The working folder was removed.
         return path
     return relative if len(relative) < len(path) else path

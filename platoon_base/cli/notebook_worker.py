@@ -1,4 +1,4 @@
-"""A worker that a notebook has started: it calls the function that it gets from the kernel."""
+"""A worker started from a notebook: it calls the function that the kernel has sent."""
 
 from __future__ import annotations
 
@@ -21,13 +21,7 @@ def code_of_file(name: str, make: Callable[..., CodeType], arguments: Sequence[A
 
 
 def main(call_file: str, returned_file: str) -> None:
-    """Read the call, make it, and on rank 0 write the returned value.
-
-    Parameters
-    ----------
-    call_file, returned_file : str
-        Paths.
-    """
+    """Read the call, make it, and on rank 0 write the returned value."""
     import cloudpickle  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     path, cells, call = pickle.loads(Path(call_file).read_bytes())

@@ -37,14 +37,13 @@ __all__ = [
 ]
 
 _VALUE_CHARACTERS = 500
-_KERNEL = "JPY_PARENT_PID"  # set in kernels of notebooks, whose `!command` has a terminal
+_KERNEL = "JPY_PARENT_PID"  # Set in kernels; a `!command` has a terminal.
 
 
 def open_console(stderr: bool = False, plain: bool = False) -> Console:
     """Return a console that prints texts literally: brackets are no markup.
 
-    With ``plain``, and in a cell of a notebook, which cannot move its cursor, it treats a terminal as a pipe and
-    redraws nothing.
+    With ``plain``, or in a cell of a notebook, which has no cursor, it redraws nothing.
     """
     terminal = False if plain or _KERNEL in os.environ else None
     return Console(stderr=stderr, force_terminal=terminal, markup=False, emoji=False, highlight=False)
@@ -64,7 +63,7 @@ def print_line(console: Console, text: str | Text, **options: Any) -> None:
 
 
 def opening(chosen: Choice, center: str, folder: Path, world: World | None = None) -> str:
-    """Return the first line of output: the number of workers, their devices, and the reason for these."""
+    """Return the first line of output: the number of workers, their devices, and the reason."""
     devices, reason = chosen
     if world is not None:
         shares = ", ".join(f"{count} on {name}" for count, name in zip(world.workers, world.names))
@@ -104,7 +103,6 @@ def as_text(told: str) -> Text:
 
 
 def _print_failures(console: Console, texts: Iterable[str]) -> None:
-    """Print texts about failures."""
     for text in texts:
         print_line(console, as_text(text))
 
@@ -112,17 +110,9 @@ def _print_failures(console: Console, texts: Iterable[str]) -> None:
 def print_result(
     console: Console, result: Result, workers: int, folder: Path, failures: Failures | None = None
 ) -> None:
-    """Print how a job ended: the workers that failed, the summary, and warnings about the result.
+    """Print how a job ended: the failed workers, the summary, and warnings about the result.
 
-    Parameters
-    ----------
-    console : rich.console.Console
-    result : Result
-    workers : int
-    folder : Path
-        The folder of the logs.
-    failures : Failures, optional
-        The object that has returned the failures shown so far.
+    ``failures`` has returned the failures shown so far.
     """
     failed = [ended for ended in result.exits if ended.status]
     told = failures or Failures(folder, workers)
@@ -152,7 +142,7 @@ def print_result(
 
 
 def _end_of(ended: Exit, interrupted: bool) -> str:
-    """Return how a worker ended; one of an interrupted job may have been killed after the grace period."""
+    """Return how a worker ended; in an interrupted job it may have been killed."""
     kind = INTERRUPTED if ended.failure is None else ended.failure.kind
     if ended.why:
         return ended.why if kind == INTERRUPTED else f"failed ({kind}), and was {ended.why}"
@@ -163,7 +153,7 @@ def _end_of(ended: Exit, interrupted: bool) -> str:
 
 
 def warn_of_lost_output(folder: Path) -> None:
-    """Print a note to standard error if a part of this command's output could not be written."""
+    """Print a note to standard error if a part of the output could not be written."""
     reason = lost_output()
     if reason:
         text = f"platoon: a part of this output could not be written ({reason}); the workers' output is in {folder}"

@@ -165,7 +165,7 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, folder: str) -> JobFiles:
-        """Read the description in a job's folder; ConfigurationError without one of ours."""
+        """Read the description in a job's folder; ConfigurationError if it is no job of ours."""
         try:
             with open(open_own(Path(folder, _DESCRIPTION), stat.S_IFREG), "rb") as file:
                 found = msgspec.convert(json.loads(file.read(_MAX_DESCRIPTION)), cls)
