@@ -16,7 +16,7 @@ __all__ = ["Failures", "describe", "name_workers", "write_first_error"]
 
 # Delay of a failure that another worker caused: that worker's failure is shown first.
 _HELD_S = 0.5
-_KEPT = 50  # New failures are compared with so many.
+_KEPT = 50  # maximum number of earlier failures to compare with
 _CODE_CHARACTERS = 200
 
 

@@ -22,7 +22,7 @@ from platoon_base.worker_process.program import Program
 __all__ = ["facts", "listing", "program_of"]
 
 _ANSWER_TIMEOUT_S = 1.0  # for a controller
-_MIN_CHARACTERS = 40  # of the script, even in a narrow terminal
+_MIN_CHARACTERS = 40  # minimum width of the script
 _LEFT_OUT = "..."
 
 

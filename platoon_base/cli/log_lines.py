@@ -11,7 +11,7 @@ from platoon_base.cli.log_follower import CHUNK_BYTES, LogFollower
 
 __all__ = ["LogLines", "NewLine"]
 
-_BEHIND_BYTES = 2**24  # A reader further behind skips to the end.
+_BEHIND_BYTES = 2**24  # A reader further behind skips to a position near the end.
 _LINE_BYTES = 2**16  # Longer lines are progress bars.
 _SHOWN_BYTES = 2000
 _LOGGED = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} rank [\d-]+ (?:%s) [\w.]+"

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args = _parser().parse_args(_attached(sys.argv[1:] if argv is None else argv))
         with default_sigchld():
             return _run(args)
-    except SystemExit as exc:  # of argparse
+    except SystemExit as exc:  # raised by argparse
         return OK if not exc.code else WRONG_ARGUMENTS
     except ConfigurationError as exc:
         click.echo(f"platoon-launcher: {exc}", err=True)

@@ -61,8 +61,7 @@ class _Course:
         seconds, synced, steps = last.updated - first.updated, last.sync_seconds - first.sync_seconds, last.steps
         if seconds > 0:
             steps -= first.steps
-        # The window is empty: use the whole run of the worker.
-        elif self._seen_late:
+        elif self._seen_late:  # The window is empty: use the whole run.
             seconds, synced, steps = last.updated - last.started, last.sync_seconds, _made(last)
         return (seconds, synced, steps) if seconds >= least_s and steps > 0 else None
 
@@ -86,7 +85,7 @@ class Recent:
         self.now = 0.0  # monotonic time of the snapshot, in seconds
         self.tracks: dict[str, Track] = {}  # the reported numbers over the whole job
         self.loss = Course()  # the mean of the workers' losses
-        self._steps = 0  # of all workers, at the latest `loss`
+        self._steps = 0  # sum over all workers at the latest `loss`
         self._is_first = True
         self._courses: dict[int, _Course] = {}
         self._next_trend = 0.0

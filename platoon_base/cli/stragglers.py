@@ -18,7 +18,7 @@ from platoon_base.shm.phases import BINS, COLLECTIVE, COMPUTE, LOADING, SYNC, WA
 __all__ = ["PHASE_NAMES", "Straggler", "StragglerWatch", "advice", "find_straggler", "percent", "seconds_text"]
 
 _WINDOW_S = 2.0
-_LEAST_STEPS = 3  # of each worker, in a window
+_LEAST_STEPS = 3  # required of each worker in a window
 _TIMES_AS_LONG, _LEAST_S = 2.0, 0.005  # Times of steps vary by less.
 # A worker's own time: waits and collective calls depend on others.
 _OWN = (COMPUTE, SYNC, LOADING)
@@ -29,10 +29,10 @@ class Straggler(NamedTuple):
     """A slow worker."""
 
     rank: int
-    phase: int  # the phase with the largest loss against the others
+    phase: int  # the phase in which it loses most time
     seconds: float  # per step in this phase
     others: float  # the median of the others, per step in this phase
-    waiting: float  # the share of the others' time spent in waits, also in collective calls
+    waiting: float  # the others' share of time in waits and collective calls
     loading_known: bool  # otherwise loading is a part of the computation
 
     @property

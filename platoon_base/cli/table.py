@@ -185,9 +185,11 @@ def _row(recent: Recent, snapshot: Snapshot, participant: Participant, plain: bo
 
 
 def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> str:
-    """Return the state of a worker in a word."""
+    """Return the state of a worker in a word.
+
+    Before a worker joins, its script is imported; before the first step, models are compiled.
+    """
     phase, progress = participant.phase, snapshot.progress[participant.rank]
-    # Before a worker joins, its script is imported; before the first step, models are compiled.
     if phase.left:
         if participant.rank in snapshot.failing:
             return "lost"

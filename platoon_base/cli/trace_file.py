@@ -26,7 +26,7 @@ __all__ = ["events_of", "trace_option", "tracing"]
 
 log = logging.getLogger(__name__)
 
-_MOST_SPANS = 1_000_000  # of all workers; browsers need seconds to load them
+_MOST_SPANS = 1_000_000  # limit for all workers; browsers load them in seconds
 _STEPS, _PHASES = 1, 2  # tracks of a worker
 
 

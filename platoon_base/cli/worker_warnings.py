@@ -32,7 +32,7 @@ class WorkerWarnings:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._texts: dict[tuple[int, str], list[str]] = {}  # by worker and common pattern
+        self._texts: dict[tuple[int, str], list[str]] = {}  # keys: worker and common pattern
         self._warnings: dict[tuple[str, int], _Warning] = {}
 
     def take(self, line: NewLine, now: float) -> None:

@@ -41,7 +41,7 @@ def fatal(ended: Exit, progress: Progress, fail_fast: str) -> str:
         return f"worker {ended.rank} failed ({ended}): the job ends, as --fail-fast asks"
     if failure is not None and failure.kind == DataMismatchError.__name__:
         return f"worker {ended.rank} has other data than another worker: the job ends"
-    # Without an adapter, a script that makes collective calls may not count steps.
+    # Without an adapter, a script with collective calls may train without counting steps.
     counts = progress.bound or not progress.waits
     # With an adapter, an exchange before the first step was for an evaluation.
     exchanges = progress.syncs if progress.bound else progress.exchanges
@@ -95,8 +95,8 @@ class Departures:
         options: ControllerOptions,
         saving: JobSaving | None,
     ) -> None:
-        self.exits: list[Exit] = []  # of workers that are not restarted
-        self.failed: list[Exit] = []  # in order, including workers that are restarted
+        self.exits: list[Exit] = []  # exits of workers that are not restarted
+        self.failed: list[Exit] = []  # failures in order, also of restarted workers
         self.adopted: set[int] = set()  # workers that the controller did not start
         self._job_state = job_state
         self._coordinator = coordinator

@@ -92,7 +92,7 @@ class Reported(NamedTuple):
     values: Mapping[str, float | str]
     spent: Spent
     syncs: float  # mean number of synchronizations of a launched worker
-    rule: str  # with its arguments if they are known; '' while no parameters are shared
+    rule: str  # with known arguments; '' while no parameters are shared
 
 
 class Result(NamedTuple):

@@ -26,7 +26,7 @@ __all__ = ["JobSaving", "TurnLock"]
 
 log = logging.getLogger(__name__)
 
-_AGAIN_S = 2e-3  # between two attempts to lock the center
+_AGAIN_S = 2e-3  # between two attempts to save between turns
 _NO_PARAMETERS = (
     "the checkpoints of this job hold no parameters, since its workers share none (averaged gradients, for one, have "
     "no center): a job that is resumed from them trains from new values. docs/saving.md says how the script puts its "

@@ -156,7 +156,8 @@ class JobFiles(msgspec.Struct, frozen=True):
         path = Path(self.folder, _DESCRIPTION)
         unfinished = path.with_suffix(".tmp")
         with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(json.dumps(msgspec.to_builtins(self)).encode())  # msgspec refuses some paths
+            # Unlike msgspec, json accepts paths of any bytes.
+            file.write(json.dumps(msgspec.to_builtins(self)).encode())
         os.replace(unfinished, path)
 
     def lock(self) -> FolderLock:

@@ -52,7 +52,7 @@ class OutputBuffer(io.BufferedIOBase):
         size = len(rest)
         while rest:
             try:
-                # It was dropped after an error; there may be room again.
+                # A closed file was dropped after an error; there may be room again.
                 if self._file.closed:
                     self._file = open(self._descriptor, "wb", closefd=False)  # noqa: SIM115
                 rest = rest[self._file.write(rest) :]

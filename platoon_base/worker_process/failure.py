@@ -54,7 +54,8 @@ class Failure(msgspec.Struct, frozen=True):
     kind: str  # the name of its class
     text: str  # its message, at most a screen of it
     at: float  # seconds since the epoch
-    file: str = ""  # the origin in the user's code, with the next three
+    # The origin in the user's code: file, line, function, code.
+    file: str = ""
     line: int = 0
     function: str = ""
     code: str = ""
