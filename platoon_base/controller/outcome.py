@@ -1,4 +1,4 @@
-"""What a controller reports about a job: snapshots, values of workers, the result."""
+"""Reports of a controller about a job: snapshots, values of workers, the result."""
 
 from __future__ import annotations
 
