@@ -51,10 +51,7 @@ def require_this_host(words: Sequence[str]) -> None:
 
 
 def other_hosts_named(words: str | None) -> tuple[list[str], str] | None:
-    """Return the hosts in arguments, or else the configuration, and where they are named.
-
-    None if it is only this host.
-    """
+    """Return the hosts that are named and where; None if it is only this host."""
     given = _Setting(_split(words), "--hosts") if words else _configured_hosts()
     if given is None or all(_is_this_host(name) for name in given.names):
         return None

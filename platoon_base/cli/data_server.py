@@ -97,7 +97,6 @@ def _watch(process: subprocess.Popen[bytes], folder: str, log_file: Path) -> Non
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a data server and its descendants."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_EXIT_GRACE_S)
     if process.poll() is None:

@@ -46,10 +46,7 @@ def deterministic_job(options: JobOptions) -> JobOptions:
 
 
 def deterministic_environment(base: Mapping[str, str], seed: int, saved_threads: str = "") -> dict[str, str]:
-    """Return the variables for reproducible results of frameworks; the user's stay.
-
-    ``saved_threads`` is `threads_of` the run that is resumed, if known.
-    """
+    """Return the variables for reproducible results; those of the user stay."""
     threads = _threads(base, saved_threads)
     found = {name: base.get(name) or value for name, value in _VARIABLES.items()}
     flags = base.get("XLA_FLAGS", "")
@@ -67,11 +64,7 @@ def deterministic_environment(base: Mapping[str, str], seed: int, saved_threads:
 
 
 def _threads(base: Mapping[str, str], saved: str) -> dict[str, str]:
-    """Return the thread variables to set: one thread, or as in the resumed run; {} if the user set
-    any.
-
-    Raises ConfigurationError if they differ from the resumed run, or there are too few cores.
-    """
+    """Return the thread variables to set: one thread, or as in the resumed run."""
     given = threads_of(base)
     if given and saved and given != saved:
         raise ConfigurationError(
@@ -97,7 +90,6 @@ def _pairs(text: str) -> list[tuple[str, str]]:
 
 
 def _require_possible(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigurationError` about an option that makes two runs differ."""
     because = {
         "max_restarts": "a restarted worker starts from the center at a time that differs between runs; leave "
         "--max-restarts out, and go on by --checkpoint-every and --resume",

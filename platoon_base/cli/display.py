@@ -24,10 +24,7 @@ _MIN_S, _MAX_S = 2.0, 60.0  # between two lines in a pipe
 
 
 class Display:
-    """Shows snapshots of a job on a console; a context manager.
-
-    On a terminal it is a table; in a pipe, or with TERM=dumb, a short line for each change.
-    """
+    """Shows snapshots on a terminal as a table, else as short lines; a context manager."""
 
     def __init__(self, console: Console, summary_follows: bool = False, title: str = "") -> None:
         self._console = console
@@ -115,15 +112,12 @@ class _Table:
 
 
 def is_live(console: Console) -> bool:
-    """Return whether a console can redraw its lines."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 def summary(result: Result, workers: int) -> dict[str, Any]:
-    """Return the summary of a job that ended: the reported values, and how it ended.
-
-    A reported value ``stopped_by`` has priority if the scripts ended by themselves.
-    """
+    """Return the reported values, and how the job ended."""
+    # A reported value has priority if the scripts ended by themselves.
     of_script = result.reported.get("stopped_by") if result.stopped_by.startswith("end of script") else None
     return {
         **result.reported,

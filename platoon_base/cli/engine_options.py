@@ -94,7 +94,6 @@ def given_options(context: click.Context, without: Container[str]) -> list[str]:
 
 
 def _script(context: click.Context) -> list[str]:
-    """Return the script and its arguments as words for the launchers of other hosts."""
     script: str = context.params["script"]
     if script == "-":
         raise ConfigurationError("got the script on standard input: other hosts need a file of their own; name one")

@@ -32,7 +32,6 @@ _CHARACTERS = 1000
 
 
 def environment_report() -> dict[str, dict[str, str]]:
-    """Return the facts, as names and values under headings."""
     return {
         "package": {"platoon-plugins": __version__, "in": _home(str(Path(__file__).parents[2]))},
         "Python": {
@@ -48,7 +47,6 @@ def environment_report() -> dict[str, dict[str, str]]:
 
 
 def _of_all(field: str) -> Iterator[str]:
-    """Yield the values of a field of all registered frameworks."""
     for framework in registered().frameworks.values():
         yield from getattr(framework, field)
 

@@ -70,11 +70,7 @@ class Failures:
         self.failing: set[int] = set()  # ranks with an exception other than Ctrl-C's
 
     def new(self, failed: Sequence[Exit] = (), stopping: bool = False, last: bool = False) -> Iterator[str]:
-        """Yield a text for each failure since the last call.
-
-        ``failed`` are the failed processes. While the job is ``stopping``, the loss of workers is
-        expected.
-        """
+        """Yield a text for each failure since the last call, also of processes in ``failed``."""
         fresh = self._held + [failure for failure in self._read() if self._is_new(failure.rank, failure.at)]
         silent = []
         for ended in failed:
@@ -152,10 +148,7 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 
 def write_first_error(folder: Path, failed: Exit | None) -> None:
-    """Write the failure that ended a job to ``error.json`` in its log folder, as torchelastic does.
-
-    Write it also to the file that a surrounding torchrun reads.
-    """
+    """Write the failure that ended a job to ``error.json``, and to the file of torchrun."""
     if failed is None:
         return
     failure = failed.failure or Failure(failed.rank, "ProcessEnded", str(failed), failed.at)

@@ -58,6 +58,5 @@ def write_examples(formatter: click.HelpFormatter, examples: Examples) -> None:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Return a question with the names similar to a word; '' if there is none."""
     near = difflib.get_close_matches(word, list(names), n=2)
     return f" Did you mean {' or '.join(near)}?" if near else ""

@@ -21,7 +21,7 @@ class Course:
         self._each, self._sum, self._count = 1, 0.0, 0
 
     def add(self, value: float) -> None:
-        """Add a value; NaN and infinities are skipped."""
+        # NaN and infinities are skipped.
         if not math.isfinite(value):
             return
         self._sum, self._count = self._sum + value, self._count + 1
@@ -55,10 +55,7 @@ class Track:
 
 
 def sparkline(values: Sequence[float], width: int, low: float | None = None, plain: bool = False) -> str:
-    """Draw finite values as at most ``width`` bars, averaging neighbours.
-
-    The lowest bar stands for ``low``, by default the least value. ``plain`` means ASCII only.
-    """
+    """Draw finite values as bars; ``low`` is the value of the lowest bar, by default the least."""
     if not values or width < 1:
         return ""
     if len(values) > width:

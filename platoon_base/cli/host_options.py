@@ -31,8 +31,6 @@ TIMEOUT_S, HOST_TIMEOUT_S = 600.0, 10.0
 
 
 class HostOptions(NamedTuple):
-    """The hosts of a job, their timeouts and their connections."""
-
     place: Place
     endpoint: str  # the given address of the first host, or ''
     timeout_s: float  # for the start of all hosts
@@ -41,10 +39,7 @@ class HostOptions(NamedTuple):
     compression: str = NONE  # see `platoon_base.compression.codecs.codec_of`
 
     def endpoint_here(self) -> str:
-        """Return the address at which the first host listens; publish it where needed.
-
-        Raises ConfigurationError if it is unknown.
-        """
+        """Return the first host's address, and publish it where needed."""
         if self.endpoint:
             return self.endpoint
         path = _endpoint_file()
@@ -63,10 +58,7 @@ class HostOptions(NamedTuple):
             path.unlink(missing_ok=True)
 
     def endpoint_there(self) -> str:
-        """Return the first host's address on another host; '' while it is not known.
-
-        Raises ConfigurationError if there is no way to find it.
-        """
+        """Return the first host's address on another host; '' while it is not known."""
         if self.endpoint:
             return self.endpoint
         path = _endpoint_file()

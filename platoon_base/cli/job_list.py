@@ -50,13 +50,11 @@ def facts(files: JobFiles) -> dict[str, Any]:
 
 
 def program_of(files: JobFiles) -> str:
-    """Return the script of a job, without its folder and its arguments."""
     program = files.origin.program
     return (Program.of(program)[0].shown if program else "") or "?"
 
 
 def _title(files: JobFiles) -> str:
-    """Return the script of a job, with its arguments and without its folder."""
     program = files.origin.program
     return " ".join([program_of(files), shlex.join(Program.of(program)[1])]).rstrip() if program else "?"
 
@@ -79,10 +77,7 @@ def listing(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _script(command: str, room: int) -> str:
-    """Return a script and its arguments, cut to ``room`` characters.
-
-    Drops leading folders first, then the last arguments, then the end of the file's name.
-    """
+    """Cut a command to ``room`` characters: its folders, then the last arguments, then the name."""
     if not command:
         return "?"
     program, args = Program.of(shlex.split(command))
@@ -106,7 +101,6 @@ def _names(program: Program) -> list[str]:
 
 
 def _devices(devices: Sequence[str]) -> str:
-    """Format devices: equal names once, with their number."""
     counts = Counter(devices)
     return " ".join(f"{count} {name}" if count > 1 else name for name, count in counts.items()) or "-"
 

@@ -31,10 +31,7 @@ def no_job_fails_by(what: str) -> Iterator[None]:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> bool:
-    """Write values as JSON, with NaN and infinity as null; return whether that succeeded.
-
-    Otherwise the reason and the values are printed to standard error, and an old file is removed.
-    """
+    """Write values as JSON, with NaN and infinity as null; return whether that succeeded."""
     text = json.dumps(_plain(values), indent=2) + "\n"
     return write_text(path, text, "the summary", f". It is:\n{text}")
 
@@ -45,11 +42,7 @@ def write_text(path: Path, text: str, what: str, instead: str = "\n") -> bool:
 
 
 def write_bytes(path: Path, data: bytes, what: str, instead: str = "\n") -> bool:
-    """Write a file; return whether that succeeded.
-
-    Otherwise print that ``what`` is not written, the reason and ``instead``, and remove an old
-    file.
-    """
+    """Write a file, or print why not, and ``instead``, and remove an old one; return success."""
     try:
         write_where_named(path, data)
     except ConfigurationError as exc:  # A symbolic link of another user stays.

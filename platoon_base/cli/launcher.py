@@ -60,11 +60,7 @@ def require_runnable(program: Program, devices: Sequence[str]) -> None:
 def open_checkpoints(
     folder: Path, every_s: float | None, resume: bool, seed: int | None
 ) -> tuple[Saving, tuple[Path, About] | None]:
-    """Open a folder of checkpoints; with ``resume`` read the newest complete one, if any.
-
-    Raises ConfigurationError if the folder cannot be used, or has checkpoints without ``resume`` or
-    with another seed.
-    """
+    """Open a folder of checkpoints; with ``resume`` read the newest complete one, if any."""
     if every_s is not None and not 0 < every_s < math.inf:
         raise ConfigurationError(f"got --checkpoint-every {every_s:g}: it must be a positive number of seconds")
     require_room(folder, "checkpoints")
@@ -83,10 +79,7 @@ def open_checkpoints(
 
 
 def choose_center(wanted: str, devices: Sequence[str]) -> str:
-    """Return where the center is, ``"host"`` (shared memory) or ``"device"``.
-
-    ``"auto"`` chooses the device where possible; ConfigurationError if ``"device"`` is not.
-    """
+    """Return ``"host"`` or ``"device"``; ``"auto"`` chooses the device where possible."""
     if wanted not in CENTERS:
         raise ConfigurationError(f"got center {wanted!r}: it must be one of {', '.join(CENTERS)}")
     if wanted == "host":
@@ -109,11 +102,7 @@ def launch(
     server: Sequence[str] = (),
     hosts: HostTable | None = None,
 ) -> Result:
-    """Run ``program`` on one worker for each device to their end; call `require_runnable` before.
-
-    ``log_folder`` must exist. ``server`` is the script and arguments of a data server. A restart of
-    all workers counts as one of ``options.max_restarts``.
-    """
+    """Run ``program`` on a worker for each device to the end; call `require_runnable` before."""
     world = ONE_HOST if hosts is None else hosts.world
     address = framework_address(world.addresses[0]) if world.several else ""
     starts = worker_starts(program, args, devices, log_folder, world, address)

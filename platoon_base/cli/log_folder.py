@@ -41,10 +41,9 @@ def _make(parent: Path, name: str) -> Path:
 
 
 class LogFolder:
-    """A folder for the logs of one run, created and locked; a context manager.
+    """A folder for the logs of one run, locked unless its checkpoints lock it; a context manager.
 
-    Logs of an earlier run are moved to ``earlier/<date>_<time>``, by the time of their last change.
-    ``lock`` is False if this process has locked the folder for its checkpoints.
+    Logs of an earlier run are moved to ``earlier/<date>_<time>``.
     """
 
     def __init__(self, path: Path, lock: bool = True) -> None:

@@ -21,7 +21,6 @@ class LogFollower:
         self.rest = b""  # an incomplete line
 
     def size(self) -> int:
-        """Return the size of the file in bytes; 0 if it does not exist."""
         try:
             return self.path.stat().st_size
         except OSError:
@@ -44,7 +43,7 @@ class LogFollower:
         return data
 
     def lines(self, data: bytes) -> list[bytes]:
-        """Return the lines that end in these bytes, which follow those of the last call."""
+        """Return the lines that end in these bytes."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         return lines
 

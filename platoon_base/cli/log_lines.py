@@ -22,8 +22,6 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
 
 
 class NewLine(NamedTuple):
-    """A line of a log."""
-
     file: int  # the number of the file
     text: str  # at most 2000 bytes; only the message of a warning
     is_warning: bool  # a warning of this package
@@ -64,11 +62,7 @@ class _Log:
 
 
 class LogLines:
-    """Follows several files, which need not exist yet, and finds the lines to show.
-
-    All lines of the files ``whole`` are shown, except this package's log lines below WARNING; of
-    others only this package's warnings. Per poll, at most ``most_bytes`` of a file are shown.
-    """
+    """Finds new lines to show in several files: all in ``whole``, else this package's warnings."""
 
     def __init__(self, paths: Sequence[Path], whole: Collection[int] = (), most_bytes: int = CHUNK_BYTES) -> None:
         self._logs = [_Log(path) for path in paths]
@@ -76,7 +70,6 @@ class LogLines:
         self._most_bytes = most_bytes
 
     def show_whole(self, file: int) -> None:
-        """Show all lines of a file from now on."""
         if file not in self._whole and file < len(self._logs):
             self._whole |= {file}
 

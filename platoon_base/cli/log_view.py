@@ -18,7 +18,6 @@ _BLOCK_BYTES = 1 << 16
 
 
 def ranks_in(folder: Path) -> list[int]:
-    """Return the ranks that have a log in a folder."""
     try:
         names = os.listdir(folder)
     except OSError:
@@ -47,10 +46,7 @@ def begin_of_last_lines(file: BinaryIO, count: int) -> int:
 
 
 class LogView:
-    """Writes the last ``lines`` (0: all) of logs, and then new ones, to a binary stream.
-
-    Without a rank it shows all logs, each line with its rank in brackets.
-    """
+    """Writes the last ``lines`` (0: all) of logs, and then new ones; without a rank, all logs."""
 
     def __init__(self, folder: Path, rank: int | None, lines: int, stream: BinaryIO) -> None:
         self._folder = folder

@@ -46,17 +46,13 @@ metrics_option = click.option(
 
 
 class Metrics:
-    """A collector of prometheus_client over the latest snapshot of a job.
-
-    Prometheus computes rates from counters: ``rate(platoon_steps_total[1m])``.
-    """
+    """A collector of prometheus_client over the latest snapshot; Prometheus computes the rates."""
 
     def __init__(self, script: str) -> None:
         self._script = script
         self._snapshot: Snapshot | None = None
 
     def take(self, snapshot: Snapshot) -> None:
-        """Set the state that is served next."""
         # A running job changes its participants.
         participants = [copy.copy(participant) for participant in snapshot.participants]
         self._snapshot = snapshot._replace(participants=participants, reported=dict(snapshot.reported))

@@ -120,8 +120,6 @@ def _with_names_of_files(value: Any) -> bytes:
 
 
 class _Output:
-    """Shows the output of rank 0, and the warnings of all workers, in the notebook's cell."""
-
     def __init__(self, folder: Path, workers: int) -> None:
         self._lines = LogLines([log_file(folder, rank) for rank in range(workers)], whole={0})
         self._warnings = WorkerWarnings(workers)

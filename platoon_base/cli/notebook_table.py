@@ -36,7 +36,6 @@ class CellTable:
             self.draw()
 
     def draw(self) -> None:
-        """Draw the latest snapshot."""
         if self._display is None or self._recent.snapshot is None:
             return
         shown = {"text/plain": "\n".join(table(self._recent, _WIDTH, _HEIGHT, self._title))}

@@ -16,7 +16,6 @@ from platoon_base.system.environment import RANK
 
 
 def code_of_file(name: str, make: Callable[..., CodeType], arguments: Sequence[Any]) -> CodeType:
-    """Make a code object of a file, or of a cell, of this name."""
     return make(*arguments).replace(co_filename=name)
 
 

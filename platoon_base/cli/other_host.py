@@ -69,10 +69,7 @@ def serve_other_host(
     log_folder: Path | None,
     server: Sequence[str],
 ) -> int:
-    """Start and serve the workers of a host other than the first; return the exit status.
-
-    Without ``log_folder`` it is the same path as on the first host.
-    """
+    """Start and serve the workers of a host other than the first; return the exit status."""
     problem: PlatoonError | None = None
     devices: list[str] = []
     try:
@@ -116,7 +113,6 @@ def _serve_job(
     link: LinkClient,
     welcome: between.Welcome,
 ) -> between.JobOver:
-    """Serve the workers of this host for one run of the job."""
     world = welcome.world
     folder = given_folder or Path(welcome.log_folder)
     ranks = world.ranks_here

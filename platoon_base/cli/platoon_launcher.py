@@ -149,16 +149,15 @@ def _split(text: str, option: str) -> list[str]:
 
 
 def _own_controller_arguments(words: Sequence[str]) -> dict[str, object]:
-    """Return the arguments for our controller; it has no port unless one is given."""
     parsed = Controller.default_parser().parse_args(["", "", *words])
     found = Controller.default_arguments(parsed)
+    # Our controller has no port unless one is given.
     if not any(word.startswith("--control-port") for word in words):
         found["control_port"] = None
     return {name: found[name] for name in ("control_port", "data_port", "data_hwm", "multi")}
 
 
 def _run_script(program: Program, args: Sequence[str]) -> int:
-    """Run the user's controller to its end, and pass signals on to it."""
     with StopSignals() as signals:
         process = subprocess.Popen(
             [*python_main("platoon_base.worker_process.child"), *program.argv, *args],
@@ -176,7 +175,6 @@ def _run_script(program: Program, args: Sequence[str]) -> int:
 
 
 def _end_with_parent() -> Callable[[], None]:
-    """Return a function that makes a new process end when the launcher is killed."""
     libc, parent = ctypes.CDLL(None), os.getpid()
 
     def run() -> None:

@@ -23,14 +23,10 @@ TREND_POINTS, _TREND_EVERY_S = 8, 3.0  # for a worker's rate
 
 
 class _Course:
-    """The latest steps of one worker, without the first ones, in which frameworks compile.
-
-    ``seen_late``: steps were made before the first snapshot; the first window is the whole run
-    time.
-    """
+    """The latest steps of one worker, without the first ones, in which frameworks compile."""
 
     def __init__(self, seen_late: bool) -> None:
-        self._seen_late = seen_late
+        self._seen_late = seen_late  # steps before the first snapshot
         self.first: Progress | None = None
         self.points: deque[Progress] = deque()
         self.waits, self.waits_since = -1, 0.0
@@ -118,7 +114,6 @@ class Recent:
                     self._courses[rank].rates.append(rate)
 
     def trend(self, rank: int) -> Sequence[float]:
-        """Return a worker's rates of the latest half a minute."""
         return list(self._courses[rank].rates)
 
     def rate(self, rank: int) -> float:
@@ -169,7 +164,6 @@ class Recent:
         return progress[rank]
 
     def total_rate(self) -> float:
-        """Return the sum of all participants' rates; NaN if none is known."""
         snapshot = self.snapshot
         if snapshot is None:
             return math.nan
@@ -186,16 +180,13 @@ class Recent:
         return min((share for each in here or ended if not math.isnan(share := _share(each))), default=math.nan)
 
     def seconds_left(self) -> float:
-        """Estimate the remaining time of the slowest worker; NaN if its limits are not known.
-
-        The rate is that of the whole run except the first steps: it includes pauses such as
-        validations.
-        """
+        """Estimate the slowest worker's remaining time; NaN if not known."""
         if self.snapshot is None:
             return math.nan
         here = [each.rank for each in self.snapshot.participants if not each.phase.gone]
         if any(self.stalled_s(rank) for rank in here):  # unknown
             return math.nan
+        # The rates are those of the whole run: pauses, such as validations, count.
         left = [self._left(rank) for rank in here]
         known = [each for each in left if not math.isnan(each)]
         return max(known) if known else math.nan

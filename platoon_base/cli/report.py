@@ -41,16 +41,12 @@ _KERNEL = "JPY_PARENT_PID"  # Set in kernels; a `!command` has a terminal.
 
 
 def open_console(stderr: bool = False, plain: bool = False) -> Console:
-    """Return a console that prints texts literally: brackets are no markup.
-
-    With ``plain``, or in a cell of a notebook, which has no cursor, it redraws nothing.
-    """
+    """Return a console without markup; with ``plain``, or in a notebook, it redraws nothing."""
     terminal = False if plain or _KERNEL in os.environ else None
     return Console(stderr=stderr, force_terminal=terminal, markup=False, emoji=False, highlight=False)
 
 
 def log_to(console: Console) -> None:
-    """Show the warnings of this process's log on a console."""
     from rich.logging import RichHandler
 
     handler = RichHandler(console=console, show_path=False, markup=False)
@@ -75,13 +71,11 @@ def opening(chosen: Choice, center: str, folder: Path, world: World | None = Non
 
 
 def crowded(workers: int, cores: int) -> str:
-    """Return the line about workers that share cores."""
     they = f"{workers} workers share {cores} core{'s' * (cores > 1)}"
     return f"{they} (by the CPU affinity, or the quota of the control group): they compute no sooner than {cores} would"
 
 
 def resumed_from(kept: Path, found: tuple[Path, About] | None, workers: int) -> str:
-    """Return the line about checkpoints: the one that is resumed, or their folder."""
     if found is None:
         return f"checkpoints in {kept}, none there yet: this job begins anew"
     path, about = found
@@ -96,7 +90,6 @@ def resumed_from(kept: Path, found: tuple[Path, About] | None, workers: int) -> 
 
 
 def as_text(told: str) -> Text:
-    """Return a text about a failure, with its first line highlighted."""
     text = Text(told)
     text.stylize("bold red", 0, len(told.partition("\n")[0]))
     return text
@@ -110,10 +103,7 @@ def _print_failures(console: Console, texts: Iterable[str]) -> None:
 def print_result(
     console: Console, result: Result, workers: int, folder: Path, failures: Failures | None = None
 ) -> None:
-    """Print how a job ended: the failed workers, the summary, and warnings about the result.
-
-    ``failures`` has returned the failures shown so far.
-    """
+    """Print how a job ended; ``failures`` has returned the failures shown so far."""
     failed = [ended for ended in result.exits if ended.status]
     told = failures or Failures(folder, workers)
     causes = failed if not result.interrupted else [] if result.failed is None else [result.failed]
@@ -161,7 +151,6 @@ def warn_of_lost_output(folder: Path) -> None:
 
 
 def _trained_separately(ranks: Sequence[int], workers: int) -> str:
-    """Return a warning that workers trained separate models."""
     if len(ranks) == workers:
         what = f"the {workers} workers shared and averaged nothing: these were {workers} separate runs of the script"
     else:

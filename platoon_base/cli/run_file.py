@@ -70,7 +70,6 @@ class _File:
         return str(self._path)
 
     def require_known(self, keys: Iterable[str], known: Iterable[str], table: str = "") -> None:
-        """Raise `ConfigurationError` about unknown keys, with similar known ones."""
         known = sorted(set(known))
         texts = []
         for key in keys:
@@ -147,7 +146,6 @@ def _value(context: click.Context, file: _File, option: click.Option, value: Any
 
 
 def _script(file: _File, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the script as the value of an option, if there is one."""
     if "script" not in values:
         return {}
     if not isinstance(values["script"], str) or not values["script"]:
@@ -184,10 +182,7 @@ def _options_of(table: Mapping[str, Any]) -> list[str]:
 
 
 def _set_training(file: _File, path: Path, table: Any) -> str:
-    """Set the environment variables for scripts without a rule; return a line about it.
-
-    A variable that the user has set wins.
-    """
+    """Set the environment variables for scripts without a rule; return a line about it."""
     if not isinstance(table, dict):
         raise ConfigurationError(f'{file.at(_TRAINING)}: write a table [{_TRAINING}] with rule = "EASGD"')
     if set(_PERIODS) <= set(table):
@@ -214,7 +209,6 @@ def _set_training(file: _File, path: Path, table: Any) -> str:
 
 
 def _rule(file: _File, table: Mapping[str, Any]) -> Rule | None:
-    """Return the rule that the table names, with its arguments."""
     arguments = {key: value for key, value in table.items() if key not in ("rule", *_PERIODS)}
     if "rule" not in table:
         file.require_known(arguments, ["rule", *_PERIODS], _TRAINING)
@@ -256,6 +250,5 @@ def of_workers(context: click.Context, parameter: click.Parameter, value: Any) -
 
 
 def training_line(context: click.Context) -> str:
-    """Return the line about the file's rule; '' if there is none."""
     line: str = context.meta.get(_LINE, "")
     return line

@@ -43,11 +43,7 @@ _TERMINAL_BYTES, _PIPE_BYTES = 2**14, 2**20  # maximum output per worker and pol
 
 
 class Screen:
-    """Shows a running job on a console; a context manager.
-
-    ``tee`` selects the workers whose output is shown. ``events`` are written and closed at the end;
-    ``report`` gets all snapshots.
-    """
+    """Shows a running job on a console; it closes ``events`` at the end. A context manager."""
 
     def __init__(
         self,

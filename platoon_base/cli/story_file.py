@@ -48,7 +48,6 @@ def known_story(folder: Path, reader: str) -> list[Entry]:
 
 
 def read_story(folder: Path) -> list[Entry]:
-    """Read the event log in a folder of logs; ConfigurationError if there is none."""
     try:
         with open_regular(folder / STORY_FILE) as file:
             return msgspec.json.decode(file.read(_FILE_BYTES), type=list[Entry])

@@ -26,8 +26,6 @@ PHASE_NAMES = {COMPUTE: "computation", SYNC: "synchronization with the center", 
 
 
 class Straggler(NamedTuple):
-    """A slow worker."""
-
     rank: int
     phase: int  # the phase in which it loses most time
     seconds: float  # per step in this phase
@@ -47,7 +45,6 @@ class Straggler(NamedTuple):
 
 
 def advice(phase: int) -> str:
-    """Return the remedy for a worker that is slow in a phase."""
     if phase == LOADING:
         return "Look at its disk or its share of the data, or load ahead (platoon_base.data.load_ahead)"
     if phase == SYNC:
@@ -69,10 +66,7 @@ def percent(share: float) -> str:
 def find_straggler(
     seconds: Mapping[int, tuple[float, ...]], loading_known: Mapping[int, bool], waiting: Mapping[int, float]
 ) -> Straggler | None:
-    """Return the worker with at least twice the others' median own time per step, if any.
-
-    ``seconds`` are those per step of each phase, by rank; waits and collective calls do not count.
-    """
+    """Return the worker with at least twice the others' median own time per step, if any."""
     if len(seconds) < 2:
         return None
     own = {rank: sum(each[phase] for phase in _OWN) for rank, each in seconds.items()}
@@ -103,10 +97,7 @@ def _goes_on(old: _Sample, new: _Sample) -> bool:
 
 
 class StragglerWatch:
-    """Finds a straggler while the job runs: the same one in two consecutive windows of 2 s.
-
-    Each worker and phase is reported once.
-    """
+    """Finds once a worker and phase that are slow in two consecutive windows of 2 s."""
 
     def __init__(self) -> None:
         self._samples: dict[int, _Sample] = {}

@@ -45,17 +45,11 @@ class _Row(NamedTuple):
 
 
 def table(recent: Recent, width: int, height: int, title: str = "", plain: bool = False) -> list[str]:
-    """Draw the latest snapshot as lines of text; see `draw`."""
     return [line.text for line in draw(recent, width, height, title, plain)]
 
 
 def draw(recent: Recent, width: int, height: int, title: str = "", plain: bool = False) -> list[Line]:
-    """Draw the latest snapshot in at most ``height`` lines of at most ``width`` columns.
-
-    Workers that do not fit into the height are laid out in several columns. If these are too wide,
-    the last line summarizes the rest, and workers that do not train are listed first. ``plain``
-    means ASCII only.
-    """
+    """Draw the latest snapshot in at most ``height`` lines of at most ``width`` columns."""
     snapshot = recent.snapshot
     if snapshot is None:
         return []
@@ -64,6 +58,7 @@ def draw(recent: Recent, width: int, height: int, title: str = "", plain: bool =
     spare = height - 1 - len(above) - len(snapshot.participants) - len(first)
     values = _values_below(recent, snapshot, width, min(max(spare, 2), _MOST_VALUE_LINES), plain)
     below = [*first, *(Line("values", text) for text in values)][: max(1, height - 2 - len(above))]
+    # Many workers get several columns; if these are too wide, the last line sums up the rest.
     room = max(1, height - 1 - len(above) - len(below))
     rows = [_row(recent, snapshot, participant, plain) for participant in snapshot.participants]
     heading, *workers = _workers(rows, width, room)
@@ -84,7 +79,6 @@ def _head(recent: Recent, snapshot: Snapshot, width: int, title: str, plain: boo
 
 
 def _team(snapshot: Snapshot) -> str:
-    """Return the number of workers and their kinds of devices."""
     here = [each for each in snapshot.participants if not each.phase.gone] or snapshot.participants
     kinds = Counter(each.device.rstrip("0123456789") or "cpu" for each in here)
     devices = " and ".join(f"{count} on {kind}" if len(kinds) > 1 else kind for kind, count in kinds.items())
@@ -185,10 +179,6 @@ def _row(recent: Recent, snapshot: Snapshot, participant: Participant, plain: bo
 
 
 def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> str:
-    """Return the state of a worker in a word.
-
-    Before a worker joins, its script is imported; before the first step, models are compiled.
-    """
     phase, progress = participant.phase, snapshot.progress[participant.rank]
     if phase.left:
         if participant.rank in snapshot.failing:
@@ -235,10 +225,7 @@ def _stop(snapshot: Snapshot) -> list[str]:
 
 
 def _values_below(recent: Recent, snapshot: Snapshot, width: int, most: int, plain: bool) -> list[str]:
-    """Draw the loss and the validation values with their history, then the other values.
-
-    Each value with a history gets its own line if there is room for all of them.
-    """
+    """Draw the loss and the validation values with their history, then the other values."""
     tracks = _tracks(recent, snapshot, plain)
     others = {name: value for name, value in snapshot.reported.items() if name not in tracks}
     values = _values(snapshot._replace(reported=others))
@@ -267,10 +254,7 @@ def _first_within(width: int, words: Sequence[str]) -> str:
 
 
 def _tracks(recent: Recent, snapshot: Snapshot, plain: bool, size: int = _TRACK_CHARACTERS) -> dict[str, list[str]]:
-    """Return name, value, sparkline and best value of each value with a history.
-
-    Where a summary will show the values, only those with a best value remain.
-    """
+    """Return name, value, sparkline and best value of each value with a history."""
     found = {}
     losses = recent.loss.values
     if (
@@ -293,7 +277,6 @@ def _tracks(recent: Recent, snapshot: Snapshot, plain: bool, size: int = _TRACK_
 
 
 def _limits(recent: Recent, snapshot: Snapshot) -> list[str]:
-    """Return the remaining time and the known limits of the training."""
     seconds = recent.seconds_left()
     found = [] if math.isnan(seconds) or snapshot.stop_reason else [f"about {duration(seconds)} left"]
     here = [snapshot.progress[each.rank] for each in snapshot.participants if not each.phase.gone]
@@ -340,11 +323,7 @@ def workers_line(recent: Recent) -> str:
 
 
 def plain_line(recent: Recent) -> tuple[tuple[str, ...], str]:
-    """Return a key that changes when a line is due, and the latest snapshot as one short line.
-
-    The key contains the states, the epoch, the names of reported values and the reason of a stop;
-    while a worker is stalled it changes every minute.
-    """
+    """Return a key that changes when a line is due, and the latest snapshot as one short line."""
     snapshot = recent.snapshot
     if snapshot is None:
         return (), ""
@@ -378,5 +357,4 @@ def duration(seconds: float) -> str:
 
 
 def cut(text: str, characters: int) -> str:
-    """Return a text, shortened to at most ``characters``."""
     return text if len(text) <= characters else f"{text[:characters]}..."

@@ -49,12 +49,10 @@ tensorboard_option = click.option(
 
 
 class EventFiles:
-    """Writes snapshots of a job as scalars, workers' curves at most every ``every_s`` seconds.
+    """Writes snapshots of a job as scalars: one run for each worker, and ``center``.
 
-    Each worker is a run, ``worker0`` and so on, over its mini-batches. The run ``center`` has the
-    reported values, over the largest number of mini-batches of a worker: a mean would fall when a
-    worker joins or is restarted. After a resume TensorBoard shows the last version of repeated
-    steps.
+    ``center`` has the reported values over the largest number of mini-batches of a worker: a mean
+    would fall when a worker joins or is restarted.
     """
 
     def __init__(self, folder: Path, every_s: float = _EVERY_S) -> None:
@@ -68,7 +66,6 @@ class EventFiles:
         self._reported: dict[str, float | str] = {}
 
     def close(self) -> None:
-        """Write the last points and close the files."""
         if self._recent.snapshot is not None:
             self._write_workers(self._recent.snapshot)
         for writer in self._writers.values():
@@ -81,7 +78,6 @@ class EventFiles:
                 writer.close()
 
     def take(self, snapshot: Snapshot) -> None:
-        """Write the new values of a snapshot."""
         now = time.monotonic()
         self._recent.take(snapshot, now)
         if now >= self._next:
@@ -132,15 +128,12 @@ class EventFiles:
 
 
 def _new_file(folder: Path) -> Any:
-    """Create an event file that sorts after those in the folder, as TensorBoard reads them.
-
-    Clocks may be set back, and differ between hosts. The name has a random end, because a link with
-    a known name would be followed.
-    """
+    """Create an event file that sorts after those in the folder, as TensorBoard reads them."""
     # SummaryWriter blocks after its thread failed; EventsWriter names files by whole seconds.
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.record_writer import RecordWriter
 
+    # Clocks of hosts may differ. The name has a random end: a known name may be a link.
     folder.mkdir(parents=True, exist_ok=True)
     names = (_TIME_IN_NAME.match(path.name) for path in folder.iterdir())
     last = max((int(found[1] + found[2]) for found in names if found), default=0)

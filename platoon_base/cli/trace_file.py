@@ -72,11 +72,8 @@ def _read(folder: Path) -> list[Spans]:
 
 
 def events_of(parts: Sequence[Spans], story: Iterable[Entry], wall: float, start: float) -> list[dict[str, Any]]:
-    """Return the events of a trace in Chrome's format, with a process for each worker.
-
-    The zero of the trace is one moment as ``wall``, seconds since the epoch, and as ``start``,
-    monotonic seconds. A restarted rank has several parts.
-    """
+    """Return the events of a trace in Chrome's format, with a process for each worker."""
+    # The zero of the trace: ``wall`` in seconds since the epoch, ``start`` in monotonic seconds.
     events: list[dict[str, Any]] = []
     for rank in sorted({part.rank for part in parts}):
         events.append({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"worker {rank}"}})

@@ -25,18 +25,14 @@ class _Warning:
 
 
 class WorkerWarnings:
-    """Collects warnings from the workers' logs; the data server's log has number ``workers``.
-
-    Texts of different workers that differ only in numbers, such as ranks or steps, count as one.
-    """
+    """Collects warnings of workers; texts that differ only in numbers count as one."""
 
     def __init__(self, workers: int) -> None:
-        self._workers = workers
+        self._workers = workers  # also the number of the data server's log
         self._texts: dict[tuple[int, str], list[str]] = {}  # keys: worker and common pattern
         self._warnings: dict[tuple[str, int], _Warning] = {}
 
     def take(self, line: NewLine, now: float) -> None:
-        """Add a warning; ``now`` is in seconds."""
         text = re.sub(rf"^rank {line.file}: ", "", line.text)
         kind = re.sub(r"\d+", "0", text)
         texts = self._texts.setdefault((line.file, kind), [])

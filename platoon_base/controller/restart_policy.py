@@ -9,8 +9,6 @@ __all__ = ["Restart", "RestartPolicy", "Verdict", "WorkerFailed"]
 
 
 class WorkerFailed(NamedTuple):
-    """The failure of a worker, as input of the policy."""
-
     rank: int
     adopted: bool  # It joined by itself: its command is unknown.
     stopping: bool  # the job is ending already
@@ -34,8 +32,6 @@ class Verdict(NamedTuple):
 
 
 class _AllAgain(enum.Enum):
-    """Whether to run the job again with all workers."""
-
     NO = enum.auto()
     IF_ALL_FAIL = enum.auto()
     YES = enum.auto()
@@ -56,7 +52,6 @@ class RestartPolicy:
         self._warned_of_lost_host = False
 
     def worker_failed(self, event: WorkerFailed) -> Verdict:
-        """Decide which workers to restart now."""
         if event.adopted or event.stopping or self.restarts >= self._max_restarts:
             return Verdict(Restart.NONE)
         if event.host_lost or (event.bound and event.some_host_lost):

@@ -68,7 +68,6 @@ class JobSaving:
 
     @property
     def tally(self) -> Tally:
-        """The outcome so far."""
         return self._checkpointer.tally
 
     @property

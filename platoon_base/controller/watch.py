@@ -108,7 +108,6 @@ class ForeignProcess:
         return _offer(self._pid, self.fd, number)
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal this process only."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.fd is not None:
                 signal.pidfd_send_signal(self.fd, number)
@@ -118,10 +117,7 @@ class ForeignProcess:
 
 
 class LockHolder:
-    """A worker whose process id is unknown here; it is watched by its lock and never signalled.
-
-    ``has_left`` returns whether it has left in order.
-    """
+    """A worker whose process id is unknown here; it is watched by its lock and never signalled."""
 
     fd: int | None = None
 

@@ -56,7 +56,6 @@ def connect_here(job_state: JobState, seed: int) -> ClientChannel:
 
 
 def connect_to(files: JobFiles, controller_alive: Callable[[], bool]) -> ZmqClient:
-    """Connect to the controller of a job."""
     from platoon_base.channels.zmq import ZmqClient
 
     return ZmqClient(files.address, controller_alive, files.keys)
@@ -163,7 +162,6 @@ class JobCollectives(CollectiveFactory):
 
     @property
     def compresses(self) -> bool:  # type: ignore[override]
-        """Whether averaged gradients are compressed between hosts."""
         from platoon_base.collectives.hosts_compressed import gradient_codec
 
         return gradient_codec(self._world) is not None

@@ -73,17 +73,14 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @property
     def address(self) -> str:
-        """The address of the controller."""
         return self.endpoint or f"ipc://{self.folder}/control"
 
     @property
     def job_state(self) -> str:
-        """Name of the segment with the job's state."""
         return f"{segment_prefix()}{self.job}-state"
 
     @property
     def center(self) -> HiddenName:
-        """Name of the segment with the center."""
         return self._hidden("center")
 
     @property
@@ -93,11 +90,9 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @property
     def collective(self) -> HiddenName:
-        """Name of the segment of the collectives on the host."""
         return self._hidden("collective")
 
     def data(self, name: str) -> HiddenName:
-        """Return the name of the segment with a data set that this job's workers share."""
         return self._hidden(f"data-{name}")
 
     def _hidden(self, what: str) -> HiddenName:
@@ -194,10 +189,7 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def find(cls, job: str = "") -> JobFiles:
-        """Find a running job by its name, a unique beginning of it, or its folder.
-
-        An empty name stands for the only job. Raises ConfigurationError unless one job matches.
-        """
+        """Find a running job by name or its beginning, '' for the only job, or by folder."""
         jobs = running()
         exact = [files for files in jobs if job in (files.job, files.folder)]
         found = exact or [files for files in jobs if files.job.startswith(job)]
@@ -210,10 +202,7 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def at_port(cls, port: int) -> JobFiles:
-        """Find the running job whose controller listens at a TCP port of this host.
-
-        Raises ConfigurationError if this user has none, or several in several network namespaces.
-        """
+        """Find the job of this user whose controller listens at a TCP port of this host."""
         found = [files for files in running() if files.port == port]
         if len(found) == 1:
             return found[0]
@@ -239,7 +228,6 @@ class JobFiles(msgspec.Struct, frozen=True):
             self.remove()
 
     def remove(self) -> None:
-        """Remove the shared memory and the folder of this job."""
         for path in SHM_FOLDER.glob(f"{segment_prefix()[1:]}{self.job}-*"):
             Segment.unlink(f"/{path.name}")
         _remove_folder(Path(self.folder))
@@ -251,7 +239,6 @@ def data_socket(port: int) -> str:
 
 
 def _why_not(job: str, jobs: list[str]) -> str:
-    """Explain why no running job has this name."""
     if not job:
         return "no job of yours is running: start one with `platoon launch`"
     if _JOB.fullmatch(job) and _is_there(job):
@@ -309,7 +296,6 @@ class Leftover(NamedTuple):
 
 
 def running() -> list[JobFiles]:
-    """Return the descriptions of this user's living jobs."""
     found = []
     for folder in _own_job_folders():
         if _alive(folder.name):
@@ -356,7 +342,6 @@ def _own_job_folders() -> list[Path]:
 
 
 def _entries() -> list[Path]:
-    """List the entries of the folder of the jobs."""
     try:
         return sorted(_jobs_folder(create=False).iterdir())
     except FileNotFoundError:

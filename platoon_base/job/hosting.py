@@ -51,8 +51,6 @@ _DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4
 
 
 class JobOptions(NamedTuple):
-    """How a job is hosted."""
-
     seed: int = 0  # A resumed job has the seed of its checkpoint.
     # "host", or "device" if all workers compute on CUDA devices that reach each other.
     center: str = "host"
@@ -148,7 +146,6 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
 
 
 def _require_possible(size: int, options: JobOptions) -> None:
-    """Raise `ConfigurationError` unless there can be a job of this size."""
     if not (0 if options.external else 1) <= size <= MAX_WORKERS:
         raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
     if not 0 <= options.seed < 2**63:
@@ -193,7 +190,6 @@ def open_job_state(files: JobFiles) -> Iterator[tuple[Segment, JobState]]:
 
 
 def _resumed(about: About, size: int, world: World, story: Story | None) -> Coordinator:
-    """Make the coordinator of a job that resumes from a checkpoint."""
     coordinator = Coordinator(size, about.seed, world=world, story=story)
     coordinator.restore_earlier_job(
         positions={rank: about.position(rank, size) for rank in range(size)},
@@ -257,10 +253,7 @@ class Job:
         self._children.start(*self.placed(Start(rank, command, environment, log_file)))
 
     def take_over(self, start: Start, pid: int) -> None:
-        """Watch a worker that is already a child of this process and leads a process group.
-
-        ``start`` must come from `placed`; a restart uses its command.
-        """
+        """Watch a worker that is a child of this process; ``start`` must come from `placed`."""
         self._children.take_over(start, pid)
 
     def start_forked(
@@ -270,7 +263,6 @@ class Job:
         self._children.start_forked(program, args, preload, [self.placed(start) for start in starts])
 
     def placed(self, start: Start) -> Start:
-        """Add the variables by which a worker finds the job to its environment."""
         return placed(self.files, start)
 
     @property

@@ -44,10 +44,7 @@ class Observer:
         self._channel.close()
 
     def poll(self) -> Snapshot:
-        """Return the state of the job.
-
-        Raises WorkerLostError if the job has ended, CollectiveTimeoutError without an answer.
-        """
+        """Return the state of the job; WorkerLostError if the job has ended."""
         seen = self._client.ask(msg.Watch(protocol=msg.PROTOCOL), msg.Seen, self._timeout_s)
         try:
             return Snapshot.of_message(seen)
@@ -69,7 +66,6 @@ class Observer:
         self._client.ask(request, msg.Done, self._timeout_s)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the job; return whether it has ended."""
         deadline = time.monotonic() + timeout_s
         while self._files.alive:
             if time.monotonic() >= deadline:
@@ -79,10 +75,7 @@ class Observer:
 
 
 def kill(files: JobFiles) -> None:
-    """Kill the controller of a job and the workers it has started, and remove their files.
-
-    Raises ConfigurationError if its processes are not visible from here, or do not end.
-    """
+    """Kill a job's controller and workers; ConfigurationError if they are not visible or stay."""
     pid = files.origin.pid
     if not pid or files.origin.pid_namespace != pid_namespace() or not pid_namespace():
         raise ConfigurationError(

@@ -51,14 +51,11 @@ def log_file(folder: Path, rank: int) -> Path:
 
 
 def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of one worker; variables that the user has set stay.
-
-    All workers, hosts and late joiners get the same PYTHONHASHSEED: scripts may number labels by
-    the order of a set.
-    """
+    """Return the environment of one worker; variables that the user has set stay."""
     environment = dict(base)
     environment[DEVICE] = device
     environment.setdefault("PYTHONUNBUFFERED", "1")
+    # Scripts may number labels by the order of a set: it must be the same on all workers.
     environment["PYTHONHASHSEED"] = environment.get("PYTHONHASHSEED") or "0"
     environment.update(thread_limits(workers, environment))
     if device != "cpu":
@@ -129,10 +126,7 @@ def worker_starts(
     world: World = ONE_HOST,
     address: str = "",
 ) -> list[Start]:
-    """Return how each worker is started; make the folders that it needs.
-
-    ``address`` is where rank 0 listens for a framework's own group; by default a port of this host.
-    """
+    """Return how each worker is started; make the folders that it needs."""
     first = world.ranks_here.start if world.several else 0
     size = world.size if world.several else len(devices)
     command = [*python_main("platoon_base.worker_process.child"), *program.argv, *args]

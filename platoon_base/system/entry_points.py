@@ -16,12 +16,9 @@ _LINE = re.compile(r"""([^=\s#;\[][^=]*?)\s*=\s*["']?([\w.]+(?:\s*:\s*[\w.]+)?)"
 
 
 def entry_points(group: str, source: Path | None = None) -> dict[str, str]:
-    """Return the entry points of a group: names and values such as ``package.module:attribute``.
-
-    A ``pyproject.toml`` in the folder ``source`` has priority: the metadata of an editable
-    installation may be old, and a checkout on PYTHONPATH has none.
-    """
+    """Return the entry points of a group; a ``pyproject.toml`` in ``source`` has priority."""
     found = {}
+    # The metadata of an editable installation may be old; a checkout on PYTHONPATH has none.
     if source is not None:
         found = _section(os.path.join(source, "pyproject.toml"), f'[project.entry-points."{group}"]')
     for folder in sys.path:

@@ -66,7 +66,6 @@ class FolderLock:
 
 
 def _is_private(fd: int) -> bool:
-    """Return whether other users cannot open an opened folder or file for reading."""
     return not os.fstat(fd).st_mode & (stat.S_IRGRP | stat.S_IROTH)
 
 
@@ -90,10 +89,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def locks_stay_on_this_host(path: Path, mounts: str | None = None) -> str:
-    """Return why another host does not see locks in a folder, or ''.
-
-    ``mounts`` is the text of ``/proc/self/mountinfo``.
-    """
+    """Return why another host does not see locks in a folder, or ''."""
     status = path.stat()
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
     try:

@@ -11,10 +11,7 @@ __all__ = ["lazy_names"]
 
 
 def lazy_names(package: str, homes: Mapping[str, str], modules: Sequence[str] = ()) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package; ``homes`` maps each name to its module.
-
-    ``modules`` are submodules that may be used as attributes without being imported by name.
-    """
+    """Return the ``__getattr__`` of a package for names in ``homes`` and submodules ``modules``."""
 
     def get(name: str) -> Any:
         if name in modules:

@@ -101,10 +101,7 @@ def _inodes_text(path: str) -> str:
 
 
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many processes the kernel has killed for lack of memory.
-
-    The count is that of the control group, or of the machine where the group has none.
-    """
+    """Return how many processes of this control group (or machine) died from a lack of memory."""
     files = []
     for line in _lines(proc / "self" / "cgroup"):
         _, kinds, path = line.split(":", 2)
@@ -119,7 +116,6 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 
 
 def _open_descriptors(soft: int) -> int:
-    """Return the number of open descriptors, also without /proc."""
     try:
         return len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -154,10 +150,7 @@ def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/c
 
 
 def available_cores(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how many cores processes here can use: their affinity, within the smallest quota.
-
-    A quota of half a core counts as one.
-    """
+    """Return how many cores processes here can use, at least 1: affinity and smallest quota."""
     found = [float(len(os.sched_getaffinity(0)))]
     for line in _lines(proc / "self" / "cgroup"):
         _, kinds, path = line.split(":", 2)
@@ -192,10 +185,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def require_room(folder: Path, what: str) -> None:
-    """Check that files can be written to a folder, which is made if needed.
-
-    Raises ConfigurationError otherwise.
-    """
+    """Make a folder if needed; raise ConfigurationError unless files can be written to it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:

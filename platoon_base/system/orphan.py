@@ -29,8 +29,6 @@ _watched_pid = 0  # This process has the thread; a forked child has none.
 
 
 class OrphanPolicy(NamedTuple):
-    """How a process without a launcher is ended."""
-
     notice_s: float  # time to detect the loss
     own_end_s: float  # time to exit after it has detected the loss
     first: signal.Signals  # sent after that time
@@ -81,7 +79,6 @@ def found_out() -> None:
 
 
 def is_watched() -> bool:
-    """Return whether a thread that ends this process is running already."""
     return _watched_pid == os.getpid()
 
 

@@ -67,7 +67,6 @@ class OutputBuffer(io.BufferedIOBase):
         return size
 
     def flush(self) -> None:
-        """Write all buffered data."""
         # A closed file was dropped after an error, with its data.
         while not self._file.closed:
             try:
@@ -96,10 +95,7 @@ class OutputBuffer(io.BufferedIOBase):
 
 
 def watch_output(on_loss: Callable[[OSError], None] | None = None) -> None:
-    """Write standard output and error through `OutputBuffer`; discard output of closed streams.
-
-    ``on_loss`` is for workers; it is called with the first error of each stream.
-    """
+    """Write standard output and error through `OutputBuffer`; discard output of closed streams."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -125,7 +121,6 @@ def lenient_output() -> None:
 
 
 def output_error() -> OSError | None:
-    """Return the first error of standard output, if there was any."""
     buffer = _buffer_of(sys.stdout)
     return None if buffer is None else buffer.error
 

@@ -16,10 +16,7 @@ SAFE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def open_own(path: str | os.PathLike[str], kind: int, flags: int = os.O_RDONLY) -> int:
-    """Open a file of ``kind`` (a `stat.S_IF...`) of this user without following links or waiting.
-
-    Raises PermissionError if it belongs to another user or is of another kind.
-    """
+    """Open a file of ``kind`` of this user without following links; else PermissionError."""
     _require_own(path, os.lstat(path), kind)  # Opening a device may have effects.
     fd = os.open(path, flags | SAFE_FLAGS, 0o600)
     try:
@@ -36,11 +33,7 @@ def create_new(path: str | os.PathLike[str], flags: int = os.O_WRONLY) -> int:
 
 
 def open_log(path: str | os.PathLike[str]) -> int:
-    """Open or create a log for appending, and return its descriptor.
-
-    Raises ConfigurationError if another user may have put a file there: a link, or one with two
-    names.
-    """
+    """Open or create a log for appending; ConfigurationError unless it is a plain file of ours."""
     try:
         fd = create_new(path, os.O_WRONLY | os.O_APPEND)
     except FileExistsError:
@@ -70,11 +63,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def write_where_named(path: Path, data: bytes) -> None:
-    """Write a file whose path the user gave, as a whole.
-
-    Follows links of this user or root, and writes to terminals and pipes such as ``/dev/stdout``.
-    Raises ConfigurationError for a link of another user.
-    """
+    """Write a file or a pipe at a user's path; ConfigurationError for another user's link."""
     with contextlib.suppress(FileNotFoundError):
         link = os.lstat(path)
         if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):

@@ -16,10 +16,7 @@ _registered = False
 
 
 def own(fd: int, twin: int | None = None) -> None:
-    """Replace a descriptor in forked children; call `disown` before closing it.
-
-    It becomes ``twin``, another descriptor of the same file, or by default an empty file.
-    """
+    """Replace a descriptor in forked children by ``twin``, or an empty file, until `disown`."""
     global _registered
     _owned[fd] = os.fstat(fd), twin
     if not _registered and hasattr(os, "register_at_fork"):
@@ -28,7 +25,6 @@ def own(fd: int, twin: int | None = None) -> None:
 
 
 def disown(fd: int) -> None:
-    """Stop replacing a descriptor in forked children."""
     _owned.pop(fd, None)
 
 

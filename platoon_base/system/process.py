@@ -20,7 +20,6 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  #
 
 
 def prctl(option: int, value: int) -> None:
-    """Call ``prctl(2)``; raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
         error = ctypes.get_errno()
@@ -43,7 +42,6 @@ def pid_namespace() -> int:
 
 
 def working_folder() -> str:
-    """Return the working folder of this process; '' if it no longer exists."""
     try:
         return os.getcwd()
     except OSError:
@@ -51,11 +49,8 @@ def working_folder() -> str:
 
 
 def readable(fd: int, timeout_s: float | None = 0.0) -> bool:
-    """Return whether a descriptor can be read within ``timeout_s`` (None: no limit).
-
-    Its number may be above 1,023, unlike with `select.select`. A pidfd is readable once the process
-    is a zombie.
-    """
+    """Return whether a descriptor can be read; a pidfd can if its process has ended."""
+    # `select.select` refuses descriptors above 1,023.
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(None if timeout_s is None else 1e3 * timeout_s))

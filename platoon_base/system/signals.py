@@ -20,11 +20,7 @@ _POLL_INTERVAL_S = 0.01
 
 
 def accept_interrupts() -> None:
-    """Let SIGINT and SIGTERM act even if this process has inherited that they are ignored.
-
-    A shell without job control starts background commands (``&``) with SIGINT ignored. Handlers
-    that were set stay. Call it from the main thread.
-    """
+    """Reset SIGINT and SIGTERM if they are ignored, as in background commands of a shell."""
     for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)
@@ -32,10 +28,8 @@ def accept_interrupts() -> None:
 
 
 def keep_interrupts() -> None:
-    """Raise KeyboardInterrupt again if Python has dropped it, as in finalizers.
-
-    Otherwise a worker would continue, and be killed later without having saved.
-    """
+    """Raise KeyboardInterrupt again if Python has dropped it, as in finalizers."""
+    # Otherwise a worker would continue, and be killed later without having saved.
     sys.unraisablehook = functools.partial(_unraisable, sys.unraisablehook)
 
 
@@ -74,10 +68,7 @@ def catches(pid: int, number: signal.Signals) -> bool:
 
 @contextlib.contextmanager
 def default_sigchld() -> Iterator[None]:
-    """Reset an inherited SIG_IGN for SIGCHLD: without exit statuses no child can be watched.
-
-    It changes no handler, and nothing outside the main thread.
-    """
+    """Reset an inherited SIG_IGN for SIGCHLD (main thread only): it hides exit statuses."""
     try:
         before = signal.getsignal(signal.SIGCHLD)
         changed = before is signal.SIG_IGN

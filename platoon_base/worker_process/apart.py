@@ -46,7 +46,6 @@ class Intent:
 
     @property
     def text(self) -> str:
-        """The warning."""
         return f"{self._text}. Until then each worker trains a model of its own"
 
 
@@ -99,15 +98,10 @@ class Watch:
 
     @property
     def has_seen_training(self) -> bool:
-        """Whether the worker was seen training several times."""
         return self._samples >= _LEAST_SAMPLES
 
     def sample(self, now: float, framework: str, known: Cooperation, remedy: str = "") -> str:
-        """Add a sample at ``now`` (in seconds); return the warning if it is due, or ''.
-
-        ``framework`` is the one that trains now, or ''; ``remedy`` is how its scripts train one
-        model.
-        """
+        """Return the warning if it is due, or ''; ``framework`` is the one that trains now."""
         if known.waits and self._since is not None:
             self._since += now - self._latest
         self._latest = now
@@ -167,10 +161,7 @@ def _run(decision: Watch) -> None:
 
 
 def trains(frame: FrameType | None) -> str:
-    """Return the framework that trains in a stack, given its innermost frame; '' if none.
-
-    Also '' within a call of this package, where a worker may wait for others.
-    """
+    """Return the framework that trains in a stack; '' if none, or in a call of this package."""
     found = registered().frameworks
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] != "platoon_base":
         for name, framework in found.items():

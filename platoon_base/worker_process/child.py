@@ -86,11 +86,8 @@ def run(program: Program, args: Sequence[str]) -> None:
 
 
 def set_up_logging() -> None:
-    """Log this package's messages to standard error, each line with this worker's rank.
-
-    The root logger stays as Python makes it, for a script's `logging.basicConfig`. Output that
-    cannot be written to the log of a worker, as on a full disk, is lost and raises nothing.
-    """
+    """Log this package's messages to standard error, with the rank in each line."""
+    # The root logger stays as it is, for `logging.basicConfig` of a script.
     if ERROR_FILE in os.environ:
         watch_output(note_lost_output)
         lenient_output()

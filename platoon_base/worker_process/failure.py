@@ -67,7 +67,6 @@ class Failure(msgspec.Struct, frozen=True):
 
     @property
     def what(self) -> str:
-        """The exception in one line."""
         text = self.text.partition("\n")[0]
         return f"{self.kind}: {text}" if text else self.kind
 
@@ -92,12 +91,10 @@ class _File(msgspec.Struct):
 
 
 def error_file(log_file: Path) -> Path:
-    """Return the path of a worker's error file, beside its log."""
     return log_file.with_suffix(".error.json")
 
 
 def write_error_file(path: Path, failure: Failure) -> None:
-    """Write an error file atomically."""
     message = {
         "message": legible(failure.what if not failure.text else f"{failure.kind}: {failure.text}"),
         "extraInfo": {"py_callstack": failure.stack, "timestamp": str(int(failure.at))},
@@ -151,11 +148,7 @@ def take_lost_output(environment: Mapping[str, str]) -> str:
 
 @contextlib.contextmanager
 def recorded(folder: str) -> Iterator[None]:
-    """Write the exception that ends the ``with`` block to this worker's error file; it propagates.
-
-    The file also says which part of the log holds the traceback. Ctrl-C is recorded as
-    `INTERRUPTED`. ``folder`` is that of the program, to find the user's line.
-    """
+    """Write the exception that ends the block to the error file, with its place in the log."""
     # Processes started by the script are not this worker.
     named = os.environ.pop(ERROR_FILE, None)
     path = Path(named) if named else None

@@ -91,7 +91,6 @@ class ForkServer:
         return self._complete
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the fork server and the compilers it runs."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 

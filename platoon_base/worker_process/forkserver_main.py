@@ -67,7 +67,6 @@ def _end_with(parent: int) -> None:
 
 
 def _warm_up() -> None:
-    """Do once the first work of every worker."""
     # Theano calls this for each variable; the first call scans all modules.
     inspect.getframeinfo(sys._getframe())
     theano = sys.modules.get("theano")
@@ -82,7 +81,6 @@ def _warm_up() -> None:
 
 
 def _require_forkable() -> None:
-    """Raise RuntimeError if this process has something that forked processes may not share."""
     if threading.active_count() > 1:
         raise RuntimeError(f"cannot fork beside threads: {', '.join(t.name for t in threading.enumerate())}")
     theano = sys.modules.get("theano")
@@ -128,7 +126,6 @@ def _fork(workers: list[dict[str, Any]], report: int) -> dict[str, Any]:
 
 
 def _become_worker(worker: dict[str, Any], handlers: dict[signal.Signals, Any]) -> None:
-    """Make this forked process like one that was started alone."""
     gc.enable()
     if worker["log"] is not None:
         _redirect(open_log(worker["log"]), 1, 2)

@@ -26,10 +26,7 @@ _READERS = frozenset({"get", "items", "keys", "values", "copy"})
 
 
 def modules_to_preload(program: Program) -> list[str]:
-    """Return the modules to import before the fork, in the script's order; may be empty.
-
-    Modules beside the script, and the packages around a module, are read like the script itself.
-    """
+    """Return the modules to import before the fork, in the script's order; may be empty."""
     scan = _Scan(Path(program.folder))
     try:
         for path in program.files():
@@ -47,8 +44,6 @@ def modules_to_preload(program: Program) -> list[str]:
 
 
 class _Scan:
-    """Reads a script and the modules beside it."""
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._seen: set[Path] = set()
@@ -102,7 +97,6 @@ def _executed(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _prepares_imports(tree: ast.AST) -> bool:
-    """Return whether a module may change the effect of an import."""
     pairs = ((node, parent) for parent in ast.walk(tree) for node in ast.iter_child_nodes(parent))
     return any(_touches(node, parent) for node, parent in pairs)
 

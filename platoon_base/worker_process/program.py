@@ -19,11 +19,7 @@ __all__ = ["Program", "Start", "python_main"]
 
 
 class Program(NamedTuple):
-    """A script or a module to run.
-
-    ``name`` is the path of a script, or of a folder or zip archive with a ``__main__.py``; or the
-    dotted name of a module or of a package with a ``__main__``.
-    """
+    """A script, folder or zip archive (its path), or a module or package (its dotted name)."""
 
     name: str
     is_module: bool = False
@@ -41,14 +37,12 @@ class Program(NamedTuple):
 
     @property
     def argv(self) -> list[str]:
-        """The words that follow ``python`` on a command line."""
         if self.is_typed:
             return ["-", self.name]
         return ["-m", self.name] if self.is_module else [self.name]
 
     @property
     def title(self) -> str:
-        """A short name, for instance for folders."""
         return self.shown if self.is_module or self.is_typed else Path(self.shown).stem
 
     @property
@@ -83,7 +77,6 @@ class Program(NamedTuple):
         return [path] if path.is_file() else []
 
     def require(self) -> None:
-        """Raise `ConfigurationError` unless there is such a program."""
         if self.files():
             return
         if self.is_module:
@@ -111,16 +104,11 @@ class Program(NamedTuple):
         return stem if found is not None and found.origin is not None else ""
 
     def put_first_on_path(self) -> None:
-        """Put `folder` first on the module search path."""
         if sys.path[:1] != [self.folder]:
             sys.path.insert(0, self.folder)
 
     def run(self, args: Sequence[str]) -> None:
-        """Run the program in this process as Python would; its exceptions propagate.
-
-        Unlike `runpy` it leaves the module in ``sys.modules["__main__"]``, for functions that run
-        at exit.
-        """
+        """Run the program in this process as Python would; its exceptions propagate."""
         self.put_first_on_path()
         sys.argv = [*self.argv[:1], *args]
         spec = self._spec_within()
@@ -131,6 +119,7 @@ class Program(NamedTuple):
         module.__dict__.update(__builtins__=builtins, __annotations__={})
         name = "-" if self.is_typed else self.name
         sys.argv = [module.__dict__["__file__"] if self.is_module else name, *args]
+        # Unlike `runpy`: functions that run at exit may need the module.
         sys.modules["__main__"] = module
         exec(code, module.__dict__)
 
@@ -167,11 +156,8 @@ class Start(NamedTuple):
 
 
 def python_main(module: str) -> list[str]:
-    """Return the command that runs ``main()`` of a module; SIGINT always interrupts it.
-
-    Unlike ``python -m`` it does not put the working directory, with perhaps a user's ``queue.py``,
-    before the standard library; ``-P`` needs Python 3.11.
-    """
+    """Return the command that runs ``main()`` of a module; SIGINT always interrupts it."""
+    # Unlike ``python -m``: a user's ``queue.py`` must not hide the standard library's.
     path = "import sys; sys.path[:1] == [''] and sys.path.pop(0)"
     interrupts = "from platoon_base.system.signals import accept_interrupts as accept; accept()"
     return [sys.executable, "-c", f"{path}; {interrupts}; from {module} import main; main()"]

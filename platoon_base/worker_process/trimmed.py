@@ -55,10 +55,7 @@ def users_frame(error: BaseException, folder: str) -> traceback.FrameSummary | N
 
 
 def shown_traceback(error: BaseException) -> str:
-    """Return a traceback without frames of this package and with few of libraries.
-
-    It shows the last exceptions of a chain, as Python does.
-    """
+    """Return the tracebacks of a chain without our frames, and with few frames of libraries."""
     chain = [error]
     while len(chain) < _CHAIN and (before := _before(chain[-1])) is not None and before not in chain:
         chain.append(before)
@@ -99,10 +96,7 @@ def _left_out(libraries: Sequence[str]) -> Iterator[str]:
 
 
 def shown_text(text: str) -> str:
-    """Return the message of an exception, at most a screen of it.
-
-    Of Theano's graph it keeps the node, the shapes of its inputs, and the line that made it.
-    """
+    """Return the message of an exception, at most a screen; Theano's graph is shortened."""
     head, mark, dump = text.partition(_THEANO)
     if mark:
         node = dump.partition("\n")[0]

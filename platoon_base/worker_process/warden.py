@@ -26,10 +26,7 @@ _EXIT_TIMEOUT_S, _ENDED_TIMEOUT_S = 5.0, 20.0
 
 
 class Warden:
-    """Starts the warden with the first worker; ``command`` removes what the job leaves.
-
-    After ``soon_s`` it kills the workers that have not detected the end of the launcher.
-    """
+    """Starts the warden with the first worker; after ``soon_s`` it kills unaware workers."""
 
     def __init__(self, folder: str, command: Sequence[str], soon_s: float = _SOON_S) -> None:
         self._folder = folder
@@ -61,7 +58,6 @@ class Warden:
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """Stop the warden, as the job has ended."""
         if self._process is None:
             return
         with contextlib.suppress(OSError):

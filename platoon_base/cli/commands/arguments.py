@@ -22,7 +22,6 @@ SCRIPT = {"allow_interspersed_args": False}  # The words after the script are it
 
 
 def _jobs(context: click.Context, parameter: click.Parameter, begin: str) -> list[str]:
-    """Complete the name of a job."""
     return [files.job for files in running() if files.job.startswith(begin)]
 
 
@@ -44,10 +43,7 @@ def result_file(context: click.Context, parameter: click.Parameter, path: Path |
 
 
 def program_and_args(words: Sequence[str]) -> tuple[Program, list[str]]:
-    """Split words, as they follow ``python``, into an existing program and its arguments.
-
-    ``-`` is the script on standard input; its copy exists until the command ends.
-    """
+    """Split words into an existing program and its arguments; copies a script on standard input."""
     if tuple(words) == ("-m",):
         raise click.UsageError("-m needs the dotted name of a module")
     if words[0] == "-":
