@@ -11,28 +11,19 @@ import click
 
 __all__ = ["Examples", "GroupedCommand", "did_you_mean", "write_examples"]
 
-Examples = Sequence[tuple[str, str]]  # a command line, and what it does
+Examples = Sequence[tuple[str, str]]  # command lines, and what they do
 
 _OTHERS = "Other options"
 
 
 class GroupedCommand(click.Command):
-    """A command whose help has examples, then options below headings, and last what to know beyond.
-
-    Parameters
-    ----------
-    examples : sequence of (str, str)
-        A command line, and what it does.
-    groups : mapping of str to sequence of str
-        The names of the parameters below each heading. Options that stand below none come last.
-    """
+    """A command whose help has examples, options below headings (``groups``), and notes."""
 
     def __init__(self, *args: Any, examples: Examples, groups: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._examples, self._groups = examples, groups
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the whole page."""
         first, _, rest = inspect.cleandoc(self.help or "").partition("\n\n")
         self.format_usage(ctx, formatter)
         formatter.write_paragraph()
@@ -45,7 +36,6 @@ class GroupedCommand(click.Command):
                 formatter.write_text(rest)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options below their headings."""
         below = {name: heading for heading, names in self._groups.items() for name in names}
         sections: dict[str, list[tuple[str, str]]] = {heading: [] for heading in (*self._groups, _OTHERS)}
         for parameter in self.get_params(ctx):
@@ -59,7 +49,7 @@ class GroupedCommand(click.Command):
 
 
 def write_examples(formatter: click.HelpFormatter, examples: Examples) -> None:
-    """Write command lines with what they do, each in two lines, so that they can be copied."""
+    """Write command lines and, on separate lines for copying, what they do."""
     with formatter.section("Examples"):
         for line, meaning in examples:
             formatter.write(f"{'':{formatter.current_indent}}{line}\n")
@@ -68,6 +58,5 @@ def write_examples(formatter: click.HelpFormatter, examples: Examples) -> None:
 
 
 def did_you_mean(word: str, names: Iterable[str]) -> str:
-    """Return a question with the names that are like a word; empty if none is."""
     near = difflib.get_close_matches(word, list(names), n=2)
     return f" Did you mean {' or '.join(near)}?" if near else ""

@@ -43,14 +43,14 @@ __all__ = ["command"]
 
 
 def _folder(context: click.Context, parameter: click.Parameter, name: str | None) -> Path | None:
-    """Refuse an empty name, such as that of a variable that is not set: to a Path it is the working directory."""
+    """Refuse an empty name, as of an unset variable: Path would take the working directory."""
     if name == "":
         raise click.BadParameter("got an empty name: name a folder")
     return None if name is None else Path(name)
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, seconds: float) -> float:
-    if not 0 <= seconds < math.inf:  # NaN is not
+    if not 0 <= seconds < math.inf:  # also refuses NaN
         raise click.BadParameter(f"got {seconds:g}: it must be a number of seconds, 0 or more")
     return seconds
 
@@ -271,7 +271,8 @@ def command(
             lines.append(report.crowded(len(chosen.devices), cores))
         served = stack.enter_context(MetricsPort(metrics_port, Metrics(program.title)))
         lines += [f"Prometheus reads {served.url}"] if served.url else []
-        stack.enter_context(_open_logs(folder, options.saving))  # last, for it moves what is there
+        # The logs come last, because this moves earlier ones.
+        stack.enter_context(_open_logs(folder, options.saving))
         for line in lines:
             report.print_line(console, line)
         lend_terminal(size)
@@ -294,6 +295,6 @@ def command(
 
 
 def _open_logs(folder: Path, saving: Saving | None) -> LogFolder:
-    """Return the folder of the logs, not opened yet; it is locked already if the checkpoints are in it too."""
+    """Return the folder of the logs, not opened yet; the checkpoints may have locked it."""
     is_locked = saving is not None and saving.folder.path.resolve() == folder.resolve()
     return LogFolder(folder, lock=not is_locked)
