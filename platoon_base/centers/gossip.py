@@ -89,9 +89,7 @@ class GossipCenter:
             self._roads = Roads(self.hosts, rank)
 
     def sync(self, rule: Any, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
-        """Merge received values into ``arrays``, and send to another worker if the rule draws
-        so.
-        """
+        """Merge received values into ``arrays``, and send to another worker if drawn."""
         # Locks are held even if ``locked`` is False: a weight belongs to its values.
         own = self.slots.require_own()
         if self.hosts is not None:
@@ -230,9 +228,7 @@ class GossipCenter:
             return self._mean(out, PATIENCE_S)
 
     def _mean(self, out: Sequence[Array], timeout_s: float) -> list[int]:
-        """Copy the weighted mean of the slots and return the weights; locked stripes are read
-        too.
-        """
+        """Copy the weighted mean of the slots, even of locked stripes; return the weights."""
         slots = self.slots.counted()
         totals = [0] * self._shape.stripes
         sums = [array if array.dtype.itemsize >= 4 else array.astype(np.float32) for array in out]
@@ -396,7 +392,7 @@ class GossipCenter:
         """Queue ``arrays``, with the weight in flight, for the courier."""
         if self.hosts is not None:
             outgoing.write(self.hosts.life, self.under_way, arrays)
-            self.under_way = [0] * self._shape.stripes  # An interrupt before this line loses weight but never adds any.
+            self.under_way = [0] * self._shape.stripes  # An interrupt may lose weight, never add any.
             outgoing.road.post()
 
     def join(self) -> None:

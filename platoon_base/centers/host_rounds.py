@@ -154,9 +154,7 @@ class Rounds:
         return bool(words["done"][used] or words["copied"][used])
 
     def between(self) -> bool:
-        """Return whether all stripes are at one round, without half a step; lock all of them
-        first.
-        """
+        """Return whether all stripes are at one round, without half a step; lock all first."""
         numbers = {int(stripe.words["round"]) for stripe in self.stripes}
         return len(numbers) <= 1 and not any(map(self._is_half_done, range(len(self.stripes))))
 

@@ -47,9 +47,7 @@ class RoundKernels:
         self._address = self._row.ctypes.data
 
     def contribute(self, x: Array, used: int) -> int | None:
-        """Write totals in use plus ``x - c`` to the other totals; return the first element
-        refused.
-        """
+        """Write totals in use plus ``x - c`` to the others; return the first element refused."""
         total, sums = self._totals[used], self._totals[1 - used]
         fused = find_fused("contribute", self._center.dtype) if self._aligned and x.flags.carray else None
         if fused is not None:
