@@ -16,9 +16,7 @@ Array = np.ndarray[Any, Any]
 
 
 class AcrossHosts(Protocol):
-    """One host's center in rounds of all hosts: `HostsRounds` for rules that wait, or
-    `HostsMeans`.
-    """
+    """One host's center in rounds of all hosts: `HostsRounds` if rules wait, or `HostsMeans`."""
 
     # Other hosts change the center only in these rounds; else couriers also exchange centers in
     # between.

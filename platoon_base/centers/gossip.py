@@ -392,7 +392,7 @@ class GossipCenter:
         """Queue ``arrays``, with the weight in flight, for the courier."""
         if self.hosts is not None:
             outgoing.write(self.hosts.life, self.under_way, arrays)
-            self.under_way = [0] * self._shape.stripes  # An interrupt may lose weight, never add any.
+            self.under_way = [0] * self._shape.stripes  # An interrupt may only lose weight.
             outgoing.road.post()
 
     def join(self) -> None:
