@@ -169,7 +169,7 @@ class DeviceDirectory:
     def clear_flag(self, rank: int) -> None:
         self._flags[rank] = 0
 
-    # The mirror. A process requests a new one by writing a number; each owner writes that number after the copy.
+    # Mirror: a process requests one by writing a number; each owner writes it after its copy.
 
     @property
     def wanted(self) -> int:

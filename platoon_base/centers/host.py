@@ -260,7 +260,7 @@ class HostCenter:
 
         def put(stripe: Stripe) -> None:
             self._put(stripe, cut(values, stripe.pieces))
-            for state, given in zip(self.states, states):  # last: an average becomes what is put
+            for state, given in zip(self.states, states):  # Last: `_put` also sets an average.
                 copy_all(cut(state, stripe.pieces), cut(given, stripe.pieces))
 
         return not self._visit(put, True, PATIENCE_S)
@@ -269,7 +269,7 @@ class HostCenter:
         """Fill a new center, which follows round ``number``, before others attach."""
         for stripe in self._stripes:
             self._put(stripe, cut(values, stripe.pieces))
-        for state, given in zip(self.states, states):  # last: an average becomes what is put
+        for state, given in zip(self.states, states):  # Last: `_put` also sets an average.
             copy_all(state, given)
         for stripe in self._stripes:
             self._start(stripe)

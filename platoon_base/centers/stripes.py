@@ -27,7 +27,7 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 
 STRIPE_BYTES = 1 << 21  # Minimum size, large relative to the cost of a lock.
-# A stripe is held for milliseconds; a worker that holds one for this long is suspended or gets no processor.
+# A stripe is held for milliseconds; a holder for this long is suspended or gets no processor.
 PATIENCE_S = 3.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 2e-3  # Pauses between attempts to lock.
 

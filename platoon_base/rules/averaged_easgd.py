@@ -14,7 +14,7 @@ from platoon_base.rules.forms import Form
 
 __all__ = ["AveragedEASGD"]
 
-_ALL_UNTIL = 512  # The average uses each of this many synchronizations.
+_ALL_UNTIL = 512  # Up to this count, the average uses every synchronization.
 _SMALLEST_PART = 1 / 32  # Steps are not halved below this part; enough for 256 workers.
 
 

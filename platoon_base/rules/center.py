@@ -38,8 +38,7 @@ class LocalState(NamedTuple):
     """Buffer of each worker, shaped like the parameters; ``name`` is its name in the equations."""
 
     name: str
-    # Center state whose values it starts with; by default it remembers the center and starts with
-    # it.
+    # Center state whose values it starts with; by default it remembers the center.
     follows: str = ""
 
 

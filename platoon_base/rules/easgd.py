@@ -75,7 +75,7 @@ class EASGD(Rule):
             )
 
     def __repr__(self) -> str:
-        # Checkpoints older than ``moments`` contain this text without it.
+        # Checkpoints from before ``moments`` existed have the text without it.
         return f"{type(self).__name__}(alpha={self.alpha!r}{', moments=True' if self.moments else ''})"
 
     def resolved(self, size: int) -> EASGD:

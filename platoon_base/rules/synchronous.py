@@ -36,8 +36,8 @@ def average_sgd(updates: Sequence[Any], reduce: Reduce) -> None:
 def easgd(local: Sequence[Array], center: Sequence[Array], alpha: float, reduce: Reduce) -> None:
     """Synchronous EASGD: ``d_i := alpha (x_i - c); x_i := x_i - d_i; c := c + sum_i d_i``."""
     # Zhang, Choromanska, LeCun, NIPS 2015, equations 2 and 3; the caller makes the gradient step.
-    # The paper's alpha is 0.9/N. Above 1/N the center overshoots the mean of the workers; from 2/(N
-    # + 1) on, center and workers diverge.
+    # The paper's alpha is 0.9/N. Above 1/N the center overshoots the mean of the workers; from
+    # 2/(N+1) on, center and workers diverge.
     (alpha,) = EASGD(alpha).kernel_args()
     require_alike(local=local, center=center)
     d = [np.asarray(x.dtype.type(alpha) * (x - c), order="C") for x, c in zip(local, center)]
