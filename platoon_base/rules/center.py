@@ -43,7 +43,7 @@ class LocalState(NamedTuple):
 
 
 class CenterState(NamedTuple):
-    """Buffer beside the center, initially zero; ``name`` is its name in the equations."""
+    """Buffer beside the center, zero at first unless it is an average of the center."""
 
     name: str
     # Whether it is kept where a worker overwrites the center; momentum is set to 0 there.

@@ -52,7 +52,7 @@ _STRANGER = -1  # Returned by `enter` in a thread that does not train.
 
 
 def bins_of(seconds: Any) -> Any:
-    """Return the bins of durations, an array of ints: two in each octave, from 15 us to 180 s."""
+    """Return the bins of durations, an array of ints: two in each octave, from 15 us to 128 s."""
     seconds = np.asarray(seconds)
     fractions, exponents = np.frexp(seconds)
     bins = _BINS_PER_OCTAVE * (exponents - 1 - _LEAST_EXPONENT) + (fractions >= _HALF_OCTAVE) + 1
