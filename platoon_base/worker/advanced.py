@@ -23,17 +23,13 @@ __all__ = ["Advanced"]
 
 
 class Advanced:
-    """The calls of a `Worker` for those who write adapters, as ``worker.advanced``.
-
-    Parameters
-    ----------
-    connection : Connection
-    sharing : Sharing
+    """The calls of a `Worker` for authors of adapters, as ``worker.advanced``.
 
     Attributes
     ----------
     stop_votes : StopVotes
-        Votes to stop a part of the job, such as one training of several. Reading them costs a memory access.
+        Votes to stop a part of the job, such as one of several trainings. Reading them costs a
+        memory access.
     clock : PhaseClock
         The time of this worker by phase.
     """
@@ -49,12 +45,14 @@ class Advanced:
 
     @property
     def shares(self) -> bool:
-        """Whether there is a center to synchronize with: not with one worker, nor before parameters are shared."""
+        """Whether there is a center: not with one worker, nor before parameters are shared."""
         return self._sharing.current is not None and self._sharing.current.center is not None
 
     @property
     def sharing(self) -> int:
-        """The number of the latest `Worker.init_shared_params`, from 1; 0 while no parameters are shared."""
+        """The number of the latest `Worker.init_shared_params`, from 1; 0 while no parameters are
+        shared.
+        """
         return self._sharing.number
 
     def sync_arrays(
@@ -82,13 +80,12 @@ class Advanced:
         return rounds is not None and rounds.under_way
 
     def complete_round(self, arrays: Sequence[Any] | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Complete the latest round of a rule that overlaps rounds with training, such as ``DiLoCo(overlap=0.5)``.
+        """Complete the latest round of a rule that overlaps rounds with training.
 
-        Call it in the middle of the period, for instance. Without a round under way it does nothing.
-        `Worker.copy_to_local`, `Worker.copy_to_global`, `Worker.average_hosts`, `Worker.center_params`,
-        `Worker.release_shared_params` and the next `Worker.sync_params` complete it too. Before workers that may have
-        made different numbers of rounds meet for an evaluation, each calls this: what they read then is the same
-        center.
+        Such a rule is ``DiLoCo(overlap=0.5)``. Call it for instance in the middle of the period;
+        without a round under way it does nothing. The next `Worker.sync_params` and all calls that
+        copy, average or release the center complete it too. Workers that may have made different
+        numbers of rounds each call it before a common evaluation: then all read the same center.
 
         Parameters
         ----------
@@ -98,38 +95,41 @@ class Advanced:
         Raises
         ------
         CollectiveTimeoutError
-            If the other hosts' contributions have not come in time; the round is still under way.
+            If the other hosts' contributions did not arrive in time; the round is still under way.
         """
         self._sharing.require_served().complete_round(timeout_s, arrays)
 
     def shorten_steps(self) -> str:
-        """Let a rule that lengthens steps do so by half as much, because the loss of training has risen.
+        """Halve the lengthening of steps by the rule, because the training loss has risen.
 
-        Call it on all workers. The text says how long steps are now; it is empty if the rule lengthens none.
+        Call it on all workers. The returned text says how long steps are now; it is empty if the
+        rule lengthens none.
         """
         return self._sharing.require().shorten_steps()
 
     # Data.
 
     def require_same(self, name: str, fingerprint: str, remedy: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Raise if the fingerprint differs from the first one that a worker sent under this name, without waiting.
+        """Raise if the fingerprint differs from the first one sent under this name; does not wait.
 
-        The controller keeps the first fingerprint of each name, so late joiners and restarted workers are compared
-        too. A call costs one request.
+        The controller keeps the first fingerprint of each name, so it compares late joiners and
+        restarted workers too. A call costs one request.
 
         Parameters
         ----------
         name : str
-            The name of the compared things in the error, such as ``"the data of shard call 2"``; unique in the job.
+            The compared things, in the error, such as ``"the data of shard call 2"``; unique in the
+            job.
         fingerprint : str
             A short text that differs if the things differ. The error shows both.
         remedy : str
-            What the user can do about a difference: the last sentence of the error.
+            Advice to the user: the last sentence of the error.
 
         Raises
         ------
         ConfigurationError
-            If another worker has given another fingerprint under this name; only on the worker that came later.
+            If another worker has sent another fingerprint under this name; only on the later
+            worker.
         """
         self._connection.client.ask(msg.Same(name=name, fingerprint=fingerprint, remedy=remedy), msg.Done, timeout_s)
 
@@ -138,12 +138,13 @@ class Advanced:
         self._connection.require_same_mode("averaged gradients")
 
     def require_same_data(self, *data: Any, kind: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Raise if another worker has passed other data, such as its own random split; does not wait.
+        """Raise if another worker has passed other data, such as its own split; does not wait.
 
-        The data are compared by the fingerprint of a sample of their rows. It is computed at each call, and sent at
-        the first one with these data. Data sets of one kind are numbered, so all workers must first pass them in the
-        same order. Not compared are: data that draw random numbers whenever they are read, workers of a resumed job
-        that go on from different positions, a single worker, and workers that joined late or have left.
+        It compares fingerprints of a sample of the rows, computed at each call, and sent at the
+        first one with these data. Data sets of one kind are numbered, so all workers must first
+        pass them in the same order. Not compared are: data that draw random numbers when they are
+        read, workers of a resumed job that continue from different positions, a single worker, and
+        workers that joined late or have left.
 
         Parameters
         ----------
@@ -155,7 +156,7 @@ class Advanced:
         Raises
         ------
         ConfigurationError
-            If the data differ; only on the worker that came later.
+            If the data differ; only on the later worker.
         """
         if self._connection.identity.size == 1 or self._connection.identity.late or not self._connection.open_here:
             return
@@ -166,10 +167,11 @@ class Advanced:
     # Collective calls: every worker makes them, in the same order.
 
     def meet(self, name: str, *, binds: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[int]:
-        """Wait until every worker has made this call; return the ranks of all that have, the same list on each.
+        """Wait until every worker has made this call; return their ranks, the same list on each.
 
-        Unlike in `Worker.barrier`, a late joiner takes part, and the other workers wait for it from then on. With
-        ``binds`` these workers depend on each other from now on: if one fails, the launcher does not restart it alone.
+        Unlike in `Worker.barrier`, a late joiner takes part, and the other workers wait for it from
+        then on. With ``binds`` these workers depend on each other from now on: if one fails, the
+        launcher does not restart it alone.
         """
         call = msg.Meet(name=name, binds=binds, timeout_s=timeout_s)
         ranks = self._connection.client.wait_for_all(call, msg.Met).ranks
@@ -179,7 +181,9 @@ class Advanced:
     def sum_pairs(
         self, name: str, pairs: dict[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> tuple[dict[str, tuple[float, float]], list[int]]:
-        """Add ``{name: (sum, weight)}`` over all workers; return the sums and the ranks that contributed."""
+        """Add ``{name: (sum, weight)}`` over all workers; return the sums and the ranks that
+        contributed.
+        """
         reply = self._connection.client.wait_for_all(msg.Sum(name=name, pairs=pairs, timeout_s=timeout_s), msg.Sums)
         return reply.pairs, reply.ranks
 
@@ -194,8 +198,9 @@ class Advanced:
     ) -> Summed:
         """Add small arrays over all workers that still take part, such as the states of metrics.
 
-        Unlike `Worker.all_reduce`, which needs all workers that were launched, it works without those that left or
-        died. The arrays pass through the controller, in one round trip for each 512 KiB.
+        Unlike `Worker.all_reduce`, which needs all workers that were launched, it works without
+        those that left or died. The arrays pass through the controller, in one round trip for each
+        512 KiB.
 
         Parameters
         ----------
@@ -206,15 +211,17 @@ class Advanced:
         pairs : mapping of str to (sum, weight), optional
             Added in the same round trip; see `sum_pairs`.
         skips_late : bool
-            Whether a late joiner that is not a participant yet gets its own values back, instead of waiting.
+            Whether a late joiner that is not a participant yet gets its own values back, instead of
+            waiting.
         timeout_s : float
             Bound on the wait for the others, and on that for each further 512 KiB.
 
         Returns
         -------
         Summed
-            ``arrays``, new ones of float64 with the shapes given, ``pairs``, ``ranks`` that contributed, and ``stop``,
-            the reason why the job stops; bitwise equal on every worker. The sums are in float64, in rank order.
+            ``arrays``, new ones of float64 with the shapes given, ``pairs``, ``ranks`` that
+            contributed, and ``stop``, the reason why the job stops; bitwise equal on every worker.
+            The sums are in float64, in rank order.
 
         Raises
         ------
@@ -227,36 +234,41 @@ class Advanced:
 
     @property
     def compresses_gradients(self) -> bool:
-        """Whether all-reduces with a ``feedback`` may be compressed between hosts; the same on all workers."""
+        """Whether all-reduces with a ``feedback`` may be compressed between hosts; the same on all
+        workers.
+        """
         return self._connection.compresses_gradients
 
     def compresses(self, array: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Return whether all-reduces of arrays like this one are compressed with a ``feedback``.
 
-        Where gradients are compressed it is a collective call, which forms the group of this kind of array.
+        Where gradients are compressed, it is a collective call: it forms the group of this kind of
+        array.
         """
         if not self.compresses_gradients:
             return False
         return bool(getattr(self._connection.group(array, timeout_s), "compresses", True))
 
     def stays_on_device(self, array: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
-        """Return whether collective calls combine arrays like this one on their devices, without a copy to the host.
+        """Return whether collective calls combine arrays like this one without a copy to the host.
 
-        A collective call, which forms the group of this kind of array.
+        A collective call: it forms the group of this kind of array.
         """
         return bool(getattr(self._connection.group(array, timeout_s), "stays_on_device", False))
 
     def reduce_scatter(
         self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Any:
-        """Combine as `Worker.all_reduce` does; return this worker's part: ``(workers, *shape)`` becomes ``shape``."""
+        """Combine as `Worker.all_reduce`; return this worker's part: ``(workers, *shape)`` becomes
+        ``shape``.
+        """
         with self._connection.progress.clock.phase(COLLECTIVE):
             return self._connection.group(array, timeout_s).reduce_scatter(array, op, dest, timeout_s=timeout_s)
 
     def device_all_reduce(self, ordinal: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> DeviceAllReduce | None:
-        """Form an NCCL group that sums memory of the workers' CUDA devices, given by address; a collective call.
+        """Form an NCCL group that sums memory of the workers' CUDA devices; a collective call.
 
-        For adapters of frameworks whose compiled programs pass addresses and a stream.
+        For adapters of frameworks whose compiled programs pass addresses of memory and a stream.
 
         Parameters
         ----------
@@ -268,8 +280,8 @@ class Advanced:
         Returns
         -------
         DeviceAllReduce or None
-            None, on all workers, if NCCL cannot be used: two workers share a device, it is not installed, or the
-            world size is 1.
+            None, on all workers, if NCCL cannot be used: two workers share a device, it is not
+            installed, or the world size is 1.
         """
         from platoon_base.worker.device_all_reduce import DeviceAllReduce
 
@@ -279,7 +291,9 @@ class Advanced:
     # Progress.
 
     def intend(self, what: str, unused: str, needed: Callable[[], bool] | None = None) -> Intent:
-        """Record what the script has made to train one model, for a warning if it is never used; see `Intent`."""
+        """Record what the script has made to train a model; an unused intent causes a warning, see
+        `Intent`.
+        """
         return intend(what, unused, needed) if self._connection.identity.size > 1 else Intent(what, unused)
 
     @property
@@ -295,7 +309,7 @@ class Advanced:
 
     @property
     def launched(self) -> bool:
-        """Whether this process belongs to a job of `platoon launch`; False under plain ``python``."""
+        """Whether this process belongs to a job of `platoon launch`; false under ``python``."""
         return self._connection.centers is not None
 
     def announce(
@@ -310,20 +324,23 @@ class Advanced:
     ) -> None:
         """Record how long training will take; `platoon launch` shows the remaining time.
 
-        The adapters call it. A call costs a few memory accesses; after `Worker.close` it does nothing.
+        A call costs a few memory accesses; after `Worker.close` it does nothing.
 
         Parameters
         ----------
         epoch : int, optional
-            The epoch that begins. Ignored once the script itself reports epochs by `Worker.progress`.
+            The epoch that begins. Ignored once the script itself reports epochs by
+            `Worker.progress`.
         epoch_steps : int, optional
             Number of this worker's mini-batches in an epoch.
         last_epoch, last_step : int, optional
-            The number of the last epoch as `Worker.progress` will report it, and that of the last mini-batch.
+            The number of the last epoch as `Worker.progress` will report it, and that of the last
+            mini-batch.
         limit : str, optional
             Another limit and how close training is to it, such as ``"patience 3/15"``.
         bound : int, optional
-            1 if this worker has met the others to train with them and now compiles its model, 2 if it compiles nothing.
+            1 if this worker has started training together with the others and now compiles its
+            model, 2 if it compiles nothing.
         """
         if not self._connection.open_here:
             return
@@ -331,7 +348,9 @@ class Advanced:
         self._connection.progress.announce(epoch, limit, numbers)
 
     def count_step(self, loss: float | None = None) -> None:
-        """Count a mini-batch, unless the script counts its own by calling `Worker.progress` with ``steps``."""
+        """Count a mini-batch, unless the script counts its own by calling `Worker.progress` with
+        ``steps``.
+        """
         client = self._connection.client
         self._connection.progress.count_for_script(loss)
         client.send_reports_if_due()

@@ -25,15 +25,7 @@ _PART = MAX_VECTOR_BYTES // VECTOR_ITEM_BYTES
 class Summed(NamedTuple):
     """A sum over workers, the same on all of them.
 
-    Attributes
-    ----------
-    arrays : list of ndarray, float64
-        With the shapes of the arguments.
-    pairs : dict of str to (sum, weight)
-    ranks : list of int
-        Those that contributed, in order.
-    stop : str
-        Why the job stops; empty while it does not.
+    ``ranks`` are those that contributed, ``stop`` the reason why the job stops, or an empty text.
     """
 
     arrays: list[Array]
@@ -53,8 +45,8 @@ def sum_arrays(
 ) -> Summed:
     """Add arrays and pairs over all workers that still take part; see `Advanced.sum_arrays`.
 
-    Arrays that do not fit into one message are sent in parts. If a worker leaves or dies between two parts, the parts
-    have sums over different ranks; every worker sees that, and all start over.
+    Large arrays are sent in parts. If a worker leaves or dies between two parts, every worker sees
+    other ranks in the reply, and all start over.
     """
     shapes, vector = _flatten(arrays)
 

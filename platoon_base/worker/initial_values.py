@@ -1,4 +1,4 @@
-"""Initial values: before the first step, check that all workers have the same model and copy one worker's values."""
+"""Initial values: check that all workers have the same model, and copy one worker's values."""
 
 from __future__ import annotations
 
@@ -52,26 +52,9 @@ def copy_first_values(
 ) -> None:
     """Copy the first participant's values to all others; a collective call of the participants.
 
-    Parameters
-    ----------
-    variables : sequence of Variable
-        May include counters; the same number, order, names, shapes and dtypes on every worker.
-    worker : Worker
-    settings : str
-        What else must be the same on all workers.
-    participants : sequence of int, optional
-        The launched ranks that still take part. The default is all of them.
-    timeout_s : float
-        Bound on each wait for the others.
-
-    Raises
-    ------
-    ConfigurationError
-        If a variable has objects, such as strings.
-    LayoutMismatchError
-        On every worker, before anything is changed, if variables or settings differ between workers.
-    WorkerLostError, CollectiveTimeoutError
-        If a participant does not make the call.
+    Before anything changes, it raises `LayoutMismatchError` on every worker if names, shapes,
+    dtypes or ``settings`` differ. ``participants`` are the launched ranks that still take part; by
+    default all.
     """
     values = [variable.get_value(borrow=True) for variable in variables]
     layout = Layout.of(values, [variable.name or "" for variable in variables])
@@ -89,19 +72,10 @@ def copy_first_values(
 def copy_to_those_left(
     variables: Sequence[Variable], worker: Worker, root: int, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> bool:
-    """Copy one worker's values to all that still take part, where `copy_values` needs all that were launched.
+    """Copy the values of rank ``root`` to all that still take part; `copy_values` needs all.
 
-    Parameters
-    ----------
-    variables, worker, root, timeout_s
-        See `copy_values`.
-    name : str
-        Of the collective call.
-
-    Returns
-    -------
-    bool
-        Whether it was done, the same on all; if ``root`` is lost meanwhile, all keep their own values.
+    Return whether it was done, the same on all; if ``root`` is lost meanwhile, values do not
+    change.
     """
     mine = worker.global_rank == root
     values = [variable.get_value(borrow=True) for variable in variables]
@@ -120,19 +94,9 @@ def copy_to_those_left(
 def copy_values(
     variables: Sequence[Variable], worker: Worker, root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> None:
-    """Copy one worker's values to all others; a collective call of all workers that were launched.
+    """Copy one worker's values, bit for bit, to all others; a call of all launched workers.
 
-    Values are copied bit for bit, whatever their dtype.
-
-    Parameters
-    ----------
-    variables : sequence of Variable
-        The same number, order, shapes and dtypes on every worker; this is not checked.
-    worker : Worker
-    root : int
-        Rank of the worker whose values are copied.
-    timeout_s : float
-        Bound on each wait for the others.
+    It does not check that the variables have the same order, shapes and dtypes on every worker.
     """
     for variable in variables:
         array = np.array(variable.get_value(borrow=True), order="C")
@@ -158,35 +122,16 @@ def _words(name: str | None, value: Any) -> Array:
 
 
 def _from_words(words: Array, like: Any) -> Array:
-    """Return the array of which `_words` has made words, with the dtype and shape of ``like``."""
+    """Return the array that `_words` has encoded, with the dtype and shape of ``like``."""
     array = np.asarray(like)
     return words.view(np.uint8)[: array.nbytes].view(array.dtype).reshape(array.shape)
 
 
 def start_together(params: Iterable[Any], worker: Worker, settings: str = "") -> Layout:
-    """Copy the first worker's parameters to all others; a collective call. With a single worker nothing happens.
+    """Copy the first worker's parameters to all others; a single worker does nothing.
 
-    Parameters
-    ----------
-    params : list of Theano shared variable, GpuArray or ndarray
-        Of float dtypes; the same number, order, names, shapes and dtypes on every worker.
-    worker : Worker
-    settings : str
-        What else must be the same on all workers, such as the rule and its options.
-
-    Returns
-    -------
-    Layout
-        That of the parameters.
-
-    Raises
-    ------
-    ConfigurationError
-        If an argument is invalid.
-    LayoutMismatchError
-        On every worker, before anything is changed, if parameters or settings differ between workers.
-    WorkerLostError, CollectiveTimeoutError
-        If a worker does not make the call.
+    Before anything changes, it raises `LayoutMismatchError` on every worker if parameters or
+    ``settings`` differ, such as the rule and its options.
     """
     parameters = Parameters(params)
     if worker.global_size > 1:
@@ -202,9 +147,9 @@ def start_together(params: Iterable[Any], worker: Worker, settings: str = "") ->
 def require_same_layout(
     layout: Layout, worker: Worker, settings: str = "", *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> None:
-    """Raise `LayoutMismatchError` on every worker unless all have the same layout and settings; a collective call.
+    """Raise `LayoutMismatchError` on every worker if layouts or settings differ; a collective call.
 
-    If they agree, it costs one all-gather of 32 bytes.
+    If they are equal, it costs one all-gather of 32 bytes.
     """
     fingerprint = hashlib.sha256(layout.fingerprint + to_bytes(settings)).digest()
     prints = worker.all_gather(np.frombuffer(fingerprint, np.uint8), timeout_s=timeout_s)
@@ -221,7 +166,7 @@ def require_same_layout(
 
 
 def _around_the_difference(mine: str, other: str) -> tuple[str, str]:
-    """Return two texts; of long ones only the part that differs, with some words around it."""
+    """Return both texts; of long ones only the part that differs, with a few words around it."""
     if max(len(mine), len(other)) <= _SHOWN_CHARACTERS:
         return mine, other
     begin = _common_length(mine, other)
@@ -242,7 +187,7 @@ def _common_length(a: str, b: str) -> int:
 
 
 def _exchange(layout: Layout, settings: str, worker: Worker) -> Iterator[tuple[Layout, str]]:
-    """Exchange the layouts and settings behind the fingerprints, so that the error can name the difference."""
+    """Exchange layouts and settings, so that the error can name the difference."""
     text = np.frombuffer(json.dumps([settings, layout.specs]).encode(), np.uint8)
     lengths = worker.all_gather(np.array([text.size]))[:, 0]
     padded = np.zeros(lengths.max(), np.uint8)

@@ -16,15 +16,9 @@ _POLL_INTERVAL_S = 0.5
 
 
 class StopSignal:
-    """Whether the job is to stop: because its stop flag is set, or because its controller is gone.
+    """Whether the job is to stop: because its stop flag is set, or because its controller is lost.
 
-    Parameters
-    ----------
-    job_state : JobState
-    rank : int
-        For the log message.
-    controller_alive : callable
-        Called at most every half second.
+    ``controller_alive`` is called at most every half second.
     """
 
     def __init__(self, job_state: JobState, rank: int, controller_alive: Callable[[], bool]) -> None:
@@ -42,7 +36,8 @@ class StopSignal:
         if now < self._next_poll_at:
             return False
         self._next_poll_at = now + _POLL_INTERVAL_S
-        if self._controller_alive() or self._closed:  # order matters: `close` runs before the memory is unmapped
+        # The order matters: `close` runs before the memory is unmapped.
+        if self._controller_alive() or self._closed:
             return False
         log.warning("rank %d: the controller of this job is gone; stopping", self._rank)
         self._job_state.stop("the controller is gone")
@@ -54,5 +49,5 @@ class StopSignal:
         return self._job_state.stop_reason
 
     def close(self) -> None:
-        """Stop checking the controller; `is_set` keeps its last answer."""
+        """Stop checking the controller; `is_set` keeps its last value."""
         self._closed = True
