@@ -45,7 +45,7 @@ class _Center:
 
 
 class CenterElection:
-    """The first worker that asks creates the center; the others wait until it is ready, then attach.
+    """The first worker that asks creates the center; the others wait, then attach.
 
     If the creator dies or fails, the lowest rank that waits becomes the creator. Each host has its
     own center. That of host 0 is ready when it is created, those of other hosts once they have its

@@ -269,7 +269,7 @@ class Keep(Message, frozen=True, kw_only=True, tag="keep"):
 
 
 class Same(Message, frozen=True, kw_only=True, tag="same"):
-    """A fingerprint to compare with the first of ``name``; ``remedy`` ends the text of the error."""
+    """A fingerprint to compare with the first of ``name``; ``remedy`` ends the error's text."""
 
     name: Annotated[str, msgspec.Meta(max_length=256)]
     fingerprint: Annotated[str, msgspec.Meta(max_length=256)]
@@ -385,7 +385,7 @@ class CenterRole(Message, frozen=True, kw_only=True, tag="center-role"):
 
 
 class CollectiveReply(Message, frozen=True, kw_only=True):
-    """Base of the answers to collective calls: the ``ranks`` that called, in order, and ``lost`` ones.
+    """Base of answers to collective calls: the ``ranks`` that called, in order, and ``lost`` ones.
 
     ``stop`` is the reason why the job stops; empty while it does not.
     """
