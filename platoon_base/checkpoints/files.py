@@ -86,7 +86,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layout(self) -> Layout:
-        """The layout of the center; only if there is one."""
         return Layout(tuple(ParameterSpec(*spec) for spec in self.parameters))
 
     def position(self, rank: int, size: int) -> Position:
@@ -144,7 +143,6 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def check_checkpoint(path: str | os.PathLike[str]) -> About:
-    """Read a checkpoint as `read_checkpoint`, but keep no arrays."""
     return _read(path, lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape))[0]
 
 
@@ -223,17 +221,13 @@ def _first_nonfinite(array: Array) -> int:
 
 
 class CheckpointFolder:
-    """The folder of one job's checkpoints: the newest two, and a lock that excludes other jobs.
-
-    ``written_bytes`` counts all writes, and grows while a file is written. ``residual_keys`` are
-    those of the checkpoints in the folder; None if one could not be read.
-    """
+    """The folder of one job's checkpoints: the newest two, and a lock that excludes other jobs."""
 
     def __init__(self, path: Path) -> None:
         from platoon_base.system.folder_lock import FolderLock, locks_stay_on_this_host
 
         self.path = path = path.absolute()  # Workers may change the current folder.
-        self.written_bytes = 0
+        self.written_bytes = 0  # It grows while a file is written.
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(path)
@@ -253,7 +247,7 @@ class CheckpointFolder:
                 path,
                 why,
             )
-        self.residual_keys = self._read_residual_keys()
+        self.residual_keys = self._read_residual_keys()  # None if one could not be read.
 
     def numbers(self) -> list[int]:
         """Return the numbers of the checkpoints in the folder, the newest last."""
@@ -317,7 +311,6 @@ class CheckpointFolder:
         return path
 
     def _remove_damaged(self, before: int) -> None:
-        """Remove damaged checkpoints that have newer ones in their place."""
         for name in os.listdir(self.path):
             match = _DAMAGED.fullmatch(name)
             if match is not None and int(match[1]) < before:
@@ -378,10 +371,7 @@ def _force_names(folder: Path) -> None:
 
 
 def require_alike(about: About, layout: Layout, rule: Rule) -> None:
-    """Raise unless a model with this rule can resume from a checkpoint; warn if arguments differ.
-
-    The meaning of a center's values depends on the rule.
-    """
+    """Raise unless a model with this rule can resume from a checkpoint; warn if settings differ."""
     name, states = type(rule).__name__, len(rule.center_state)
     if (name, states) != (about.rule, about.states):
         raise ConfigurationError(

@@ -1,8 +1,4 @@
-"""The residuals of compressed rounds that belong to a checkpoint: description and files.
-
-Each host writes its own residual, see `platoon_base.courier.keeping`, to a file named by the
-checkpoint's key.
-"""
+"""The residuals of compressed rounds that belong to a checkpoint; each host writes its own file."""
 
 from __future__ import annotations
 

@@ -63,23 +63,17 @@ class Readable(Protocol):
         """
         ...
 
-    def close(self) -> None:
-        """Release the memory; a second call does nothing."""
-        ...
+    def close(self) -> None: ...
 
 
 class Tally(NamedTuple):
-    """How many checkpoints of a job were written, and how many were due and failed.
-
-    ``unsaved`` is the reason why the newest one is outdated; empty if it is not.
-    """
+    """Numbers of checkpoints, written and missed, and why the newest is outdated, if it is."""
 
     written: int = 0
     missed: int = 0
     unsaved: str = ""
 
     def after(self, earlier: Tally) -> Tally:
-        """Add the counts of an earlier run of the same job."""
         return self._replace(written=earlier.written + self.written, missed=earlier.missed + self.missed)
 
 
@@ -165,11 +159,9 @@ class CheckpointWriter:
         self.next_due = until
 
     def begin(self, about: About, layout: Layout | None, at_once: bool = False) -> None:
-        """Begin to write a checkpoint, unless it has no center and would replace one that has.
-
-        With ``at_once`` the center is read before the return, and only the writing continues.
-        """
+        """Begin a checkpoint; with ``at_once`` read the center before the return."""
         self.next_due = time.monotonic() + self._saving.every_s
+        # A checkpoint without a center must not replace one with a center.
         if self._over or (layout is None and self._keeps_center):
             return
         self._saw_center |= layout is not None
@@ -188,7 +180,6 @@ class CheckpointWriter:
         self._begin_now(about, layout, last=True)
 
     def _begin_now(self, about: About, layout: Layout | None, last: bool = False) -> None:
-        """Read the center, and begin to write it."""
         try:
             checkpoint = self._checkpoint(about, layout, may_wait=False, last=last)
             self._start(lambda: checkpoint, last=last)
@@ -196,7 +187,6 @@ class CheckpointWriter:
             self._start(functools.partial(_fail, exc), last=last)  # The thread reports it.
 
     def _watch(self, layout: Layout) -> Readable:
-        """Open the center at the first call."""
         if self._center is None:
             self._center = self._watch_center(layout)
         return self._center
@@ -254,10 +244,7 @@ class CheckpointWriter:
             self._count_missed(CollectiveTimeoutError(why))
 
     def take_problem(self) -> str:
-        """Return, once, why the first checkpoint, or the first with a center, could not be written.
-
-        Later failures are logged and counted.
-        """
+        """Return, once, why the first checkpoint, or first with a center, was not written."""
         if self._problem is None or self.writing:
             return ""
         problem, self._problem = self._problem, None

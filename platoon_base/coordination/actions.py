@@ -23,22 +23,16 @@ __all__ = [
 
 
 class Requester(NamedTuple):
-    """The connection and the request that an answer belongs to."""
-
     peer: bytes
     request_id: bytes
 
 
 class SendReply(NamedTuple):
-    """Send this reply to a worker."""
-
     to: Requester
     reply: msg.Reply
 
 
 class StopJob(NamedTuple):
-    """Set the stop flag for every worker."""
-
     reason: str
 
 

@@ -37,8 +37,6 @@ class Spent(NamedTuple):
 
 
 class Order(enum.Enum):
-    """An order about a run."""
-
     GO_ON = enum.auto()
     STOP = enum.auto()  # The workers are asked to stop.
     END = enum.auto()  # They get signals.
@@ -59,7 +57,6 @@ class BudgetWatch:
         self.reason = ""
 
     def poll(self, spent: Spent) -> Order:
-        """Return the order for now."""
         if self._ended:
             return Order.GO_ON
         reached = self._budget.limits.reached(batches=int(spent.steps), seconds=spent.training_s)

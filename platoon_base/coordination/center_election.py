@@ -157,7 +157,6 @@ class CenterElection:
         return self._refuse_all(text + self._roster.story.tail([each.rank for each in there], [0]))
 
     def _refuse_all(self, text: str) -> list[Action]:
-        """Refuse the workers whose center is created and waits for the values of host 0."""
         actions: list[Action] = []
         for center in self._centers.values():
             if center.made and not center.ready:

@@ -113,7 +113,6 @@ class Coordinator:
         return self._election.mark_lost(host)
 
     def stop(self, reason: str) -> list[Action]:
-        """Stop the job for a reason other than votes."""
         return self._poll.decide(reason)
 
     def tick(self, now: float, moved: Callable[[int], float] = lambda rank: -math.inf) -> list[Action]:
@@ -137,12 +136,10 @@ class Coordinator:
 
     @property
     def shared(self) -> Shared | None:
-        """The parameters and the rule that the workers share, once the center is ready."""
         return self._election.shared
 
     @property
     def centers_dropped(self) -> int:
-        """Number of centers that the workers have released together."""
         return self._election.dropped
 
     @property
@@ -152,7 +149,6 @@ class Coordinator:
 
     @property
     def reported(self) -> Mapping[str, float | str]:
-        """The last value of each name that workers reported."""
         return self._records.reported
 
     # One method a request, one for all collective calls.

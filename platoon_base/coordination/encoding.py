@@ -103,7 +103,6 @@ def _legible(value: Any) -> Any:
 
 
 def decode_value(data: bytes) -> Any:
-    """Decode a value that `encode_value` encoded."""
     return _values.decode(data)
 
 

@@ -133,7 +133,6 @@ class CollectiveCall(Message, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """The name of the call in errors, and in the job's state of the workers that wait in it."""
         raise NotImplementedError
 
 
@@ -146,11 +145,8 @@ class _NamedCall(CollectiveCall, frozen=True, kw_only=True):
 
 
 class Sum(_NamedCall, frozen=True, kw_only=True, tag="sum"):
-    """Pairs and arrays to add over all workers.
-
-    ``vector`` is little-endian float64, ``shapes`` those of the arrays that it is a part of, equal
-    on all workers. With ``skips_late`` a late joiner that is no participant yet gets its own values
-    back.
+    """Pairs and arrays to add; ``vector`` is little-endian float64, ``shapes`` are equal on all
+    workers.
     """
 
     pairs: dict[str, tuple[float, float]] = {}
@@ -160,16 +156,11 @@ class Sum(_NamedCall, frozen=True, kw_only=True, tag="sum"):
 
 
 class Gather(_NamedCall, frozen=True, kw_only=True, tag="gather"):
-    """A small value, encoded, for all workers."""
-
     value: Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)]
 
 
 class FormGroup(_NamedCall, frozen=True, kw_only=True, tag="form-group"):
-    """A few bytes, such as an address, for the group of all workers launched together.
-
-    It does not wait for late joiners. It binds its members: a lost one cannot be restarted alone.
-    """
+    """A few bytes for the group of all launched workers; a lost member cannot restart alone."""
 
     note: Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)] = b""
 
@@ -204,10 +195,9 @@ class Round(CollectiveCall, frozen=True, kw_only=True, tag="round"):
 
 
 class RoundsMade(CollectiveCall, frozen=True, kw_only=True, tag="rounds-made"):
-    """The latest round of the center of this worker's host, to compare with the other hosts.
+    """The latest round of this host's center, to compare with the other hosts.
 
-    It completes without workers that wait in another call, which may share no parameters; but not
-    while others wait in a `Round`.
+    It completes without workers that wait in another call, unless that is a `Round`.
     """
 
     number: int
@@ -249,14 +239,10 @@ _RELEASE_TITLES = {
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
-    """Values for the display and the summary of the job."""
-
     metrics: Annotated[dict[str, Union[int, float, str]], msgspec.Meta(max_length=MAX_REPORTED)]
 
 
 class StopVote(Message, frozen=True, kw_only=True, tag="stop-vote"):
-    """A worker wants the job to stop."""
-
     reason: str
     policy: str = "any"
 
@@ -295,8 +281,6 @@ class Leave(Message, frozen=True, kw_only=True, tag="leave"):
 
 
 class UserRequest(Message, frozen=True, kw_only=True, tag="user"):
-    """A request for the user's own controller."""
-
     req: str
     info: Any = None
 
@@ -317,13 +301,10 @@ class AskStory(Message, frozen=True, kw_only=True, tag="ask-story"):
 
 
 class EndJob(Message, frozen=True, kw_only=True, tag="end-job"):
-    """End the job as Ctrl-C to the launcher does; ``grace_s`` replaces the launcher's own.
-
-    ``sent_at``, on this host's monotonic clock, identifies one queued before another took effect.
-    """
+    """End the job as Ctrl-C to the launcher does; ``grace_s`` replaces the launcher's own."""
 
     protocol: int
-    sent_at: float
+    sent_at: float  # On this host's monotonic clock; it identifies requests that waited in a queue.
     grace_s: Optional[Annotated[float, msgspec.Meta(ge=0, le=1e9)]] = None
 
 
@@ -341,8 +322,6 @@ class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(Message, frozen=True, kw_only=True, tag="seen"):
-    """The state of the job; ``stop`` is the reason why it stops, or empty."""
-
     workers: list[SeenWorker]
     reported: dict[str, Union[int, float, str]]
     stop: str
@@ -352,16 +331,11 @@ class Seen(Message, frozen=True, kw_only=True, tag="seen"):
 
 
 class StoryReply(Message, frozen=True, kw_only=True, tag="story"):
-    """The latest changes in the job, in order."""
-
     entries: list[Entry]
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
-    """The identity of the worker in the job; ``late`` if it did not start with the others.
-
-    ``resume_at`` and ``kept`` are from an earlier process of this rank.
-    """
+    """The worker's identity; ``resume_at`` and ``kept`` are from an earlier process of it."""
 
     rank: int
     size: int
@@ -374,9 +348,8 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
 
 
 class CenterRole(Message, frozen=True, kw_only=True, tag="center-role"):
-    """Create the center or attach to it; ``resume``: create it from the job's checkpoint.
-
-    ``round`` is the latest round before the center.
+    """Create the center or attach to it; ``resume``: from the checkpoint; ``round``: the latest
+    before it.
     """
 
     create: bool
@@ -385,10 +358,7 @@ class CenterRole(Message, frozen=True, kw_only=True, tag="center-role"):
 
 
 class CollectiveReply(Message, frozen=True, kw_only=True):
-    """Base of answers to collective calls: the ``ranks`` that called, in order, and ``lost`` ones.
-
-    ``stop`` is the reason why the job stops; empty while it does not.
-    """
+    """Base of answers to collective calls: ranks that called, lost ones, reason of the stop."""
 
     ranks: list[int]
     lost: list[int]
@@ -400,8 +370,6 @@ class Met(CollectiveReply, frozen=True, kw_only=True, tag="met"):
 
 
 class RoundReached(CollectiveReply, frozen=True, kw_only=True, tag="round-met"):
-    """The number of the round, greater than that of the round before."""
-
     number: int
 
 
@@ -413,15 +381,11 @@ class RoundsCompared(CollectiveReply, frozen=True, kw_only=True, tag="rounds-com
 
 
 class Sums(CollectiveReply, frozen=True, kw_only=True, tag="sums"):
-    """The sums over the ranks."""
-
     pairs: dict[str, tuple[float, float]]
     vector: bytes = b""
 
 
 class Gathered(CollectiveReply, frozen=True, kw_only=True, tag="gathered"):
-    """The values or notes of the ranks, in the same order."""
-
     values: list[bytes]
 
 
@@ -432,8 +396,6 @@ class AskAgain(Message, frozen=True, kw_only=True, tag="ask-again"):
 
 
 class LockTaken(Message, frozen=True, kw_only=True, tag="lock-taken"):
-    """Whether the worker has the lock of the job now."""
-
     taken: bool
 
 
@@ -442,8 +404,6 @@ class Done(Message, frozen=True, kw_only=True, tag="done"):
 
 
 class UserReply(Message, frozen=True, kw_only=True, tag="user-reply"):
-    """The answer of the user's controller."""
-
     answer: Any = None
 
 
@@ -454,7 +414,6 @@ class Failure(Message, frozen=True, kw_only=True, tag="failure"):
     message: str
 
     def to_exception(self) -> errors.PlatoonError:
-        """Build the exception that the worker raises."""
         error = getattr(errors, self.kind, None) if self.kind in errors.__all__ else None
         if not (isinstance(error, type) and issubclass(error, errors.PlatoonError)):
             error = errors.ProtocolError

@@ -27,7 +27,6 @@ class Phase(enum.IntEnum):
 
     @property
     def gone(self) -> bool:
-        """Whether the worker has left or is lost."""
         return self in _GONE
 
     @property
@@ -62,8 +61,6 @@ _AWAITED = (Phase.EXPECTED, Phase.JOINED, Phase.TRAINING)
 
 
 class Event(enum.Enum):
-    """An event in the life of a rank."""
-
     JOIN = "joined"
     SHARE = "shared the center"
     RELEASE = "released the center"

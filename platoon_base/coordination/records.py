@@ -37,7 +37,6 @@ class Records:
         return msg.Failure(kind="DataMismatchError", message=f"{text}.\n{request.remedy}")
 
     def keep(self, request: msg.Keep, participant: Participant) -> msg.Reply:
-        """Keep a value for the next process of this rank."""
         kept = {**participant.kept, request.name: request.value}
         size = sum(len(name.encode()) + len(value) for name, value in kept.items())
         if size > msg.MAX_KEPT_BYTES:

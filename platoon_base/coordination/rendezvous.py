@@ -58,7 +58,6 @@ class Rendezvous:
     def enter(
         self, call: msg.CollectiveCall, terms: Terms, participant: Participant, requester: Requester, now: float
     ) -> list[Outcome]:
-        """Start a worker's wait in a call at the time ``now``."""
         if terms.skips_late and not participant.phase.awaited:
             # The others may have made this call long ago, and do not wait for this worker either.
             return [Complete({participant.rank: requester}, {participant.rank: call}, binds=False)]

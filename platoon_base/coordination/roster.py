@@ -103,7 +103,6 @@ class Roster(Mapping[int, Participant]):
 
     @property
     def awaited(self) -> frozenset[int]:
-        """Ranks that collective calls wait for."""
         if self._awaited is None:
             self._awaited = frozenset(
                 rank for rank, participant in self._participants.items() if participant.phase.awaited
@@ -143,7 +142,6 @@ class Roster(Mapping[int, Participant]):
 
     @property
     def expected(self) -> list[int]:
-        """Ranks whose workers have not joined yet."""
         return [
             rank for rank, each in self._participants.items() if each.phase in (Phase.EXPECTED, Phase.EXPECTED_LATE)
         ]
@@ -157,7 +155,6 @@ class Roster(Mapping[int, Participant]):
 
     @property
     def lost(self) -> list[int]:
-        """Ranks whose workers died."""
         return [rank for rank, participant in self._participants.items() if participant.phase is Phase.LOST]
 
     def move(self, participant: Participant, event: Event, why: str = "") -> None:
@@ -257,7 +254,6 @@ class Roster(Mapping[int, Participant]):
         )
 
     def depart(self, participant: Participant, lost: bool, why: str = "") -> None:
-        """Record that a participant has left or was lost."""
         self._forget()
         self.move(participant, Event.LOSE if lost else Event.LEAVE, why)
         self._by_peer.pop(participant.peer, None)

@@ -23,7 +23,6 @@ class StopPoll:
         self._latest: msg.StopVote | None = None
 
     def cast(self, rank: int, vote: msg.StopVote) -> msg.Failure | None:
-        """Record a vote, or refuse one with an unknown policy."""
         try:
             require_policy(vote.policy)
         except ConfigurationError as exc:

@@ -32,7 +32,6 @@ class Entry(msgspec.Struct, frozen=True, rename={"at": "when", "before": "from",
 
     @property
     def line(self) -> str:
-        """The change in one line."""
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at)) + f".{int(self.at % 1 * 1000):03d}"
         change = " -> ".join(filter(None, [self.before, self.after]))
         why = " ".join(self.why.split())

@@ -175,8 +175,6 @@ def _require_inside(part: Part, slot_bytes: int) -> None:
 
 
 class Plan(NamedTuple):
-    """Where the arrays of a batch lie in its slot."""
-
     parts: list[Part]
     size_bytes: int
 
@@ -228,12 +226,10 @@ def _plan(shapes: tuple[tuple[tuple[int, ...], Any], ...]) -> Plan:
 
 
 def arrays_on(memory: Any, parts: Sequence[Part]) -> list[Any]:
-    """Return the arrays of a batch as views on the memory of its slot, an array of uint8."""
     return [memory[part.offset : part.offset + part.size_bytes].view(part.dtype).reshape(part.shape) for part in parts]
 
 
 def unflatten(form: str, names: Sequence[str], arrays: list[Any]) -> Any:
-    """Rebuild a batch from its form, names and arrays."""
     if form == "dict":
         return dict(zip(names, arrays))
     if form == "array":

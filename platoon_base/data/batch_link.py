@@ -57,7 +57,6 @@ class Link:
                 pass  # An old kernel has no pidfds: only the socket shows the end.
 
     def fileno(self) -> int:
-        """Return the file descriptor of the socket, to poll."""
         return self._sock.fileno()
 
     @property
@@ -66,10 +65,7 @@ class Link:
         return bool(self._writable.poll(0))
 
     def send(self, frame: bytes, fd: int = -1) -> bool:
-        """Send a message, optionally with a file descriptor; False if the peer has ended.
-
-        It raises BlockingIOError if the peer has too many unread messages.
-        """
+        """Send a message; False if the peer has ended. BlockingIOError if too many are unread."""
         try:
             if fd >= 0:
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
@@ -81,10 +77,7 @@ class Link:
         return True
 
     def receive(self) -> tuple[bytes, int]:
-        """Return the next message and its file descriptor, or -1; an empty message at the end.
-
-        It raises BlockingIOError if there is none.
-        """
+        """Return the next message and its file descriptor, or -1; an empty message at the end."""
         try:
             frame, found, flags, _ = self._receive()
         except ConnectionResetError:  # The peer left unread messages; what it sent is still here.

@@ -71,7 +71,6 @@ class Slot:
             raise
 
     def close(self) -> None:
-        """Release the memory; it is unmapped together with the last array on it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -91,13 +90,11 @@ class Slots:
 
     @property
     def size_bytes(self) -> int:
-        """Shared memory of all slots."""
         return sum(slot.size_bytes for slot in self._slots)
 
     def take(self, size_bytes: int, forget: Callable[[int], None]) -> int:
-        """Return a free slot of at least this size; there is at most one more than batches in use.
-
-        If a slot was too small and gets new memory, ``forget(index)`` is called.
+        """Return a free slot; ``forget(index)`` is called if one that was too small gets new
+        memory.
         """
         fitting = [i for i, index in enumerate(self._free) if self._slots[index].size_bytes >= size_bytes]
         if fitting:
@@ -118,11 +115,9 @@ class Slots:
         return index
 
     def hold(self, index: int) -> None:
-        """Count one more holder of the batch in a slot."""
         self._holders[index] += 1
 
     def give_back(self, index: int) -> None:
-        """Count one holder less; without holders the slot is free."""
         self._holders[index] -= 1
         if not self._holders[index]:
             self._free.append(index)
@@ -133,7 +128,6 @@ class Slots:
             self._free.append(index)
 
     def close(self) -> None:
-        """Close all slots; batches that were sent keep their memory."""
         for slot in self._slots:
             slot.close()
 

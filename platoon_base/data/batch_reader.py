@@ -147,13 +147,8 @@ class BatchReader:
     def receive(self, *, into: Sequence[Any] | None = None, timeout_s: float | None = None) -> Any:
         """Return the next batch, as it was sent; None at the end of an epoch or the data.
 
-        Parameters
-        ----------
-        into : sequence of array, optional
-            Arrays of the batch's shapes and dtypes to copy it to; then they are returned, as a
-            list.
-        timeout_s : float, optional
-            The default is the reader's.
+        ``into`` are arrays of the batch's shapes and dtypes to copy it to; then they are returned,
+        as a list.
 
         Raises
         ------

@@ -57,10 +57,8 @@ class Reader:
 
 
 class Readers:
-    """All readers of a server; ``expected`` is the number of different ranks.
-
-    ``remaining`` returns the ranks that may still read, or None if unknown. ``lost`` counts the
-    batches that died with their worker.
+    """All readers of a server; ``remaining`` returns the ranks that may still read, or None if
+    unknown.
     """
 
     def __init__(
@@ -68,7 +66,7 @@ class Readers:
     ) -> None:
         self.expected = expected
         self._remaining = remaining or (lambda: None)
-        self.lost = 0
+        self.lost = 0  # Batches that died with their worker.
         self._listener = listener
         self._poll = select.poll()
         self._links: dict[int, Reader] = {}  # Keys are file descriptors of sockets and processes.
@@ -88,11 +86,7 @@ class Readers:
 
     @property
     def all_left(self) -> bool:
-        """Whether all ranks have connected and left.
-
-        While connections are accepted, a dead rank may restart. If the ranks that may still read are known, each of them must have connected and left. A
-        reader that has not introduced itself yet counts as connected.
-        """
+        """Whether all ranks have connected and left; dead ones may restart, so they do not count."""
         if self._listener is None or self._links:
             return not self._links
         remaining = self._remaining()
@@ -115,10 +109,7 @@ class Readers:
                 self._poll.register(fd, select.POLLIN)
 
     def poll(self, timeout_s: float, ended: bool) -> tuple[list[Dealt], list[Reader]]:
-        """Wait for messages, and read them; return the freed batches, and the readers to drop.
-
-        With ``ended`` new readers are notified that there are no more data.
-        """
+        """Read messages; return freed batches and readers to drop. ``ended``: notify new ones."""
         freed: list[Dealt] = []
         gone: dict[int, Reader] = {}
         for fd, _ in self._poll.poll(max(0, round(timeout_s * 1e3))):
@@ -144,7 +135,6 @@ class Readers:
                 log.warning("%s", exc)
 
     def _read(self, reader: Reader, freed: list[Dealt], ended: bool, dead: bool) -> bool:
-        """Read all messages of a reader; False once it is gone."""
         while True:
             try:
                 frame = reader.link.receive_plain()

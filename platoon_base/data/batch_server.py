@@ -64,8 +64,6 @@ class BatchServer:
     address : str
     sent : int
         Number of batches sent so far; one that is sent to all workers counts once.
-    lost : int
-        Number of batches that died with a worker, which was training on them.
 
     Raises
     ------
@@ -114,7 +112,7 @@ class BatchServer:
 
     @property
     def lost(self) -> int:
-        """Number of batches that died with a worker."""
+        """Number of batches that died with a worker, which was training on them."""
         return self._readers.lost
 
     @property
@@ -131,7 +129,6 @@ class BatchServer:
         to : int or "all", optional
             The rank of the receiver, or ``"all"``. By default it is the worker with the fewest
             batches. A batch for a worker that has left goes to another.
-        timeout_s : float
 
         Raises
         ------
@@ -155,12 +152,7 @@ class BatchServer:
     ) -> Iterator[tuple[Any, ...]]:
         """Yield the arrays of a batch in shared memory to fill; send it after the ``with`` block.
 
-        Parameters
-        ----------
-        *arrays : (shape, dtype)
-            Of each array, as for ``numpy.empty``; the values are undefined.
-        to, timeout_s
-            See `send`.
+        ``arrays`` are pairs of shape and dtype, as for ``numpy.empty``; ``to`` is as in `send`.
 
         Examples
         --------
@@ -173,17 +165,10 @@ class BatchServer:
     def serve(self, batches: Iterable[Any], deal: str = "free", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         """Send all batches of an iterable, then the end of an epoch; return how many were sent.
 
-        It ends early, without an error, when all workers have left.
-
-        Parameters
-        ----------
-        batches : iterable
-        deal : {"free", "turns", "all"}
-            To any free worker; the k-th batch to rank k modulo the number of workers, so that each
-            worker gets the same batches in each run; or every batch to all workers. Turns continue
-            from call to call.
-        timeout_s : float
-            Bound on each wait.
+        It ends early, without an error, when all workers have left. ``deal`` is "free", to any free
+        worker; "turns", the k-th batch to rank k modulo the number of workers, so that each gets
+        the same batches in each run (turns continue from call to call); or "all", each batch to all
+        workers.
         """
         if deal not in DEALS:
             raise ConfigurationError(f"got deal={deal!r}: it must be one of {', '.join(DEALS)}")
@@ -203,13 +188,7 @@ class BatchServer:
         self._send_end(last=False, timeout_s=timeout_s)
 
     def end(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """End the data, for the connected workers and for those that connect later.
-
-        Raises
-        ------
-        CollectiveTimeoutError
-            If some of the expected workers have never connected.
-        """
+        """End the data, for the connected workers and for those that connect later."""
         self._send_end(last=True, timeout_s=timeout_s)
 
     def fail(self, why: str) -> None:
@@ -313,7 +292,6 @@ class BatchServer:
             self._drop(reader)
 
     def _drop(self, reader: Any) -> None:
-        """Free the slots of a reader that has left or died; pass its untaken batches to others."""
         untaken, rest = self._readers.drop(reader)
         self._pending += untaken  # Their slots stay held.
         for dealt in rest:

@@ -44,16 +44,11 @@ def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int
     indices : sequence of int, slice, or 1-d bool array as long as ``rows``
         Negative numbers count from the end, as in NumPy.
     out : ndarray, C-contiguous, of shape ``(len(indices), *rows.shape[1:])`` and the dtype of
-    ``rows``, optional
-        Receives the result; it must not overlap ``rows``. Reuse one in training loops: a new array
-        costs as much time as the copy, since the kernel has to clear its pages first.
+    ``rows``
+        Receives the result; it must not overlap ``rows``. Reuse one in training loops: a new array,
+        the default, costs as much time as the copy, since the kernel has to clear its pages first.
     threads : int
         Number of threads that may copy simultaneously; small excerpts use fewer.
-
-    Returns
-    -------
-    ndarray
-        ``out``, or a new one.
 
     Raises
     ------
@@ -143,10 +138,7 @@ def part_of(indices: Any, length: int, rank: int, size: int) -> np.ndarray[Any, 
 
 
 def require_inside(numbers: Array, length: int, first: int = 0) -> None:
-    """Raise `RowIndexError` if a number is not that of one of ``length`` rows.
-
-    ``first`` is the position of the first number in the user's list.
-    """
+    """Raise `RowIndexError` if a number is outside; ``first`` is the first one's position."""
     outside = (numbers < -length) | (numbers >= length)
     if outside.any():
         _refuse(numbers, int(np.argmax(outside)), length, first)

@@ -67,10 +67,8 @@ def load_ahead(
         of ``multiprocessing``, so it cannot start processes of that module, such as a ``Pool``.
     ahead : int
         How many batches may exist at a time: those that the script keeps, and those that are ready.
-    copy : bool
-        Return private arrays instead of views on shared memory; see `BatchReader`.
-    pin_memory : bool
-        Page-lock the shared memory for CUDA; see `BatchReader`.
+    copy, pin_memory : bool
+        See `BatchReader`.
     seed : int or sequence of int, optional
         For the global generators of ``random``, ``numpy.random`` and, if it is loaded, torch in
         that process. The default depends on the job's seed, the rank, the epoch at which it was
@@ -82,15 +80,6 @@ def load_ahead(
         "__main__":``.
     timeout_s : float
         Bound on the wait for each batch.
-
-    Returns
-    -------
-    LoadAhead
-
-    Raises
-    ------
-    ConfigurationError
-        If an argument is invalid.
     """
     if not callable(batches) and not hasattr(batches, "__iter__"):
         raise ConfigurationError(

@@ -18,8 +18,6 @@ _REMEDY = "All workers call Worker.shared for the same arrays in the same order"
 
 
 class SharedArrays:
-    """The arrays of one worker."""
-
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._segments: list[Segment] = []

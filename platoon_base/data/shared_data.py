@@ -131,17 +131,10 @@ class SharedData:
         Parameters
         ----------
         path : path
-            A NumPy file (``.npy``) or an HDF5 file.
+            A NumPy file (``.npy``) or an HDF5 file; `ConfigurationError` if it cannot be mapped.
         dataset : str, optional
             The data set of an HDF5 file, contiguous and not compressed. Pass others as
             ``SharedData(file[dataset])``, which copies them.
-        worker : Worker, optional
-            The default is ``connect()``.
-
-        Raises
-        ------
-        ConfigurationError
-            If the file cannot be mapped.
         """
         self = cls.__new__(cls)
         self.name = os.fspath(path) if dataset is None else f"{os.fspath(path)}:{dataset}"
@@ -188,10 +181,7 @@ class SharedData:
         return excerpt(self.array, indices, out, threads=self._threads if threads is None else threads)
 
     def excerpt_part(self, indices: Any, out: Array | None = None) -> Array:
-        """Return this worker's rows of a common list: of N contiguous parts, the one of its rank.
-
-        The parts' lengths differ by at most one.
-        """
+        """Return this worker's rows of a list: of N almost equal parts, the one of its rank."""
         return self.excerpt(part_of(indices, len(self), self._rank, self._size), out)
 
     def resize(self, rows: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -200,11 +190,7 @@ class SharedData:
         One worker calls it, and then all call `Worker.barrier`. The others see the change at their
         next use of the data. Earlier arrays stay valid, and keep the rows that are not cut off;
         rows that are cut off become zeros in those arrays too, once the data grow again.
-
-        Raises
-        ------
-        BackendUnavailableError
-            If there is not enough shared memory; the data are unchanged.
+        `BackendUnavailableError` if there is not enough shared memory; the data are unchanged then.
         """
         if rows < 0:
             raise ConfigurationError(f"got rows={rows!r}: a number of rows cannot be negative")
@@ -218,9 +204,7 @@ class SharedData:
         return self._memory.writing(timeout_s)
 
     def remove(self) -> None:
-        """Remove the name, as the end of the job does; the memory is freed when the last worker has
-        closed it.
-        """
+        """Remove the name; the memory is freed when the last worker has closed it."""
         self._memory.remove()
 
     def close(self) -> None:

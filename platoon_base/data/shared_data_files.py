@@ -32,11 +32,9 @@ class FileMemory:
         return self._rows
 
     def resize(self, rows: int, timeout_s: float) -> None:
-        """Raise: the user owns the file."""
         raise self._refusal("resized")
 
     def writing(self, timeout_s: float) -> contextlib.AbstractContextManager[Array]:
-        """Raise: the user owns the file."""
         raise self._refusal("written to")
 
     def remove(self) -> None:

@@ -73,9 +73,7 @@ class Memory(Protocol):
     form: Form
     made_here: bool
 
-    def rows(self) -> Array:
-        """Return all current rows, read-only."""
-        ...
+    def rows(self) -> Array: ...
 
     def resize(self, rows: int, timeout_s: float) -> None:
         """Change the number of rows; new ones are zeros."""
@@ -89,9 +87,7 @@ class Memory(Protocol):
         """Remove the name, so that no worker can attach any more."""
         ...
 
-    def close(self) -> None:
-        """Release the memory; a second call does nothing."""
-        ...
+    def close(self) -> None: ...
 
 
 class LocalMemory:

@@ -56,10 +56,7 @@ START_ONE = (
 
 
 class Copies(NamedTuple):
-    """Processes of one script that an engine has started without `platoon launch`.
-
-    ``origin`` is the engine and its variables.
-    """
+    """Processes of one script that an engine has started without `platoon launch`."""
 
     processes: int
     rank: int
@@ -78,10 +75,7 @@ _STARTERS = (
 
 
 def find_copies(environment: Mapping[str, str]) -> Copies | None:
-    """Return the processes that an engine has started as this one, if there are several; else None.
-
-    Of Slurm only a step counts, not its allocation: a batch script is one process.
-    """
+    """Return the processes that an engine has started as this one, if there are several."""
     for engine in _STARTERS:
         try:
             processes, rank = _number(environment, engine.processes), _number(environment, engine.rank)

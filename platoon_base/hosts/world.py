@@ -25,8 +25,7 @@ class World(msgspec.Struct, frozen=True):
 
     @property
     def hosts(self) -> int:
-        """The number of hosts, at least 1."""
-        return max(1, len(self.workers))
+        return max(1, len(self.workers))  # A job of this host only has an empty list.
 
     @property
     def several(self) -> bool:
@@ -34,17 +33,14 @@ class World(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """The number of workers launched on all hosts."""
         return sum(self.workers)
 
     def ranks_on(self, host: int) -> range:
-        """Return the ranks that were launched on a host."""
         first = sum(self.workers[:host])
         return range(first, first + self.workers[host])
 
     @property
     def ranks_here(self) -> range:
-        """The ranks that were launched on this host."""
         return self.ranks_on(self.host)
 
     def host_of(self, rank: int) -> int:

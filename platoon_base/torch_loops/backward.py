@@ -163,7 +163,6 @@ class _InOrder:
         return future
 
     def close(self) -> None:
-        """End the thread after the submitted calls."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._calls.put(None)

@@ -45,7 +45,6 @@ class Bucket(NamedTuple):
                     view.zero_()
 
     def scale(self, factor: Any) -> None:
-        """Multiply the gradients, but not the header, by a number or a tensor of one element."""
         _multiply(self.gradients, factor)
 
 
@@ -113,7 +112,6 @@ class Flats:
             self.buckets.append(Bucket(whole, part, members, [self.views[i] for i in members]))
 
     def scale(self, factor: Any) -> None:
-        """Multiply all gradients, but not the header, by a number or a tensor of one element."""
         for whole in self.wholes:
             whole.scale(factor)
 
@@ -128,7 +126,6 @@ class Flats:
 
 
 def _multiply(part: Tensor, factor: Any) -> None:
-    """Multiply in place by a number or a tensor of one element."""
     if not part.numel() or (not torch.is_tensor(factor) and factor == 1):
         return
     # A factor that overflows float16 would turn zeros, as of masked batches, into NaN.

@@ -50,8 +50,6 @@ class GradientAverage:
     bucket_bytes : int
         For `overlapping`: the size at which a group of gradients is averaged, during the rest of
         the backward pass.
-    timeout_s : float
-        Bound on each wait for the other workers.
 
     Raises
     ------
@@ -137,8 +135,6 @@ class GradientAverage:
             If the weight is negative or not finite, a gradient is sparse, or parameters differ
             between workers. Each step, on a device each 100th, compares up to 64 values of one
             parameter with their mean. If only one worker raises, the others lose it.
-        WorkerLostError, CollectiveTimeoutError
-            If another worker does not make the call.
         """
         if self.worker.global_size > 1:
             self._begin(weight)
@@ -150,20 +146,9 @@ class GradientAverage:
         """Average the gradients of the one backward pass in the ``with`` block, and during it.
 
         The last layers' gradients are averaged while those of earlier layers are computed. After
-        the block all are averaged. All workers must use it in the same steps.
-
-        Parameters
-        ----------
-        weight : float
-            As in a plain call.
-
-        Raises
-        ------
-        ConfigurationError
-            As in a plain call; and if gradients changed within the block after their average had
-            started, for instance in a second backward pass.
-        WorkerLostError, CollectiveTimeoutError
-            If another worker does not make the call.
+        the block all are averaged. All workers must use it in the same steps. Arguments and errors
+        are those of a plain call; `ConfigurationError` also if gradients changed within the block
+        after their average had started, for instance in a second backward pass.
         """
         if self.worker.global_size == 1:
             yield
@@ -199,7 +184,6 @@ class GradientAverage:
             yield None
 
     def _gather_more(self, more: bool) -> bool:
-        """Return whether any worker has one more batch."""
         return any(self.worker.gather(more, name="one more batch", timeout_s=self._timeout_s))
 
     def close(self) -> None:
@@ -243,7 +227,6 @@ class GradientAverage:
         return self._early
 
     def _placed(self) -> Flats:
-        """Return the flat buffers, on the device of the parameters."""
         device = self._parameters[0].device
         if self._flats is None or self._flats.header.device != device:
             self.close()
@@ -296,7 +279,6 @@ class GradientAverage:
         return flats.header[: len(numbers)], flats.template
 
     def _fill(self, number: int, gradients: Mapping[int, Tensor]) -> None:
-        """Copy gradients into a bucket during the backward pass."""
         _require_dense(gradients.values())
         with torch.no_grad():
             self._scaled(self._placed().buckets[number], gradients if self._weight else dict.fromkeys(gradients))

@@ -46,7 +46,6 @@ class TensorValue:
         return array if borrow else array.copy()
 
     def set_value(self, value: Array) -> None:
-        """Change the value in place."""
         tensor = torch.from_numpy(value)
         self._tensor.copy_(torch.view_as_complex(tensor) if self._tensor.is_complex() else tensor)
 
@@ -55,7 +54,6 @@ _EXCHANGED = {getattr(torch, name) for name in DTYPES}
 
 
 def named_tensors(tensors: Iterable[Any]) -> list[tuple[str, Tensor]]:
-    """Return pairs of name and tensor, from tensors or from such pairs."""
     found = []
     for i, given in enumerate(tensors):
         name, tensor = given if isinstance(given, tuple) else (f"parameter {i}", given)
@@ -87,21 +85,10 @@ def average_buffers(worker: Worker, model: Any, weight: float = 1.0, *, timeout_
     ----------
     worker : Worker
     model : torch.nn.Module
-        With the same buffers on every worker.
+        With the same buffers on every worker, else all raise `LayoutMismatchError`.
     weight : float
         The w_i, such as the number of this worker's rows; 0 for a worker whose buffers should not
         count.
-    timeout_s : float
-        Bound on the wait for the others.
-
-    Raises
-    ------
-    ConfigurationError
-        If the weight is negative or not finite.
-    LayoutMismatchError
-        On every worker, if their buffers have different shapes.
-    CollectiveTimeoutError
-        If some workers did not call it in time; the message names them.
     """
     require_weight(weight)
     if worker.global_size == 1:
@@ -159,22 +146,14 @@ def moments_of(optimizer: Any) -> list[Tensor]:
     """Return the moments of an optimizer: its float state with the shapes of its parameters.
 
     Pass them to `Worker.init_shared_params` as ``moments``, for a rule such as
-    ``EASGD(moments=True)``. Counters of steps are left out.
+    ``EASGD(moments=True)``. They are in the order of the parameters, and of the names of the state;
+    counters of steps are left out.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        After its first step: torch creates the state in that step.
-
-    Returns
-    -------
-    list of torch.Tensor
-        In the order of the parameters, and of the names of the state.
-
-    Raises
-    ------
-    ConfigurationError
-        If it has made no step yet, or keeps no moments.
+        After its first step, in which torch creates the state, else it raises `ConfigurationError`;
+        also if it keeps no moments.
     """
     found, without = [], []
     for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):

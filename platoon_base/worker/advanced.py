@@ -25,13 +25,9 @@ __all__ = ["Advanced"]
 class Advanced:
     """The calls of a `Worker` for authors of adapters, as ``worker.advanced``.
 
-    Attributes
-    ----------
-    stop_votes : StopVotes
-        Votes to stop a part of the job, such as one of several trainings. Reading them costs a
-        memory access.
-    clock : PhaseClock
-        The time of this worker by phase.
+    ``stop_votes`` are votes to stop a part of the job, such as one of several trainings; reading
+    them costs a memory access. ``clock`` is the time of this worker by phase. See `Worker` for
+    timeouts.
     """
 
     def __init__(self, connection: Connection, sharing: Sharing) -> None:
@@ -65,10 +61,8 @@ class Advanced:
     ) -> None:
         """Like `Worker.sync_params`, on values that are about to become the parameters'.
 
-        Parameters
-        ----------
-        arrays : sequence of ndarray or GpuArray
-            C-contiguous, one for each shared parameter, with its shape and dtype; changed in place.
+        ``arrays`` are C-contiguous ndarrays or GpuArrays with the parameters' shapes and dtypes;
+        they are changed in place.
         """
         require_part(part)
         self._sharing.require_served().sync_arrays(arrays, synchronous, part, timeout_s)
@@ -85,17 +79,9 @@ class Advanced:
         Such a rule is ``DiLoCo(overlap=0.5)``. Call it for instance in the middle of the period;
         without a round under way it does nothing. The next `Worker.sync_params` and all calls that
         copy, average or release the center complete it too. Workers that may have made different
-        numbers of rounds each call it before a common evaluation: then all read the same center.
-
-        Parameters
-        ----------
-        arrays : sequence of ndarray, optional
-            Values that are about to become the parameters', as in `sync_arrays`; changed in place.
-
-        Raises
-        ------
-        CollectiveTimeoutError
-            If the other hosts' contributions did not arrive in time; the round is still under way.
+        numbers of rounds each call it before a common evaluation: then all read the same center. If
+        the other hosts' contributions do not arrive in time, it raises, and the round is still
+        under way. ``arrays`` are as in `sync_arrays`.
         """
         self._sharing.require_served().complete_round(timeout_s, arrays)
 
@@ -113,7 +99,8 @@ class Advanced:
         """Raise if the fingerprint differs from the first one sent under this name; does not wait.
 
         The controller keeps the first fingerprint of each name, so it compares late joiners and
-        restarted workers too. A call costs one request.
+        restarted workers too. `ConfigurationError` is raised only on the later worker. A call costs
+        one request.
 
         Parameters
         ----------
@@ -124,12 +111,6 @@ class Advanced:
             A short text that differs if the things differ. The error shows both.
         remedy : str
             Advice to the user: the last sentence of the error.
-
-        Raises
-        ------
-        ConfigurationError
-            If another worker has sent another fingerprint under this name; only on the later
-            worker.
         """
         self._connection.client.ask(msg.Same(name=name, fingerprint=fingerprint, remedy=remedy), msg.Done, timeout_s)
 
@@ -144,7 +125,8 @@ class Advanced:
         first one with these data. Data sets of one kind are numbered, so all workers must first
         pass them in the same order. Not compared are: data that draw random numbers when they are
         read, workers of a resumed job that continue from different positions, a single worker, and
-        workers that joined late or have left.
+        workers that joined late or have left. `ConfigurationError` is raised only on the later
+        worker.
 
         Parameters
         ----------
@@ -152,11 +134,6 @@ class Advanced:
             All the rows, not a shard.
         kind : str, optional
             A description of the data for the error. The default is the dtype and shape of a row.
-
-        Raises
-        ------
-        ConfigurationError
-            If the data differ; only on the later worker.
         """
         if self._connection.identity.size == 1 or self._connection.identity.late or not self._connection.open_here:
             return
@@ -207,14 +184,13 @@ class Advanced:
         name : str
             The same on every worker.
         arrays : sequence of ndarray
-            Of real dtypes; the same number and shapes on every worker.
+            Of real dtypes; the same number and shapes on every worker, else all raise
+            `LayoutMismatchError`.
         pairs : mapping of str to (sum, weight), optional
             Added in the same round trip; see `sum_pairs`.
         skips_late : bool
             Whether a late joiner that is not a participant yet gets its own values back, instead of
             waiting.
-        timeout_s : float
-            Bound on the wait for the others, and on that for each further 512 KiB.
 
         Returns
         -------
@@ -222,13 +198,6 @@ class Advanced:
             ``arrays``, new ones of float64 with the shapes given, ``pairs``, ``ranks`` that
             contributed, and ``stop``, the reason why the job stops; bitwise equal on every worker.
             The sums are in float64, in rank order.
-
-        Raises
-        ------
-        LayoutMismatchError
-            On every worker, if they passed different shapes; the message names them for each rank.
-        CollectiveTimeoutError
-            If some workers did not call it in time; the message names them.
         """
         return sum_arrays(self._connection.client, name, arrays, pairs, timeout_s, skips_late=skips_late)
 
@@ -269,19 +238,9 @@ class Advanced:
         """Form an NCCL group that sums memory of the workers' CUDA devices; a collective call.
 
         For adapters of frameworks whose compiled programs pass addresses of memory and a stream.
-
-        Parameters
-        ----------
-        ordinal : int
-            Number of the device on which this worker computes, as the driver counts.
-        timeout_s : float
-            Bound on the wait for the others, here and in each sum.
-
-        Returns
-        -------
-        DeviceAllReduce or None
-            None, on all workers, if NCCL cannot be used: two workers share a device, it is not
-            installed, or the world size is 1.
+        ``ordinal`` is the number of this worker's device, as the driver counts. It returns None, on
+        all workers, if NCCL cannot be used: two workers share a device, it is not installed, or the
+        world size is 1.
         """
         from platoon_base.worker.device_all_reduce import DeviceAllReduce
 
@@ -334,7 +293,7 @@ class Advanced:
         epoch_steps : int, optional
             Number of this worker's mini-batches in an epoch.
         last_epoch, last_step : int, optional
-            The number of the last epoch as `Worker.progress` will report it, and that of the last
+            The number of the last epoch, as `Worker.progress` reports it, and of the last
             mini-batch.
         limit : str, optional
             Another limit and how close training is to it, such as ``"patience 3/15"``.

@@ -14,10 +14,7 @@ _SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 50e-6, 5e-3
 
 
 class AdvisoryLock:
-    """A reentrant lock that one worker of the job holds at a time.
-
-    ``try_acquire`` must return whether this worker holds the lock now.
-    """
+    """A reentrant lock; ``try_acquire`` returns whether this worker holds the lock now."""
 
     def __init__(self, try_acquire: Callable[[], bool], release: Callable[[], None]) -> None:
         self._try_acquire = try_acquire
@@ -25,7 +22,6 @@ class AdvisoryLock:
         self._times = 0
 
     def acquire(self, timeout_s: float) -> None:
-        """Wait for the lock and acquire it; see `Worker.lock`."""
         # Counted before the wait: a signal handler must not release this call's lock.
         self._times += 1
         try:

@@ -102,7 +102,7 @@ def _term(state: State, value: Array, weight: float) -> Array:
 
 
 def _agreed(state: State, value: Array, result: Array) -> Array:
-    """Return a new value of a variable's dtype, from the mean or from the sum of the changes."""
+    """Return a variable's new value, in its dtype, from the mean or the sum of the changes."""
     if state.rule == "sum" and value.dtype.kind in "iu":
         changed: Array = state.base + result.astype(np.int64).astype(value.dtype)
         return changed
@@ -115,7 +115,6 @@ def _agreed(state: State, value: Array, result: Array) -> Array:
 
 
 def _reals(value: Array) -> Array:
-    """Return complex numbers as pairs of floats, and other arrays unchanged."""
     return value.reshape(-1).view(value.real.dtype) if value.dtype.kind == "c" else value
 
 

@@ -23,10 +23,7 @@ _PART = MAX_VECTOR_BYTES // VECTOR_ITEM_BYTES
 
 
 class Summed(NamedTuple):
-    """A sum over workers, the same on all of them.
-
-    ``ranks`` are those that contributed, ``stop`` the reason why the job stops, or an empty text.
-    """
+    """A sum over workers, the same on all; ``ranks`` contributed, ``stop`` is why the job stops."""
 
     arrays: list[Array]
     pairs: Pairs
@@ -43,11 +40,7 @@ def sum_arrays(
     *,
     skips_late: bool = False,
 ) -> Summed:
-    """Add arrays and pairs over all workers that still take part; see `Advanced.sum_arrays`.
-
-    Large arrays are sent in parts. If a worker leaves or dies between two parts, every worker sees
-    other ranks in the reply, and all start over.
-    """
+    """Add arrays and pairs over all workers that still take part; see `Advanced.sum_arrays`."""
     shapes, vector = _flatten(arrays)
 
     def add(title: str, pairs: Pairs, part: Array) -> Sums:
@@ -63,7 +56,7 @@ def sum_arrays(
         sums = [reply.vector]
         for number, part in enumerate(parts[1:], start=2):
             reply = add(f"{name}, part {number} of {len(parts)}", {}, part)
-            if reply.ranks != first.ranks:
+            if reply.ranks != first.ranks:  # All workers see it and start over.
                 break
             sums.append(reply.vector)
         else:

@@ -50,10 +50,7 @@ class Identity(NamedTuple):
 
 
 class BackEnds(NamedTuple):
-    """Factories of parts that are created at first use; a single worker has none of them.
-
-    ``checkpoint`` reads the checkpoint from which the job was resumed.
-    """
+    """Factories of parts that are created at first use; a single worker has none of them."""
 
     centers: Callable[[Parameters, Rule], CenterFactory] | None = None
     collectives: Callable[[ControlClient], CollectiveFactory] | None = None
@@ -148,12 +145,9 @@ class Connection:
         return self._arrays.nccl(ordinal, timeout_s)
 
     def require_same_mode(self, mode: str) -> None:
-        """Raise if another worker averages gradients and this one uses a rule, or the reverse.
-
-        The trainings of the same number are compared. Workers that joined late or were restarted
-        are not: they may have missed a training.
-        """
+        """Raise if another worker averages gradients and this one uses a rule, or the reverse."""
         self.trainings += 1  # Refused trainings count on all workers too.
+        # Workers that joined late or were restarted may have missed a training.
         if self.identity.size > 1 and not self.identity.late:
             name = f"the way in which training {self.trainings} keeps the models together"
             self.client.ask(msg.Same(name=name, fingerprint=mode, remedy=_SAME_MODE), msg.Done, DEFAULT_TIMEOUT_S)
@@ -186,7 +180,6 @@ class Connection:
             )
 
     def require_controller(self) -> None:
-        """Raise `WorkerLostError` if the controller is lost."""
         if self.stop_signal.is_set() and not self._controller_alive():
             self.require_open()  # Another thread may have closed it.
             raise WorkerLostError("the controller of this job is gone: stop, and start the job again")

@@ -22,9 +22,7 @@ _REMEDY = "gradients cannot be averaged on this device"
 class DeviceAllReduce:
     """All-reduce between one CUDA device of each worker, queued on the streams of a framework.
 
-    All calls return immediately; only `Fetched.values` waits for the device. ``timeout_s`` bounds
-    each wait for the other workers; ``compresses`` is whether sums with an `ErrorFeedback` are
-    compressed between hosts.
+    All calls return immediately; only `Fetched.values` waits for the device.
     """
 
     def __init__(self, group: Any, ordinal: int, timeout_s: float) -> None:

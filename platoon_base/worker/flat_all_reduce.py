@@ -17,10 +17,9 @@ __all__ = ["FlatAllReduce"]
 
 
 class FlatAllReduce:
-    """All-reduce of lists of arrays, in place, in one collective call for each dtype.
+    """All-reduce of lists of arrays, in place; use one object for each place of the program.
 
-    Arrays are copied into a flat buffer that is kept: use one object for each place of the program
-    that calls it. Large arrays on the host are combined without the copy.
+    It keeps a flat buffer and copies arrays into it, except large ones on the host.
     """
 
     def __init__(self, worker: Worker, timeout_s: float = DEFAULT_TIMEOUT_S, compress: bool = False) -> None:

@@ -31,7 +31,9 @@ class Worker:
 
     All calls that wait take ``timeout_s``, in seconds. ``PLATOON_TIMEOUT_S`` sets the default, 300,
     which also applies to waits within compiled functions. In collective calls the timeout starts
-    anew whenever a missing worker makes progress: a slow worker does not time out.
+    anew whenever a missing worker makes progress: a slow worker does not time out. They raise
+    `CollectiveTimeoutError`, which names the workers that did not call in time, and
+    `WorkerLostError` if the controller, or a worker that the call needs, is lost.
 
     Attributes
     ----------
@@ -43,10 +45,8 @@ class Worker:
         The device that the launcher assigned to this worker, such as ``"cpu"`` or ``"cuda0"``.
     late : bool
         Whether it joined a running job; then it takes no part in collective calls on arrays.
-    seed : int
-        The same on all workers.
-    shard_seed : int
-        Different on each worker, for instance for dropout.
+    seed, shard_seed : int
+        The same on all workers, and different on each worker, for instance for dropout.
     resume_at : Position
         The position at which to continue: that of this rank's latest synchronization after a
         restart (`platoon launch --max-restarts`) or a resume (``--resume``), else all zeros.
@@ -81,11 +81,9 @@ class Worker:
     ) -> None:
         """Share parameters with the other workers, before the first step and after loading weights.
 
-        The first worker's values become the center; all other workers copy the center. After
-        `release_shared_params` it may be called again, with other parameters and another rule.
-
-        While a launched worker is the only one, no rule changes its parameters: each
-        synchronization copies them to the center, until another worker joins.
+        The first worker's values become the center; all others copy it. After
+        `release_shared_params` it may be called again. While a launched worker is the only one, no
+        rule changes its parameters: each synchronization copies them to the center.
 
         Parameters
         ----------
@@ -100,8 +98,6 @@ class Worker:
         on_nonfinite : {"raise", "skip", "restore"}
             The reaction when a NaN or an infinity of this worker was kept out of the center: raise
             `NonFiniteError`, warn, or warn and copy the center to the parameters.
-        timeout_s : float
-            Bound on the wait for the worker that creates the center.
 
         Raises
         ------
@@ -127,8 +123,7 @@ class Worker:
     ) -> None:
         """Apply the rule once between the parameters and the center.
 
-        With an outer-step rule, such as `DiLoCo`, this is a collective call: it waits for all
-        workers.
+        With an outer-step rule, such as `DiLoCo`, this is a collective call.
 
         Parameters
         ----------
@@ -141,18 +136,11 @@ class Worker:
         whole : bool
             For outer-step rules: exchange all fragments and complete the round in this call, as
             before an evaluation.
-        timeout_s : float
-            Bound on the wait for the center, or for the other workers.
 
         Raises
         ------
         NonFiniteError
             If ``on_nonfinite="raise"`` and a value that is not finite was kept out of the center.
-        WorkerLostError
-            If the controller is lost.
-        CollectiveTimeoutError
-            If some workers did not synchronize in time, with an outer-step rule; the message names
-            them.
         """
         require_part(part)
         self._sharing.require_served().sync(synchronous, part, timeout_s, whole)
@@ -184,25 +172,23 @@ class Worker:
         synchronous: bool = True,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
-        """Change the center by a function instead of a rule.
+        """Change the center by a function, for equations that need several parameters together.
 
-        For equations that need several parameters together. Write all others as a `Rule`, which
-        several workers can apply simultaneously, to different stripes. All workers of a job must
-        synchronize in the same way.
+        Write all others as a `Rule`, which several workers can apply simultaneously, to different
+        stripes. All workers of a job must synchronize in the same way.
 
         Parameters
         ----------
         update : callable
             Changes a copy of the center, a list of one ndarray per parameter, in place. If it
-            raises, or a value is not finite afterwards, the center stays unchanged.
+            raises, or a value is not finite afterwards (`NonFiniteError`), the center stays
+            unchanged.
         synchronous : bool
             Whether to hold the job's advisory lock, see `lock`. Without it simultaneous updates may
             be lost.
 
         Raises
         ------
-        NonFiniteError
-            If a value would not be finite.
         ConfigurationError
             If the center is on devices, or the job runs on several hosts with a rule that waits.
         """
@@ -216,11 +202,6 @@ class Worker:
         mean, weighted by the hosts' numbers of workers; moments are not exchanged. With `GoSGD` all
         hosts agree on the workers' mean. With a rule that waits, it waits for the center of the
         latest round. Call it before evaluations, on all workers.
-
-        Raises
-        ------
-        CollectiveTimeoutError
-            If some workers did not call it in time, or other hosts could not be reached.
         """
         self._connection.require_open()
         if self._sharing.current is not None:
@@ -242,7 +223,7 @@ class Worker:
     # Collective calls: every worker makes them, in the same order.
 
     def barrier(self, name: str = "barrier", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Wait until every participant has made this call, else raise `CollectiveTimeoutError`."""
+        """Wait until every participant has made this call."""
         self._connection.client.wait_for_all(msg.Barrier(name=name, timeout_s=timeout_s), msg.Met)
 
     def agree_to_stop(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
@@ -256,23 +237,13 @@ class Worker:
     def reduce_metrics(
         self, pairs: Mapping[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> dict[str, float]:
-        """Average over all workers: the sum of the sums divided by the sum of the weights.
+        """Return the mean of each name over all workers: sum of the sums / sum of the weights.
 
         Parameters
         ----------
         pairs : mapping of str to (sum, weight)
             The weighted sum of this worker's values and the sum of its weights, usually a number of
-            samples.
-
-        Returns
-        -------
-        dict of str to float
-            The mean of each name over all workers; NaN where all weights are 0.
-
-        Raises
-        ------
-        CollectiveTimeoutError
-            If some workers did not call it within ``timeout_s``; the message names them.
+            samples. The mean is NaN where all weights are 0.
         """
         plain = {name: (float(total), float(weight)) for name, (total, weight) in pairs.items()}
         return means(self.advanced.sum_pairs("reduce_metrics", plain, timeout_s=timeout_s)[0])
@@ -280,27 +251,18 @@ class Worker:
     def gather(self, value: Any, *, name: str = "gather", timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Any]:
         """Return the values of all workers, ordered by rank, the same list on every worker.
 
-        A collective call: it waits for every participant. Workers that left or died have no value
-        in the list; to identify the sender, include the rank: ``gather([worker.global_rank,
-        loss])``. This call makes a late joiner a participant: it waits for the others, and they
-        wait for it from then on.
+        A collective call. Workers that left or died have no value in the list; to identify the
+        sender, include the rank: ``gather([worker.global_rank, loss])``. This call makes a late
+        joiner a participant: it waits for the others, and they wait for it from then on.
 
         Parameters
         ----------
         value : plain data: None, bool, int, float, str, bytes, list, dict
-            At most 2048 bytes once encoded. A tuple arrives as a list, a NumPy scalar or 0-d array
+            At most 2048 bytes once encoded, else it raises `ConfigurationError`; `ProtocolError`
+            for other types, such as arrays. A tuple arrives as a list, a NumPy scalar or 0-d array
             as the number.
         name : str
             The same on every worker. Calls with different names are separate.
-
-        Raises
-        ------
-        ConfigurationError
-            If the value is too large; raised before the call waits.
-        ProtocolError
-            If it is not plain data; an array is not.
-        CollectiveTimeoutError
-            If some workers did not call it within ``timeout_s``; the message names them.
         """
         return self._connection.client.gather(name, value, timeout_s)
 
@@ -336,13 +298,6 @@ class Worker:
         array
             ``dest`` or a new array, bitwise equal on every worker. Work that is queued afterwards
             can use an array on a device; for a tensor, work on torch's current stream.
-
-        Raises
-        ------
-        WorkerLostError
-            If a worker left or died before it made this call.
-        CollectiveTimeoutError
-            If some worker did not make it in time.
         """
         with self._connection.progress.clock.phase(COLLECTIVE):
             return self._connection.group(array, timeout_s).all_reduce(
@@ -350,14 +305,9 @@ class Worker:
             )
 
     def broadcast(self, arrays: Sequence[Any], root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Copy the arrays of one worker into those of all others.
+        """Copy the arrays of one worker, in place, into those of all others.
 
-        Parameters
-        ----------
-        arrays : sequence of ndarray, GpuArray or torch.Tensor
-            Changed in place.
-        root : int
-            Index of the source among the participants, 0 for the lowest rank.
+        ``root`` is the index of the source among the participants, 0 for the lowest rank.
         """
         self._connection.require_open()
         if hasattr(arrays, "dtype"):
@@ -452,12 +402,11 @@ class Worker:
         """Store a value with the controller; after a restart or a resume `take_kept` returns it.
 
         For values that are not in the center: a scheduler's state, the best result, a random state.
-        The next checkpoint includes it. A call costs one request.
+        The next checkpoint includes it; a later value of this name replaces it. A call costs one
+        request.
 
         Parameters
         ----------
-        name : str
-            A later value of this name replaces it.
         value : plain data: None, bool, int, float, str, bytes, list, dict
             All values of one rank together may take up to 256 KiB.
         """
@@ -499,11 +448,8 @@ class Worker:
         """Vote for the end of the job; `should_stop` turns true everywhere if the votes suffice.
 
         A signal handler may call `request_stop`, `report` and `keep`, whichever call it interrupts.
-
-        Parameters
-        ----------
-        policy : {"any", "all", "leader"}
-            Which votes suffice: any one, those of all workers, or that of the lowest rank present.
+        ``policy`` is which votes suffice: "any" one, "all" workers', or the "leader"'s, the lowest
+        rank present.
         """
         require_policy(policy)
         self._connection.client.ask(msg.StopVote(reason=reason, policy=policy), msg.Done, timeout_s)
@@ -511,13 +457,9 @@ class Worker:
     # The user's own requests.
 
     def send_req(self, req: str, info: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Send a request to the user's own controller; return its answer, plain data as well.
+        """Send plain data to the user's own controller, as `keep` takes it; return its answer.
 
-        Parameters
-        ----------
-        req : str
-            Names that begin with ``platoon-`` are reserved.
-        info : plain data: None, bool, int, float, str, bytes, list, dict
+        Names ``req`` that begin with ``platoon-`` are reserved.
         """
         return self._connection.client.ask(msg.UserRequest(req=req, info=info), msg.UserReply, timeout_s).answer
 
@@ -525,12 +467,8 @@ class Worker:
         """Acquire the job's advisory lock; it is released when its holder dies.
 
         The lock is reentrant: a worker, and a signal handler in it, may acquire it several times,
-        and must call `unlock` as often.
-
-        Raises
-        ------
-        CollectiveTimeoutError
-            If another worker held it for ``timeout_s``; 0 tries once.
+        and must call `unlock` as often. `CollectiveTimeoutError` if another worker held it for
+        ``timeout_s``; 0 tries once.
         """
         self._connection.require_open()
         # The turn comes before the lock: otherwise two workers could each hold one of them.
@@ -560,13 +498,9 @@ class Worker:
 
         Afterwards `should_stop`, `stop_reason` and `Advanced.stop_votes` keep their last values;
         all other calls that need the job raise `ConfigurationError`. Calls in progress in other
-        threads raise.
-
-        Parameters
-        ----------
-        failed : bool
-            Whether the controller counts this worker as lost once the process has ended, as if it
-            had been killed; for processes whose exit status the launcher does not see.
+        threads raise. With ``failed`` the controller counts this worker as lost once the process
+        has ended, as if it had been killed; for processes whose exit status the launcher does not
+        see.
         """
         self._connection.close(self._sharing.complete_quietly, self._release_all, failed)
 

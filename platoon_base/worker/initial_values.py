@@ -29,17 +29,11 @@ class Variable(Protocol):
     """A variable with the methods of Theano's shared variables."""
 
     @property
-    def name(self) -> str | None:
-        """The name in errors."""
-        ...
+    def name(self) -> str | None: ...
 
-    def get_value(self, borrow: bool = False) -> Any:
-        """Return the value; with ``borrow`` its memory itself, where that is possible."""
-        ...
+    def get_value(self, borrow: bool = False) -> Any: ...
 
-    def set_value(self, value: Any) -> None:
-        """Change the value."""
-        ...
+    def set_value(self, value: Any) -> None: ...
 
 
 def copy_first_values(
@@ -94,10 +88,7 @@ def copy_to_those_left(
 def copy_values(
     variables: Sequence[Variable], worker: Worker, root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> None:
-    """Copy one worker's values, bit for bit, to all others; a call of all launched workers.
-
-    It does not check that the variables have the same order, shapes and dtypes on every worker.
-    """
+    """Copy one worker's values, bit for bit, to all others; layouts are not checked."""
     for variable in variables:
         array = np.array(variable.get_value(borrow=True), order="C")
         if array.dtype.name in DTYPES:
@@ -147,10 +138,7 @@ def start_together(params: Iterable[Any], worker: Worker, settings: str = "") ->
 def require_same_layout(
     layout: Layout, worker: Worker, settings: str = "", *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> None:
-    """Raise `LayoutMismatchError` on every worker if layouts or settings differ; a collective call.
-
-    If they are equal, it costs one all-gather of 32 bytes.
-    """
+    """Raise `LayoutMismatchError` on every worker if layouts or settings differ."""
     fingerprint = hashlib.sha256(layout.fingerprint + to_bytes(settings)).digest()
     prints = worker.all_gather(np.frombuffer(fingerprint, np.uint8), timeout_s=timeout_s)
     if (prints == prints[0]).all():

@@ -26,7 +26,6 @@ class ProgressRow:
         self._awaited: tuple[tuple[int, int, int], Callable[[], bool]] | None = None
 
     def add(self, steps: int, epoch: int | None, loss: float | None) -> None:
-        """Record steps; see `Worker.progress`."""
         self.mark_made()
         if not steps and epoch is None and loss is None:
             if self._started[0]:
@@ -90,12 +89,10 @@ class ProgressRow:
 
     @property
     def steps(self) -> int:
-        """Number of steps so far."""
         return int(self.row["steps"])
 
     @property
     def position(self) -> tuple[int, int, int]:
-        """The epoch, the steps within it, and all steps."""
         return position_of(self.row)
 
     def count_sync(

@@ -38,14 +38,11 @@ log = logging.getLogger(__name__)
 
 
 class _Sent(NamedTuple):
-    """A round that this worker has contributed to, and whose center it has not copied yet.
-
-    ``on_center(number, began)`` is called after the copy, still within the turn: a checkpoint must
-    be consistent.
-    """
+    """A round to which this worker has contributed, and whose center it has not copied yet."""
 
     number: int
     rule: OuterRule
+    # Called after the copy, still within the turn: a checkpoint must be consistent.
     on_center: Callable[[int, float], None]
 
 
@@ -80,7 +77,6 @@ class WorkerRounds:
 
     @property
     def under_way(self) -> bool:
-        """Whether there is a round to `complete`."""
         return self._sent is not None
 
     def make(
@@ -149,10 +145,7 @@ class WorkerRounds:
         copy_all(self._values.of(fragment.layout), cut(arrays, fragment.pieces))
 
     def complete(self, arrays: Sequence[Array], timeout_s: float) -> NonFiniteElement | None:
-        """Set ``arrays`` to the center of the round under way plus their progress since it began.
-
-        If it raises, the round is still under way.
-        """
+        """Set ``arrays`` to the new center plus their progress; if it raises, call it again."""
         sent = self._sent
         if sent is None:
             return None
@@ -181,8 +174,6 @@ def _all_steps(position: tuple[int, int, int]) -> int:
 
 
 class _Memory:
-    """Memory for the pieces of one fragment at a time."""
-
     def __init__(self) -> None:
         self._buffer: Array = np.empty(0, np.uint8)
 
@@ -205,10 +196,7 @@ def _go_on(array: Array, new: Array, sent: Array) -> None:
 
 
 def await_latest_round(client: ControlClient, center: HostsRounds, timeout_s: float) -> None:
-    """Wait until the centers of all hosts are that of the latest round; a collective call.
-
-    A host whose workers had no part in a round gets its center from another one after the round.
-    """
+    """Wait until the centers of all hosts are that of the latest round; a collective call."""
     began = None
     while True:
         compared = client.wait_for_all(msg.RoundsMade(number=center.made, timeout_s=timeout_s), msg.RoundsCompared)

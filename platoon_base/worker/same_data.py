@@ -27,14 +27,11 @@ class DataId(NamedTuple):
 
 
 class DataSeen:
-    """Numbers the data sets of each kind that a worker has divided, by their first use.
-
-    Workers of a resumed job may resume at different positions and use other data first. The names
-    therefore include the position: only workers that resumed at the same one are compared.
-    """
+    """Numbers the data sets of each kind that a worker has divided, by their first use."""
 
     def __init__(self, resumed_at: Position = START) -> None:
         self._seen: dict[str, set[str]] = {}
+        # Workers of a resumed job may use other data first: only equal positions are compared.
         position = f" from epoch {resumed_at.epoch}, mini-batch {resumed_at.epoch_steps} on"
         self._position = "" if resumed_at == START else position
 

@@ -63,7 +63,6 @@ class SharedParameters:
     """Parameters, their rule and their center; a single worker has none, so calls do nothing.
 
     The first ``watched`` parameters are trained; the others are moments, which warnings ignore.
-    Defaults that depend on the number of workers are set at each synchronization.
     """
 
     def __init__(
@@ -316,7 +315,6 @@ class SharedParameters:
             self._progress.count_sync(began, True)
 
     def _rule_for(self, num_live: int) -> Any:
-        """Return the rule with the defaults for this number of workers and this synchronization."""
         workers = max(_MIN_WORKERS, num_live), max(_MIN_WORKERS, self._connection.num_live[1])
         if workers != self._workers:
             self._workers, self._rule = workers, _resolved(self._given, workers)
@@ -418,7 +416,6 @@ class SharedParameters:
                 self._unlink()
 
     def close(self) -> None:
-        """Release the center; a second call does nothing."""
         self._connection.finish_queued = lambda: None
         if self.center is not None:
             self.center.close()
@@ -438,7 +435,6 @@ class SharedParameters:
         return arrays
 
     def _borrow_as_shared(self) -> Sequence[Any]:
-        """Return the values; raise if their shapes or dtypes have changed."""
         arrays = self._borrow()
         self._layout.require(arrays, self.center)
         return arrays
@@ -473,17 +469,14 @@ def _finish_in(thread: int, finish: Callable[[], None]) -> None:
 
 @contextlib.contextmanager
 def _on_host(arrays: Sequence[Any], center: Center) -> Iterator[Sequence[Any]]:
-    """Yield the arrays as C-contiguous ndarrays, and copy them back; on devices, unchanged.
-
-    They are copied back after an error as well: a round may have been completed by then.
-    """
+    """Yield the arrays as C-contiguous ndarrays; on devices, unchanged."""
     if center.on_device:
         yield arrays
         return
     taken = [np.asarray(array, order="C") for array in arrays]
     try:
         yield taken
-    finally:
+    finally:  # Also after an error: a round may have been completed by then.
         for array, values in zip(arrays, taken):
             if array is not values:
                 assign(array, values)
@@ -560,7 +553,6 @@ def share(
 
 
 def require_on_nonfinite(choice: Any) -> None:
-    """Raise `ConfigurationError` unless ``choice`` is one of `ON_NONFINITE`."""
     if choice not in ON_NONFINITE:
         raise ConfigurationError(f"got on_nonfinite={choice!r}: it must be one of {', '.join(ON_NONFINITE)}")
 

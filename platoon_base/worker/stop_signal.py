@@ -16,10 +16,7 @@ _POLL_INTERVAL_S = 0.5
 
 
 class StopSignal:
-    """Whether the job is to stop: because its stop flag is set, or because its controller is lost.
-
-    ``controller_alive`` is called at most every half second.
-    """
+    """Whether the job is to stop: its stop flag is set, or its controller is lost."""
 
     def __init__(self, job_state: JobState, rank: int, controller_alive: Callable[[], bool]) -> None:
         self._job_state = job_state
@@ -29,7 +26,6 @@ class StopSignal:
         self._closed = False
 
     def is_set(self) -> bool:
-        """Return whether the job is to stop; see `Worker.should_stop`."""
         if self._job_state.stopping:
             return True
         now = time.monotonic()
@@ -45,7 +41,6 @@ class StopSignal:
 
     @property
     def reason(self) -> str:
-        """Why the job stops; empty while it does not."""
         return self._job_state.stop_reason
 
     def close(self) -> None:

@@ -24,8 +24,6 @@ class Spans(msgspec.Struct):
 
 
 class SpanRecorder:
-    """Keeps the latest `MOST_SPANS` spans of a worker."""
-
     def __init__(self, folder: str | os.PathLike[str], rank: int) -> None:
         self._rank, self._path = rank, Path(folder) / f"rank{rank}-{os.getpid()}.json"
         self._spans: collections.deque[tuple[int, float, float]] = collections.deque(maxlen=MOST_SPANS)

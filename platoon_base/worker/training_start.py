@@ -35,16 +35,12 @@ def start_training(
     1. It raises `ConfigurationError` on a worker that joined late.
     2. The workers wait for each other, and depend on each other from then on, see `Advanced.meet`.
     3. ``once_met`` is called with the ranks, for the adapter's own collective comparisons.
-    4. The first worker's ``values`` are copied to all others. Before that, every worker raises
-       `LayoutMismatchError` if shapes or ``settings`` differ.
-    5. It raises if some workers average gradients and others use a rule. With a rule, the
-       ``parameters`` are shared; those not in ``values`` start from the first worker that shares
-       them.
+    4. The first worker's ``values`` are copied to all others, if shapes and ``settings`` are equal.
+    5. With a rule, the ``parameters`` are shared; else gradients are averaged. All must agree.
     6. A barrier: no worker changes the center before all have copied it.
     7. The next vote to stop is opened, see `Advanced.stop_votes`.
 
-    ``name`` is the same on all workers, such as ``"main loop 2"``; ``loop`` is the framework's word
-    for a training in the error about a late worker. A ``rule`` of None averages gradients.
+    ``name`` is the same on all workers; ``loop`` is the framework's word for a training.
     """
     if worker.late:
         raise ConfigurationError(

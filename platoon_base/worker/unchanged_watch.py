@@ -16,13 +16,10 @@ _MOST_NAMES = 10
 
 
 class UnchangedWatch:
-    """Compares checksums of parameters until each has changed once; after that it costs nothing.
-
-    It warns after ``patience`` synchronizations: two without a step between them, as at the end of
-    an epoch, are no evidence. Parameters with an index in ``frozen`` are not watched.
-    """
+    """Compares checksums of parameters until each has changed once."""
 
     def __init__(self, names: Sequence[str], rank: int, patience: int = 3, frozen: Collection[int] = ()) -> None:
+        # Two synchronizations without a step between them, as at an epoch's end, are no evidence.
         self._names, self._patience = list(names), patience
         self._rank = rank
         self._sums: dict[int, int] = {}
