@@ -21,8 +21,8 @@ _FORCE_EVERY_BYTES = 1 << 26
 
 
 class _SteadyFile(io.FileIO):
-    """A file that is flushed while it is written: ``count(size_bytes)`` reports safe bytes, closing
-    is fast.
+    """A file that is flushed at intervals, so that closing it is fast; ``count`` gets written
+    bytes.
     """
 
     def __init__(self, path: Path, count: Callable[[int], None]) -> None:
@@ -49,8 +49,7 @@ def write_arrays(
 ) -> None:
     """Write a file under a temporary name, flush it to the disk and rename it; on errors remove it.
 
-    The temporary name starts with ``unfinished``; the rest is random, so that no other process can
-    place a link there. ``count`` is called with the bytes of each write.
+    The name has a random part: no other process can place a link there.
     """
     other = path.with_name(f"{unfinished}-{os.urandom(8).hex()}.npz")
     try:

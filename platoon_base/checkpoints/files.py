@@ -250,7 +250,6 @@ class CheckpointFolder:
         self.residual_keys = self._read_residual_keys()  # None if one could not be read.
 
     def numbers(self) -> list[int]:
-        """Return the numbers of the checkpoints in the folder, the newest last."""
         found = (_NAME.fullmatch(name) for name in os.listdir(self.path))
         return sorted(int(match[1]) for match in found if match)
 
@@ -258,11 +257,7 @@ class CheckpointFolder:
         return self.path / f"checkpoint-{number:08d}.npz"
 
     def newest(self) -> tuple[Path, About] | None:
-        """Return the newest whole checkpoint, which is read for that; None if the folder has none.
-
-        It raises `ConfigurationError` if all are damaged, or the newest readable one has another
-        format.
-        """
+        """Return the newest whole checkpoint, or None; raise if all are damaged."""
         damaged: dict[Path, ConfigurationError] = {}
         for number in reversed(self.numbers()):
             path = self.file(number)
@@ -298,7 +293,7 @@ class CheckpointFolder:
         self._require_there()
         numbers = self.numbers()
         path = self.file(numbers[-1] + 1 if numbers else 1)
-        self._remove_unfinished()
+        self._remove_unfinished()  # Only dead jobs have left some: this one holds the lock.
         write_arrays(path, _UNFINISHED, msgspec.json.encode(checkpoint.about), _arrays(checkpoint), self._count)
         os.fsync(self._lock.fd)
         for number in numbers[: 1 - KEPT_FILES]:
@@ -326,7 +321,6 @@ class CheckpointFolder:
         return [each.key for each in found if each is not None and each.key]
 
     def _remove_unfinished(self) -> None:
-        """Remove unfinished files of dead jobs; the caller holds the folder's lock."""
         for name in os.listdir(self.path):
             if name.startswith(_UNFINISHED):
                 with contextlib.suppress(OSError):  # Another user may own it.

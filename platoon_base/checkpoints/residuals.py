@@ -58,12 +58,9 @@ def residual_path(folder: str | os.PathLike[str], host: int, key: str) -> Path:
 
 
 def prune(folder: Path, is_kept: Callable[[str], bool], of_host: Callable[[int], bool] = lambda host: True) -> None:
-    """Remove the residuals of some hosts whose key is not kept; errors are ignored.
-
-    ``is_kept(key)`` is called after the folder is read: a key may be published before its file
-    exists.
-    """
+    """Remove the residuals of some hosts whose key is not kept; errors are ignored."""
     with contextlib.suppress(OSError):
+        # Keys are checked after the listing: they are published before their files exist.
         for name in os.listdir(folder):
             match = _NAME.fullmatch(name)
             if match and not is_kept(match[2]) and of_host(int(match[1])):

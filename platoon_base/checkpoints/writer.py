@@ -1,6 +1,4 @@
-"""Writes the checkpoints of a running job in a thread of the controller: periodically and at the
-end.
-"""
+"""Writes the checkpoints of a running job in a thread of the controller."""
 
 from __future__ import annotations
 
@@ -45,12 +43,9 @@ class Saving(NamedTuple):
 
 
 class Readable(Protocol):
-    """A handle of a center for the controller, which saves it and takes no part in the training.
+    """A handle of a center for the controller, which saves it and takes no part in the training."""
 
-    ``has_hosts_rounds`` is whether the workers of several hosts change the center in rounds.
-    """
-
-    has_hosts_rounds: bool
+    has_hosts_rounds: bool  # Whether the workers of several hosts change the center in rounds.
 
     def snapshot(
         self, may_wait: bool, publish: Callable[[int, int], object] | None = None
@@ -86,7 +81,6 @@ class StallTimer:
         self._since = 0.0
 
     def over(self, now: float, progress: int) -> bool:
-        """Return whether ``progress``, a growing number, has not changed within the limit."""
         if progress != self._progress:
             self._progress, self._since = progress, now
         return now - self._since > self._limit_s
@@ -101,12 +95,10 @@ class CheckpointWriter:
 
     The first one is due as soon as there is a center, so that a failure is known before the
     training begins. The handle of the center stays open: it can be read after its name is removed.
-    ``resumed`` is whether the newest checkpoint has a center already. ``moments`` has the saved
-    centers of compressed rounds on several hosts; each is added before a worker of this host can
-    make another round.
     """
 
     def __init__(self, saving: Saving, watch_center: Callable[[Layout], Readable], resumed: bool = False) -> None:
+        # With compressed rounds: each is added before a worker of this host can make another round.
         self.moments: queue.SimpleQueue[Moment] = queue.SimpleQueue()
         self._saving = saving
         self._watch_center = watch_center
@@ -124,9 +116,7 @@ class CheckpointWriter:
         self.next_due = time.monotonic() + saving.every_s
 
     def due(self, now: float, layout: Layout | None) -> bool:
-        """Return whether a checkpoint is due: by the period, or because parameters were just
-        shared.
-        """
+        """Return whether a checkpoint is due: by the period, or because of a new center."""
         if layout is not None and not self._over:
             # The later read reports the error.
             with contextlib.suppress(OSError, *_SKIPPED_ERRORS):
@@ -235,7 +225,6 @@ class CheckpointWriter:
         return False
 
     def is_stalled(self, now: float) -> bool:
-        """Return whether the writing has made no progress for `STALL_TIMEOUT_S`."""
         return self.writing and self._stall_timer.over(now, self._began_writing + self._saving.folder.written_bytes)
 
     def give_up(self, why: str) -> None:
@@ -306,6 +295,5 @@ class CheckpointWriter:
             center.close()
 
     def close(self) -> None:
-        """Release the center, unless it is still being read."""
         if not self.writing:
             self._release_center()

@@ -67,7 +67,7 @@ class CenterMade(NamedTuple):
 
 
 class CenterSource(NamedTuple):
-    """All centers start with this host's values; ``why`` they do not with those of host 0."""
+    """All centers start with this host's values; ``why`` is the reason against host 0."""
 
     host: int
     why: str

@@ -16,10 +16,9 @@ __all__ = ["Budget", "BudgetWatch", "Order", "Spent"]
 class Budget(NamedTuple):
     """The most that a run may spend; times are in seconds.
 
-    At ``limits``, mini-batches per worker on average and training time, the workers are asked to
-    stop, and ``overtime_s`` later those that still run get signals; so do all after ``run_s`` of
-    the whole run. ``verdict`` returns why to stop before the limits, or an empty text; it is called
-    often.
+    At ``limits`` the workers are asked to stop, and ``overtime_s`` later those that still run get
+    signals; so do all after ``run_s``. ``verdict`` returns a reason to stop earlier, or an empty
+    text.
     """
 
     limits: Limits

@@ -51,14 +51,12 @@ class CenterElection:
     own center. That of host 0 is ready when it is created, those of other hosts once they have its
     values, see `filled`. If no worker of host 0 can create one, the lowest host with a center is
     the source.
-
-    ``dropped`` counts released centers; ``resumes``: the next center is created from the
-    checkpoint; ``saved``: checkpoints need a center of host 0; ``round_before``: the latest round
-    before it.
     """
 
     def __init__(self, roster: Roster) -> None:
+        # The number of released centers, and the latest round before the next center.
         self.dropped = self.round_before = 0
+        # The next center is created from the checkpoint; checkpoints need a center of host 0.
         self.resumes = self.saved = False
         self._roster = roster
         self._centers: dict[int, _Center] = {}  # The key is the host.

@@ -14,8 +14,6 @@ __all__ = ["Terms", "drops_center", "invalid", "mismatch", "reply_to", "terms_of
 
 
 class Terms(NamedTuple):
-    """The terms of a collective call."""
-
     skips_late: bool = False  # A late joiner that is no participant yet gets an answer immediately.
     launched_only: bool = False  # The call does not wait for late joiners.
     binds: bool = False  # A lost participant cannot be restarted alone from now on.

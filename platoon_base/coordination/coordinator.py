@@ -49,7 +49,7 @@ class Coordinator:
         self._poll = StopPoll(self.story)
         self._records = Records()
         self.lost_hosts: set[int] = set()
-        self._lock_holder: int | None = None  # Only on several hosts; one host uses a file lock.
+        self._lock_holder: int | None = None  # Only on several hosts; on one the kernel has it.
 
     def restore_earlier_job(
         self,
@@ -103,7 +103,6 @@ class Coordinator:
         self.roster.readmit(rank, resume_at, self._election.dropped, why)
 
     def center_filled(self, host: int) -> list[Action]:
-        """Record that a host's center has the values that all hosts start with."""
         return self._election.filled(host)
 
     def host_lost(self, host: int, why: str = "") -> list[Action]:
@@ -144,7 +143,6 @@ class Coordinator:
 
     @property
     def stop_reason(self) -> str | None:
-        """The reason why the job stops; None while it does not."""
         return self._poll.reason
 
     @property
@@ -247,7 +245,6 @@ class Coordinator:
         return actions
 
     def _complete(self, complete: Complete) -> list[Action]:
-        """Answer all participants of a collective call."""
         requesters, calls, binds = complete
         actions: list[Action] = []
         problem = mismatch(calls)

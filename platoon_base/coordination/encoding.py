@@ -107,13 +107,11 @@ def decode_value(data: bytes) -> Any:
 
 
 def decode_request(data: bytes) -> Request:
-    """Decode a request of a worker; raise `ProtocolError` if it is invalid."""
     request: Request = _decode(_requests, data)
     return request
 
 
 def decode_reply(data: bytes) -> Reply:
-    """Decode a reply of the controller; raise `ProtocolError` if it is invalid."""
     reply: Reply = _decode(_replies, data)
     return reply
 

@@ -116,20 +116,14 @@ class InitCenter(Message, frozen=True, kw_only=True, tag="init-center"):
 
 
 class CenterReady(Message, frozen=True, kw_only=True, tag="center-ready"):
-    """The worker that was asked to create the center has done so, or failed."""
-
     error: str = ""
 
 
 class CollectiveCall(Message, frozen=True, kw_only=True):
-    """Base of the calls of all workers; answered once all have called, or after ``timeout_s``.
-
-    When it is repeated after `AskAgain`, ``patience_s`` bounds the time without progress of a
-    missing rank.
-    """
+    """Base of the calls of all workers; answered once all have called, or after ``timeout_s``."""
 
     timeout_s: float
-    patience_s: float = 0.0
+    patience_s: float = 0.0  # After `AskAgain`: how long a missing rank may make no progress.
 
     @property
     def title(self) -> str:
@@ -145,9 +139,7 @@ class _NamedCall(CollectiveCall, frozen=True, kw_only=True):
 
 
 class Sum(_NamedCall, frozen=True, kw_only=True, tag="sum"):
-    """Pairs and arrays to add; ``vector`` is little-endian float64, ``shapes`` are equal on all
-    workers.
-    """
+    """Pairs to add, and little-endian float64; ``shapes`` must be equal on all workers."""
 
     pairs: dict[str, tuple[float, float]] = {}
     vector: Annotated[bytes, msgspec.Meta(max_length=MAX_VECTOR_BYTES)] = b""
@@ -248,8 +240,6 @@ class StopVote(Message, frozen=True, kw_only=True, tag="stop-vote"):
 
 
 class Keep(Message, frozen=True, kw_only=True, tag="keep"):
-    """A value, encoded, for the next process of this rank."""
-
     name: Annotated[str, msgspec.Meta(max_length=256)]
     value: Annotated[bytes, msgspec.Meta(max_length=MAX_KEPT_BYTES)]
 
@@ -312,8 +302,6 @@ class EndJob(Message, frozen=True, kw_only=True, tag="end-job"):
 
 
 class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker as watchers see it; ``progress`` is in the order of the job's state."""
-
     rank: int
     phase: Annotated[int, msgspec.Meta(ge=0, le=7)]
     launched: bool
@@ -348,13 +336,11 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
 
 
 class CenterRole(Message, frozen=True, kw_only=True, tag="center-role"):
-    """Create the center or attach to it; ``resume``: from the checkpoint; ``round``: the latest
-    before it.
-    """
+    """Create the center or attach to it; ``resume``: from the checkpoint of the job."""
 
     create: bool
     resume: bool = False
-    round: int = 0
+    round: int = 0  # The latest round before the center.
 
 
 class CollectiveReply(Message, frozen=True, kw_only=True):

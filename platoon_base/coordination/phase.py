@@ -31,12 +31,10 @@ class Phase(enum.IntEnum):
 
     @property
     def left(self) -> bool:
-        """Whether the worker has left normally."""
         return self in (Phase.LEFT, Phase.LEFT_LATE)
 
     @property
     def present(self) -> bool:
-        """Whether the worker has joined and is not gone."""
         return self in _PRESENT
 
     @property

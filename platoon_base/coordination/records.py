@@ -25,7 +25,6 @@ class Records:
         return msg.Done()
 
     def compare(self, request: msg.Same, rank: int) -> msg.Reply:
-        """Refuse a fingerprint that differs from the first one of its name."""
         if request.name not in self._fingerprints and len(self._fingerprints) >= msg.MAX_FINGERPRINTS:
             del self._fingerprints[next(iter(self._fingerprints))]
         first, giver = self._fingerprints.setdefault(request.name, (request.fingerprint, rank))

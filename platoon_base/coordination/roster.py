@@ -33,8 +33,6 @@ def divided_peer(peer: bytes) -> tuple[int, bytes]:
 
 @dataclass
 class Participant:
-    """One rank of the job."""
-
     rank: int
     launched: bool  # False for late joiners and restarted ranks.
     phase: Phase = Phase.EXPECTED
@@ -47,7 +45,7 @@ class Participant:
     local_rank: int = 0
     resume_at: Position = START
     kept: dict[str, bytes] = field(default_factory=dict)
-    # The number of dropped centers at a restart: the worker was restarted for the next center.
+    # The number of dropped centers at a restart: it may share only the center of that time.
     for_center: int | None = None
     ended: bool = False  # The process has ended; it leaves the job shortly before.
 
@@ -111,7 +109,6 @@ class Roster(Mapping[int, Participant]):
 
     @property
     def num_live(self) -> int:
-        """Number of workers that take part or are expected."""
         if self._num_live is None:
             self._num_live = sum(not participant.phase.gone for participant in self._participants.values())
         return self._num_live
@@ -158,9 +155,7 @@ class Roster(Mapping[int, Participant]):
         return [rank for rank, participant in self._participants.items() if participant.phase is Phase.LOST]
 
     def move(self, participant: Participant, event: Event, why: str = "") -> None:
-        """Apply an event to a participant's phase and record it; ignore invalid ones, but raise in
-        tests.
-        """
+        """Apply an event to a participant's phase and record it; raise if invalid, only in tests."""
         before = participant.phase
         after = TRANSITIONS[event].get(before)
         if after is None:
@@ -173,7 +168,6 @@ class Roster(Mapping[int, Participant]):
             self.story.add("rank", [participant.rank], before.label, after.label, why)
 
     def of_peer(self, peer: bytes) -> Participant | None:
-        """Return the participant on this connection; None if it has not joined or is gone."""
         return self._by_peer.get(peer)
 
     def restore_earlier_job(self, positions: Mapping[int, Position], kept: Mapping[int, dict[str, bytes]]) -> None:
@@ -284,7 +278,6 @@ class Roster(Mapping[int, Participant]):
             self._forget()
 
     def mark_absent(self, ranks: Iterable[int]) -> None:
-        """Record that these ranks are elsewhere in the script: calls no longer wait for them."""
         for rank in ranks:
             self.move(self[rank], Event.PART)
         self._forget()

@@ -34,7 +34,6 @@ class StopPoll:
         return None
 
     def decide(self, reason: str) -> list[Action]:
-        """Stop the job without a vote, unless it stops already."""
         if self.reason is not None:
             return []
         self.reason = reason[:_MAX_REASON]

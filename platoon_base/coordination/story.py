@@ -77,9 +77,7 @@ class Story:
         return kept
 
     def tail(self, ranks: Collection[int], hosts: Collection[int] = ()) -> str:
-        """Return lines for the end of an error: the latest changes of these ranks, hosts and the
-        job.
-        """
+        """Return lines for the end of an error: the latest changes of these ranks and hosts."""
         found = [entry for entry in self._kept if entry.concerns(ranks, hosts)][-_LAST:]
         if not found:
             return ""

@@ -124,7 +124,6 @@ _ARRAY = range(0x90, 0xA0)  # The first byte of a short MessagePack array.
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """Encode a message; raise `ConfigurationError` if it is too large."""
     frame = _encoder.encode(message)
     if len(frame) > MAX_FRAME_BYTES:
         raise ConfigurationError(
@@ -135,7 +134,6 @@ def encode(message: msgspec.Struct) -> bytes:
 
 
 def decode_from_reader(frame: bytes) -> Hello | Freed | Bye:
-    """Decode a message of a reader; raise `ProtocolError` if it is invalid."""
     found: Hello | Freed | Bye = _decode(_freed if frame[:1] and frame[0] in _ARRAY else _of_reader, frame)
     return found
 

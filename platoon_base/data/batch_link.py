@@ -163,7 +163,6 @@ def connect_link(address: str) -> Link | None:
 
 
 def remove_socket(address: str) -> None:
-    """Remove the file of a socket, if it is one of this user."""
     if _is_socket(address):
         Path(address).unlink(missing_ok=True)
 

@@ -78,8 +78,6 @@ class Slot:
 
 
 class Slots:
-    """The slots of a server, with the number of holders of each."""
-
     def __init__(self) -> None:
         self._slots: list[Slot] = []
         self._free: list[int] = []  # The last one is the latest: it is still in the caches.
@@ -93,9 +91,7 @@ class Slots:
         return sum(slot.size_bytes for slot in self._slots)
 
     def take(self, size_bytes: int, forget: Callable[[int], None]) -> int:
-        """Return a free slot; ``forget(index)`` is called if one that was too small gets new
-        memory.
-        """
+        """Return a free slot; call ``forget(index)`` if one that was too small gets new memory."""
         fitting = [i for i, index in enumerate(self._free) if self._slots[index].size_bytes >= size_bytes]
         if fitting:
             return self._free.pop(fitting[-1])
@@ -123,7 +119,6 @@ class Slots:
             self._free.append(index)
 
     def free_unless_held(self, index: int) -> None:
-        """Free a slot whose batch was not sent."""
         if not self._holders[index]:
             self._free.append(index)
 

@@ -40,7 +40,6 @@ class Pinning:
         self._addresses[index] = address
 
     def unpin(self, index: int) -> None:
-        """Unlock the memory of a slot, before it is unmapped."""
         address = self._addresses.pop(index, None)
         if address is not None:
             with contextlib.suppress(DriverError):

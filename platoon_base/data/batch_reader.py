@@ -188,9 +188,7 @@ class BatchReader:
         return batch
 
     def close(self) -> None:
-        """Disconnect from the server, which gets unused batches back; arrays in the script stay
-        valid.
-        """
+        """Disconnect; the server gets unused batches back, arrays in the script stay valid."""
         link, self._link = self._link, None
         if link is None:
             return

@@ -57,7 +57,7 @@ class Reader:
 
 
 class Readers:
-    """All readers of a server; ``remaining`` returns the ranks that may still read, or None if
+    """All readers of a server; ``remaining`` returns the ranks that may still read, None if
     unknown.
     """
 
@@ -245,11 +245,9 @@ class Readers:
         return freed
 
     def say(self, message: End | Failed) -> list[Reader]:
-        """Send a message to all readers; return those that are gone."""
         return [reader for reader in self._readers if not self._send(reader, message)]
 
     def send_failure(self, why: str) -> None:
-        """Send all connected readers the reason why there are no more batches."""
         for reader in self._each():
             self._send(reader, Failed(why[:_MAX_WHY]))
 

@@ -31,11 +31,7 @@ Array = np.ndarray[Any, Any]
 
 
 def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int = 1) -> Array:
-    """Return the rows of these numbers, in their order.
-
-    ::
-
-        out[i] := rows[indices[i]]
+    """Return the rows of these numbers, in their order: ``out[i] := rows[indices[i]]``.
 
     Parameters
     ----------
@@ -43,10 +39,10 @@ def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int
         In memory, in shared memory or memory-mapped.
     indices : sequence of int, slice, or 1-d bool array as long as ``rows``
         Negative numbers count from the end, as in NumPy.
-    out : ndarray, C-contiguous, of shape ``(len(indices), *rows.shape[1:])`` and the dtype of
-    ``rows``
-        Receives the result; it must not overlap ``rows``. Reuse one in training loops: a new array,
-        the default, costs as much time as the copy, since the kernel has to clear its pages first.
+    out : ndarray, C-contiguous, of shape ``(len(indices), *rows.shape[1:])``, optional
+        Receives the result, in the dtype of ``rows``, which it must not overlap. Reuse one in
+        training loops: a new array costs as much time as the copy, since the kernel has to clear
+        its pages.
     threads : int
         Number of threads that may copy simultaneously; small excerpts use fewer.
 
@@ -93,11 +89,7 @@ def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int
 
 
 def copy_to(target: Array, source: Array) -> None:
-    """Copy an array into one that does not overlap it, as `numpy.copyto`.
-
-    From 16 MB on, C bypasses the caches: the target is not read, which saves a third of the
-    traffic.
-    """
+    """Copy as `numpy.copyto`; from 16 MB on past the caches, which saves a third of the traffic."""
     alike = (target.shape, target.dtype) == (source.shape, source.dtype) and not source.dtype.hasobject
     plain = alike and target.flags.c_contiguous and source.flags.c_contiguous
     if _excerpt is None or source.nbytes < _STREAM_BYTES or not plain:
@@ -126,10 +118,8 @@ def row_numbers(indices: Any, length: int) -> np.ndarray[Any, np.dtype[np.int64]
 
 
 def part_of(indices: Any, length: int, rank: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the part of ``rank``: one of ``size`` contiguous parts of almost equal length.
-
-    It raises `RowIndexError` for an index beyond ``length`` rows, with its position in the whole
-    list.
+    """Return the part of ``rank``, of ``size`` contiguous ones; raise `RowIndexError` if one is
+    outside.
     """
     numbers = row_numbers(indices, length)
     start, stop = shard_bounds(len(numbers), rank, size)

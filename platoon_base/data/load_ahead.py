@@ -71,13 +71,13 @@ def load_ahead(
         See `BatchReader`.
     seed : int or sequence of int, optional
         For the global generators of ``random``, ``numpy.random`` and, if it is loaded, torch in
-        that process. The default depends on the job's seed, the rank, the epoch at which it was
-        resumed, and the number of earlier loops: it differs for each worker and each loop, and is
-        the same in each run.
+        that process. The default differs for each worker and each loop, and is the same in each
+        run: it depends on the job's seed, the rank, the epoch of the resume, and the number of
+        earlier loops.
     start_method : {"fork", "spawn"}
         With "fork" the process has all objects of this one, but must not use a GPU. With "spawn" it
-        is a new Python: ``batches`` is pickled, and the script needs ``if __name__ ==
-        "__main__":``.
+        is a new Python: ``batches`` is pickled, and the script must guard its main program by
+        ``__name__``.
     timeout_s : float
         Bound on the wait for each batch.
     """

@@ -50,6 +50,5 @@ class SharedArrays:
         return found
 
     def close(self) -> None:
-        """Release the memory; arrays in the script keep it."""
         for segment in self._segments:
             segment.close()

@@ -131,10 +131,15 @@ class SharedData:
         Parameters
         ----------
         path : path
-            A NumPy file (``.npy``) or an HDF5 file; `ConfigurationError` if it cannot be mapped.
+            A NumPy file (``.npy``) or an HDF5 file.
         dataset : str, optional
             The data set of an HDF5 file, contiguous and not compressed. Pass others as
             ``SharedData(file[dataset])``, which copies them.
+
+        Raises
+        ------
+        ConfigurationError
+            If the file cannot be mapped.
         """
         self = cls.__new__(cls)
         self.name = os.fspath(path) if dataset is None else f"{os.fspath(path)}:{dataset}"
@@ -189,8 +194,8 @@ class SharedData:
 
         One worker calls it, and then all call `Worker.barrier`. The others see the change at their
         next use of the data. Earlier arrays stay valid, and keep the rows that are not cut off;
-        rows that are cut off become zeros in those arrays too, once the data grow again.
-        `BackendUnavailableError` if there is not enough shared memory; the data are unchanged then.
+        rows that are cut off become zeros in those arrays too, once the data grow again. It raises
+        `BackendUnavailableError`, without a change, if there is not enough shared memory.
         """
         if rows < 0:
             raise ConfigurationError(f"got rows={rows!r}: a number of rows cannot be negative")

@@ -68,8 +68,6 @@ class Form(NamedTuple):
 
 
 class Memory(Protocol):
-    """The memory of the rows of a data set."""
-
     form: Form
     made_here: bool
 
@@ -91,8 +89,6 @@ class Memory(Protocol):
 
 
 class LocalMemory:
-    """The memory of a single-worker job."""
-
     def __init__(self, form: Form, fill: Fill) -> None:
         self.form = form
         self.made_here = True
@@ -139,11 +135,7 @@ class _Mapped:
 
 
 class JobMemory:
-    """The segment of a data set in the shared memory of a job on this host.
-
-    ``load`` returns the form of the data and a function that fills an array with them; only the
-    worker that creates the segment calls it.
-    """
+    """The segment of a data set of a job; the worker that creates it calls ``load``."""
 
     def __init__(self, files: JobFiles, name: str, load: Callable[[], tuple[Form, Fill]], timeout_s: float) -> None:
         self.name = name
@@ -172,9 +164,7 @@ class JobMemory:
         return mapped.rows
 
     def resize(self, rows: int, timeout_s: float) -> None:
-        """Change the number of rows. The segment never shrinks: other workers may have arrays on
-        it.
-        """
+        """Change the number of rows; memory never shrinks, since others may have arrays on it."""
         with self._locked(timeout_s), Segment.attach(self._segment_name) as segment:
             header: Any = array_on(segment.buffer, (), _HEADER)
             before = int(header["rows"])
@@ -263,7 +253,6 @@ def _open_lock(path: Path) -> int:
 
 
 def closed_error() -> ConfigurationError:
-    """Return the error of a use after `SharedData.close`."""
     return ConfigurationError("these shared data are closed: nothing can be read after close()")
 
 

@@ -145,10 +145,7 @@ def _of_engine(environment: Mapping[str, str]) -> Place | None:
 
 
 def _most_tasks(environment: Mapping[str, str]) -> int | None:
-    """Return the largest number of tasks of this step on a host, from a list such as ``2(x3),1``.
-
-    All hosts have the same list, so all refuse it or none.
-    """
+    """Return the largest number of tasks of this step on a host, from a list as ``2(x3),1``."""
     numbers = re.findall(r"(\d+)(?:\(x\d+\))?(?:,|$)", environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
     return max(map(int, numbers), default=None)
 

@@ -61,7 +61,6 @@ class EarlyAverages:
         self._begun = 0
 
     def close(self) -> None:
-        """Remove the hooks; no more averages start early."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self.good = [], False
@@ -87,9 +86,7 @@ class EarlyAverages:
         self._bucket_of = {i: number for number, members in enumerate(buckets) for i in members}
 
     def take(self, gradients: Sequence[Tensor | None]) -> int:
-        """Return how many averages have started in this step; raise if one of their gradients has
-        changed.
-        """
+        """Return how many averages have started; raise if one of their gradients has changed."""
         begun, self._begun = self._begun, 0
         good = self._active and len(gradients) == self._count and not self._again
         if not begun:

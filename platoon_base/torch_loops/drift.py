@@ -43,7 +43,6 @@ class DriftCheck:
         self._name, self._tolerance = "", _TOLERANCE
 
     def put(self) -> None:
-        """Write this worker's values for one step."""
         self._step += 1
         if not self._looks():
             return

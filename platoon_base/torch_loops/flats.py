@@ -29,14 +29,10 @@ class Bucket(NamedTuple):
     views: list[Tensor]
 
     def fill(self, gradients: Any, header: tuple[Tensor, Tensor] | None = None) -> None:
-        """Copy gradients, found by their indices, into the bucket; zeros for None.
-
-        ``header``, a target and its value, is copied in the same call: on a device, the call costs
-        more than the copy.
-        """
+        """Copy gradients into the bucket, zeros for None; and ``header``, a target and its value."""
         there = [(view, gradients[i]) for i, view in zip(self.members, self.views) if gradients[i] is not None]
         if header is not None:
-            there.append(header)
+            there.append(header)  # On a device a second call would cost more than the copy.
         if there:
             torch._foreach_copy_([view for view, _ in there], [gradient.detach() for _, gradient in there])
         if len(there) < len(self.members) + (header is not None):
@@ -52,9 +48,7 @@ class Flats:
     """Flat buffers on a device, one for each dtype of the gradients.
 
     The float32 buffer comes last and ends with the header. In each buffer the gradients of the last
-    layers come first, as in a backward pass. A bucket is full at ``bucket_bytes``; None makes each
-    buffer one bucket. ``wholes`` are the buffers as one bucket each, ``header`` is the end of the last
-    bucket, ``template`` are this rank's values for it.
+    layers come first, as in a backward pass. ``wholes`` are the buffers as one bucket each.
     """
 
     def __init__(self, like: Sequence[Any], header: int, device: Any, bucket_bytes: int | None) -> None:

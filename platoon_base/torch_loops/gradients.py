@@ -147,8 +147,8 @@ class GradientAverage:
 
         The last layers' gradients are averaged while those of earlier layers are computed. After
         the block all are averaged. All workers must use it in the same steps. Arguments and errors
-        are those of a plain call; `ConfigurationError` also if gradients changed within the block
-        after their average had started, for instance in a second backward pass.
+        are those of a plain call; it also raises `ConfigurationError` if gradients changed within
+        the block after their average had started, for instance in a second backward pass.
         """
         if self.worker.global_size == 1:
             yield
@@ -324,7 +324,6 @@ class GradientAverage:
 
 
 def _divide(flats: Flats) -> None:
-    """Divide the means of weighted gradients by the mean weight."""
     mean = flats.header[0]
     if mean.device.type == "cpu":
         flats.scale(1 / float(mean) if mean else 1.0)

@@ -52,11 +52,7 @@ class RunningStats:
         return found
 
     def correct(self, summed: Array) -> None:
-        """Correct the statistics, which are means over the workers, by the sum of all `steps`.
-
-        Statistics that were equal on all workers do not change: they were copied from averaged
-        ones, or all workers have had the same batches.
-        """
+        """Correct the statistics, which are means over the workers, by the sum of all `steps`."""
         if not summed[:, -1].any():  # No worker counts, so nothing was averaged.
             return
         for (log_product, kept, checks, squares, workers, total), module in zip(summed, self._modules):
@@ -64,6 +60,7 @@ class RunningStats:
                 continue
             # The comparison is exact: all are whole numbers.
             moved, equal = 1 - kept / total, workers * squares == checks**2
+            # Equal statistics were copied from averaged ones, or come from the same batches.
             if _LATEST in vars(module) and moved > 0 and not equal:
                 factor = float(-np.expm1(log_product) / moved)
                 for buffer, before in zip((module.running_mean, module.running_var), vars(module)[_LATEST][1:]):

@@ -46,9 +46,7 @@ class Advanced:
 
     @property
     def sharing(self) -> int:
-        """The number of the latest `Worker.init_shared_params`, from 1; 0 while no parameters are
-        shared.
-        """
+        """The number of the latest `Worker.init_shared_params`, from 1; 0 if none is in effect."""
         return self._sharing.number
 
     def sync_arrays(
@@ -158,9 +156,7 @@ class Advanced:
     def sum_pairs(
         self, name: str, pairs: dict[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> tuple[dict[str, tuple[float, float]], list[int]]:
-        """Add ``{name: (sum, weight)}`` over all workers; return the sums and the ranks that
-        contributed.
-        """
+        """Return the sums of ``{name: (sum, weight)}`` over all workers, and the ranks in them."""
         reply = self._connection.client.wait_for_all(msg.Sum(name=name, pairs=pairs, timeout_s=timeout_s), msg.Sums)
         return reply.pairs, reply.ranks
 
@@ -203,9 +199,7 @@ class Advanced:
 
     @property
     def compresses_gradients(self) -> bool:
-        """Whether all-reduces with a ``feedback`` may be compressed between hosts; the same on all
-        workers.
-        """
+        """Whether all-reduces with a ``feedback`` may be compressed between hosts."""
         return self._connection.compresses_gradients
 
     def compresses(self, array: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
@@ -228,9 +222,7 @@ class Advanced:
     def reduce_scatter(
         self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Any:
-        """Combine as `Worker.all_reduce`; return this worker's part: ``(workers, *shape)`` becomes
-        ``shape``.
-        """
+        """All-reduce, and return this worker's part: ``(workers, *shape)`` becomes ``shape``."""
         with self._connection.progress.clock.phase(COLLECTIVE):
             return self._connection.group(array, timeout_s).reduce_scatter(array, op, dest, timeout_s=timeout_s)
 
@@ -250,9 +242,7 @@ class Advanced:
     # Progress.
 
     def intend(self, what: str, unused: str, needed: Callable[[], bool] | None = None) -> Intent:
-        """Record what the script has made to train a model; an unused intent causes a warning, see
-        `Intent`.
-        """
+        """Record what the script has made for a training, to warn if it is unused; see `Intent`."""
         return intend(what, unused, needed) if self._connection.identity.size > 1 else Intent(what, unused)
 
     @property
@@ -307,9 +297,7 @@ class Advanced:
         self._connection.progress.announce(epoch, limit, numbers)
 
     def count_step(self, loss: float | None = None) -> None:
-        """Count a mini-batch, unless the script counts its own by calling `Worker.progress` with
-        ``steps``.
-        """
+        """Count a mini-batch, unless the script itself passes ``steps`` to `Worker.progress`."""
         client = self._connection.client
         self._connection.progress.count_for_script(loss)
         client.send_reports_if_due()

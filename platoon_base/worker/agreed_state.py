@@ -44,17 +44,14 @@ def default_rule_of(dtype: Any) -> str:
 def agree(
     states: Sequence[State], worker: Worker, name: str, weight: float = 1.0, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> list[int]:
-    """Set variables to common values; return the ranks that took part; a collective call.
-
-    A worker with ``weight`` 0 does not count, neither for means nor sums nor as the first.
-    """
+    """Set variables to common values; return the ranks that took part; a collective call."""
     taken = [state for state in states if state.rule != "first"]
     copied = [state.variable for state in states if state.rule == "first"]
     values = [np.asarray(state.variable.get_value(borrow=True)) for state in taken]
     terms = [_term(state, value, weight) for state, value in zip(taken, values)]
     pairs = {"weight": (float(weight), 1.0)}
     if copied and weight:
-        pairs[str(worker.global_rank)] = (1.0, 1.0)  # Ranks whose values count.
+        pairs[str(worker.global_rank)] = (1.0, 1.0)  # This rank counts.
     summed = worker.advanced.sum_arrays(name, terms, pairs, timeout_s=timeout_s)
     total = summed.pairs.pop("weight")[0]
     if not total:
@@ -121,10 +118,7 @@ def _reals(value: Array) -> Array:
 def make_equal(
     variables: Sequence[Variable], worker: Worker, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> None:
-    """Copy the first worker's value of each variable that differs between workers.
-
-    A collective call of those left. It compares checksums first; equal values are not sent.
-    """
+    """Copy the first worker's value of each variable that differs; a call of all that are left."""
     sums = np.array([checksum(variable.get_value(borrow=True)) for variable in variables], np.int64)
     halves = np.stack([sums & 0xFFFF, sums >> 16])  # Squares of halves are exact in float64.
     summed = worker.advanced.sum_arrays(name, [halves, halves**2], timeout_s=timeout_s)

@@ -14,8 +14,6 @@ __all__ = ["CheckedLayout"]
 
 
 class CheckedLayout:
-    """The shapes and dtypes of shared parameters."""
-
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._like: object = None  # Identifies the last arrays that were checked.

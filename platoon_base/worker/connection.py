@@ -86,12 +86,8 @@ class Connection:
         self.progress = ProgressRow(job_state, identity.rank)
         self.stop_signal = StopSignal(job_state, identity.rank, controller_alive)
         self.turns: Turns | NoTurns = NoTurns() if turns is None else turns
-        # Waits for updates of the center that are queued on a device. It runs before barriers, so
-        # that after a barrier each worker reads the others' updates.
-        # Waits for updates of the center that are queued on a device. It runs before barriers, so
-        # that after a barrier each worker reads the others' updates.
-        # Waits for updates of the center that are queued on a device. It runs before barriers, so
-        # that after a barrier each worker reads the others' updates.
+        # Waits for updates of the center that are queued on a device. Barriers call it first: after
+        # a barrier each worker reads the others' updates.
         self.finish_queued: Callable[[], None] = lambda: None
         self.closed, self.combined = False, 0
         self.trainings = 0
@@ -118,7 +114,6 @@ class Connection:
 
     @property
     def client(self) -> ControlClient:
-        """The client of the controller; raises if the connection is closed."""
         self.require_open()
         return self._client
 
@@ -159,9 +154,7 @@ class Connection:
         return (size, size) if self.turns.taken else self.job_state.num_live
 
     def is_single_worker(self) -> bool:
-        """Return whether the job was launched with one worker and no other has shared parameters so
-        far.
-        """
+        """Return whether it was launched alone and no other worker has shared parameters."""
         return self.identity.size == 1 and not self.job_state.shared_by_several
 
     @property

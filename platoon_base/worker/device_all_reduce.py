@@ -79,9 +79,7 @@ class Fetched:
 
 
 class _Page:
-    """Page-locked memory of the host and the event that is recorded after a copy to it; never
-    freed.
-    """
+    """Page-locked memory of the host with the event of the last copy to it; never freed."""
 
     def __init__(self, driver: Driver, count: int) -> None:
         self._driver = driver

@@ -1,6 +1,5 @@
-"""Warnings about divergence: rising losses, growing parameters, too much momentum at the center.
-
-A NaN ends a training, but much later; these warnings come before.
+"""Warnings about divergence, long before a NaN: rising losses, growing parameters, too much
+momentum.
 """
 
 from __future__ import annotations
@@ -41,21 +40,18 @@ _TIMES_AS_FAR = 5.0
 class DivergenceWatch:
     """Samples parameters at each synchronization; warns once of growth, and once of momentum.
 
-    *Growth*, with any rule. With ``r_t`` the root mean square of the sample after synchronization
-    ``t``, the training may diverge if, eight times in a row::
-
-        r_t > max(30 max(r_0, ..., r_(t - 20)), 10)
-
-    Divergence grows exponentially. Steady learning grows as ``t``, and a linear warm-up as ``t **
+    *Growth*: with ``r_t`` the root mean square of the sample after synchronization ``t``, the
+    training may diverge if, eight times in a row, ``r_t > max(30 max(r_0, ..., r_(t - 20)), 10)``.
+    Divergence grows exponentially; steady learning grows as ``t``, and a linear warm-up as ``t **
     2``.
 
-    *Momentum*, with rules that wait. While a worker's progress is the same in each round, the
+    *Momentum*, with rules that wait: while a worker's progress is the same in each round, the
     center moves ``outer_lr / (1 - mu)`` times as far as the worker. Later only the common part of
-    the progress adds up. If the center then moves five times as far as the worker in ten rounds,
-    its momentum is too large. Some harmful momentum stays below this limit.
+    the progress adds up. If the center then still moves five times as far in ten rounds, its
+    momentum is too large.
 
-    ``every_s`` > 0 is for arrays on devices: seconds between samples. Each sample is taken before a
-    synchronization and judged at the next one, so that no call waits for the device.
+    ``every_s`` > 0 is for arrays on devices: seconds between samples. Each is judged at the next
+    one, so that no call waits for the device.
     """
 
     def __init__(self, rank: int, every_s: float = 0.0) -> None:
@@ -154,14 +150,10 @@ class DivergenceWatch:
 
 
 class LossWatch:
-    """Checks the training loss at the end of each epoch; warns once if it has risen and stays high.
+    """Checks the training loss of each epoch; warns once if it has risen and stays high.
 
-    With ``l_e`` the loss over the data of all workers in epoch ``e``, the training may diverge if,
-    three epochs in a row::
-
-        l_e > 2 min(l_0, ..., l_(e - 1)) > 0
-
-    A loss that has been negative is not judged. NaN and infinity are reported elsewhere.
+    The training may diverge if, three epochs in a row, ``l_e > 2 min(l_0, ..., l_(e - 1)) > 0``. A
+    loss that has been negative is not judged.
     """
 
     def __init__(self, rank: int) -> None:

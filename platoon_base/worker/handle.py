@@ -33,7 +33,7 @@ class Worker:
     which also applies to waits within compiled functions. In collective calls the timeout starts
     anew whenever a missing worker makes progress: a slow worker does not time out. They raise
     `CollectiveTimeoutError`, which names the workers that did not call in time, and
-    `WorkerLostError` if the controller, or a worker that the call needs, is lost.
+    `WorkerLostError` if the controller, or a worker that the call needs, has left or is lost.
 
     Attributes
     ----------
@@ -150,9 +150,8 @@ class Worker:
         self._sharing.require().copy_to_local(timeout_s)
 
     def copy_to_global(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Overwrite the center: center := parameters.
+        """Overwrite the center: center := parameters, on all hosts.
 
-        It returns once the centers of all hosts have the values.
         This also saves synchronous training: checkpoints hold the center, so the leader calls it
         regularly, and all workers of a resumed job continue from there.
         """
@@ -160,9 +159,7 @@ class Worker:
 
     @property
     def center_arrays(self) -> list[Any]:
-        """The center's memory on this host, one ndarray per parameter; write to it with
-        `update_center`.
-        """
+        """The center's memory on this host, an ndarray per parameter; see `update_center`."""
         return self._sharing.require().center_arrays()
 
     def update_center(
@@ -317,9 +314,7 @@ class Worker:
                 self._connection.group(array, timeout_s).broadcast(array, root, timeout_s=timeout_s)
 
     def all_gather(self, array: Any, dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
-        """Stack the arrays of all workers, ordered by rank: ``shape`` becomes ``(workers,
-        *shape)``.
-        """
+        """Stack the arrays of all workers by rank: ``shape`` becomes ``(workers, *shape)``."""
         with self._connection.progress.clock.phase(COLLECTIVE):
             return self._connection.group(array, timeout_s).all_gather(array, dest, timeout_s=timeout_s)
 
@@ -413,9 +408,7 @@ class Worker:
         self._connection.client.ask(msg.Keep(name=name, value=encode_value(value)), msg.Done, timeout_s)
 
     def take_kept(self, name: str, default: Any = None) -> Any:
-        """Return the value kept under a name by an earlier process of this rank, once; then the
-        default.
-        """
+        """Return a value kept by an earlier process of this rank, once; then the default."""
         name = legible(name)  # `keep` sends it so.
         return decode_value(self._kept.pop(name)) if name in self._kept else default
 
@@ -467,8 +460,8 @@ class Worker:
         """Acquire the job's advisory lock; it is released when its holder dies.
 
         The lock is reentrant: a worker, and a signal handler in it, may acquire it several times,
-        and must call `unlock` as often. `CollectiveTimeoutError` if another worker held it for
-        ``timeout_s``; 0 tries once.
+        and must call `unlock` as often. It raises `CollectiveTimeoutError` if another worker held
+        the lock for ``timeout_s``; 0 tries once.
         """
         self._connection.require_open()
         # The turn comes before the lock: otherwise two workers could each hold one of them.

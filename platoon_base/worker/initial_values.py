@@ -46,9 +46,8 @@ def copy_first_values(
 ) -> None:
     """Copy the first participant's values to all others; a collective call of the participants.
 
-    Before anything changes, it raises `LayoutMismatchError` on every worker if names, shapes,
-    dtypes or ``settings`` differ. ``participants`` are the launched ranks that still take part; by
-    default all.
+    Before anything changes, every worker raises `LayoutMismatchError` if layouts or ``settings``
+    differ.
     """
     values = [variable.get_value(borrow=True) for variable in variables]
     layout = Layout.of(values, [variable.name or "" for variable in variables])
@@ -66,11 +65,7 @@ def copy_first_values(
 def copy_to_those_left(
     variables: Sequence[Variable], worker: Worker, root: int, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> bool:
-    """Copy the values of rank ``root`` to all that still take part; `copy_values` needs all.
-
-    Return whether it was done, the same on all; if ``root`` is lost meanwhile, values do not
-    change.
-    """
+    """Copy rank ``root``'s values to all that are left; return whether it was done."""
     mine = worker.global_rank == root
     values = [variable.get_value(borrow=True) for variable in variables]
     words = [_words(variable.name, value) for variable, value in zip(variables, values)]
@@ -119,11 +114,7 @@ def _from_words(words: Array, like: Any) -> Array:
 
 
 def start_together(params: Iterable[Any], worker: Worker, settings: str = "") -> Layout:
-    """Copy the first worker's parameters to all others; a single worker does nothing.
-
-    Before anything changes, it raises `LayoutMismatchError` on every worker if parameters or
-    ``settings`` differ, such as the rule and its options.
-    """
+    """Copy the first worker's parameters to all others, unless layouts or settings differ."""
     parameters = Parameters(params)
     if worker.global_size > 1:
         worker.advanced.begin_averages()
@@ -175,7 +166,6 @@ def _common_length(a: str, b: str) -> int:
 
 
 def _exchange(layout: Layout, settings: str, worker: Worker) -> Iterator[tuple[Layout, str]]:
-    """Exchange layouts and settings, so that the error can name the difference."""
     text = np.frombuffer(json.dumps([settings, layout.specs]).encode(), np.uint8)
     lengths = worker.all_gather(np.array([text.size]))[:, 0]
     padded = np.zeros(lengths.max(), np.uint8)

@@ -134,7 +134,6 @@ class ProgressRow:
         self._job_state.mark_all_synced(self.row)
 
     def mark_left(self) -> None:
-        """Record that this worker leaves normally."""
         self.row["left"] = 1
 
     def close(self) -> None:

@@ -53,8 +53,8 @@ class WorkerRounds:
     a round, contributes nothing; it continues from the new center like the others.
 
     `make` begins a round that overlaps; the next one, or `complete`, completes it. Meanwhile the
-    worker trains on and keeps its progress: with ``s`` the contributed values, ``x := c + (x -
-    s)``. With fragments each round exchanges one of them and leaves the other parameters unchanged.
+    worker trains on and keeps its progress since the contribution s: ``x := c + (x - s)``. With
+    fragments each round exchanges one of them and leaves the other parameters unchanged.
     """
 
     def __init__(

@@ -34,10 +34,8 @@ def require_same_values(
 ) -> None:
     """Raise `ConfigurationError` on every worker if values that must be equal differ.
 
-    A collective call of all participants, through the controller. If checksums differ, up to 256
-    values of each array are compared: differences up to a thousandth of the array's largest value
-    are rounding. ``values`` are names and arrays, in the same order and of the same shapes on every
-    worker.
+    A collective call of all participants. If checksums differ, up to 256 values of each array are
+    compared: differences up to a thousandth of the array's largest value are rounding.
     """
     rank, checksum = worker.global_rank, 0
     arrays = [np.ascontiguousarray(value) for _, value in values]
@@ -66,7 +64,6 @@ def require_same_values(
 
 
 def _sample(array: Array) -> Array:
-    """Return up to 256 values spread over an array."""
     flat = array.ravel()
     return flat[:: max(1, -(-flat.size // _SAMPLE))].astype(np.float64)
 

@@ -93,9 +93,7 @@ class SharedParameters:
         self.count = self._before = 0
 
     def continue_count(self, before: int) -> None:
-        """Start the count at the job's position, for a resumed or late worker, after ``before``
-        earlier ones.
-        """
+        """Start the count at the job's position, if this worker has resumed or is late."""
         identity, steps = self._connection.identity, self._progress.steps
         self._before = before
         if identity.late:
@@ -104,15 +102,12 @@ class SharedParameters:
             self.count = steps
 
     def give_notice(self) -> None:
-        """Log the rule's notice for users, on the first worker."""
         notice = member(self._rule, "notice")()
         if notice and not self._rank and not self._alone():
             log.info("%s", notice)
 
     def open_center(self, centers: CenterFactory, timeout_s: float) -> None:
-        """Create the center, from the checkpoint if there is one, or attach to it; the controller
-        decides.
-        """
+        """Create the center, or attach to it, as the controller decides."""
         with self._turns.take(f"open {settings_of(self._rule)}", timeout_s, self.finish):
             try:
                 self._open_center(centers, timeout_s)
@@ -421,7 +416,6 @@ class SharedParameters:
             self.center.close()
 
     def _borrow(self) -> Sequence[Any]:
-        """Return the values: on the host, or on the device if the center is there."""
         if self.center is None or not self.center.on_device:
             return list(self.parameters.borrow())
         arrays = self.parameters.borrow_on_device()
@@ -462,7 +456,7 @@ def _resolved(rule: Rule, workers: tuple[int, int]) -> Any:
 
 
 def _finish_in(thread: int, finish: Callable[[], None]) -> None:
-    """Finish if called in this thread; from within a device's step the wait would deadlock."""
+    """Finish if called in this thread; a step on the device would wait for work behind it."""
     if threading.get_ident() == thread:
         finish()
 

@@ -20,8 +20,6 @@ _CLOSING_S = 60.0
 
 
 class Sharing:
-    """Holds the shared parameters, one list of them at a time."""
-
     def __init__(self, connection: Connection) -> None:
         self.current: SharedParameters | None = None
         self.number = self._starts = 0
@@ -49,7 +47,6 @@ class Sharing:
         self.number = self._starts
 
     def release(self, timeout_s: float) -> None:
-        """Stop sharing the parameters, on all workers together."""
         shared = self.current
         if shared is not None:
             shared.complete_round(timeout_s)
@@ -71,7 +68,6 @@ class Sharing:
         self._connection.client.wait_for_all(call, msg.Met)
 
     def require(self) -> SharedParameters:
-        """Return the shared parameters; raise `ConfigurationError` if there are none."""
         self._connection.require_open()
         if self.current is None:
             raise ConfigurationError("no parameters are shared yet: call init_shared_params first")
