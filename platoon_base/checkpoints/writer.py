@@ -52,9 +52,9 @@ class Readable(Protocol):
     ) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states.
 
-        It raises `CollectiveTimeoutError` if a lock is not acquired. ``may_wait`` allows waiting for
-        workers that hold locks. ``publish(number, stamp)`` is called with the copy's round and version
-        before any worker can make another round; not if the copy is inconsistent.
+        It raises `CollectiveTimeoutError` if a lock is not acquired; ``may_wait`` allows waiting.
+        ``publish(number, stamp)`` is called with the copy's round and version before any worker can
+        make another round; not if the copy is inconsistent.
         """
         ...
 

@@ -20,7 +20,7 @@ __all__ = ["decode_reply", "decode_request", "decode_value", "encode", "encode_v
 
 _MAX_WHY = 500  # Characters.
 
-# Codes of extensions for the user's data: text that UTF-8 cannot hold, such as a path, and a dict with such keys.
+# Codes of extensions for the user's data: text that UTF-8 cannot hold, and a dict with such keys.
 _TEXT, _PAIRS = 1, 2
 
 

@@ -155,7 +155,7 @@ class Roster(Mapping[int, Participant]):
         return [rank for rank, participant in self._participants.items() if participant.phase is Phase.LOST]
 
     def move(self, participant: Participant, event: Event, why: str = "") -> None:
-        """Apply an event to a participant's phase and record it; raise if invalid, only in tests."""
+        """Apply an event to a participant's phase and record it; if invalid, raise in tests."""
         before = participant.phase
         after = TRANSITIONS[event].get(before)
         if after is None:

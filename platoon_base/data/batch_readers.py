@@ -86,7 +86,7 @@ class Readers:
 
     @property
     def all_left(self) -> bool:
-        """Whether all ranks have connected and left; dead ones may restart, so they do not count."""
+        """Whether all ranks have connected and left; dead ones may restart and do not count."""
         if self._listener is None or self._links:
             return not self._links
         remaining = self._remaining()

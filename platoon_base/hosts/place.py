@@ -63,7 +63,7 @@ class Copies(NamedTuple):
     origin: str
 
 
-# Engines that start scripts, not launchers. Inner ones come first: torchrun may run in a Slurm step.
+# Engines that start scripts, not launchers. Inner ones come first: torchrun may run in Slurm.
 _STARTERS = (
     _Engine("torchrun or the like", "WORLD_SIZE", "RANK", ""),
     _Engine("horovodrun", "HOROVOD_SIZE", "HOROVOD_RANK", ""),

@@ -29,7 +29,7 @@ class Bucket(NamedTuple):
     views: list[Tensor]
 
     def fill(self, gradients: Any, header: tuple[Tensor, Tensor] | None = None) -> None:
-        """Copy gradients into the bucket, zeros for None; and ``header``, a target and its value."""
+        """Copy gradients into the bucket, zeros for None; also ``header``: target and value."""
         there = [(view, gradients[i]) for i, view in zip(self.members, self.views) if gradients[i] is not None]
         if header is not None:
             there.append(header)  # On a device a second call would cost more than the copy.

@@ -509,7 +509,7 @@ class Worker:
 
 
 class _Advanced:
-    # Explains a name that Worker had in earlier versions. A `__getattr__` would slow down each property.
+    # Explains a name that Worker had in earlier versions. A `__getattr__` would slow down properties.
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-# Largest relative difference that rounding on different devices explains; diverged models differ by more.
+# Rounding on different devices causes relative differences up to this; diverged models differ more.
 _ROUNDING = 1e-3
 _SAMPLE = 256
 

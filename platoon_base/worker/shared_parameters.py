@@ -51,7 +51,8 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 
 ON_NONFINITE = ("raise", "skip", "restore")
-# With the defaults for one worker, the last of several would almost swap its values with the center's.
+# With the defaults for one worker, the last of several would almost swap its values with the
+# center's.
 _MIN_WORKERS = 2
 # Averaging the hosts may take this long even if the wait for workers used up the timeout.
 _MIN_S = 3.0
@@ -84,7 +85,7 @@ class SharedParameters:
         self._call_lock = CallLock()
         self._watched = slice(watched)
         names = [spec.name for spec in parameters.layout.specs[self._watched]]
-        # At least 30 mini-batches by the rule's own period, as gradients may be accumulated over several.
+        # At least 30 mini-batches by the rule's period, since gradients may be accumulated.
         patience = max(3, -(-30 * fragments_of(rule) // member(rule, "period")))
         self._unchanged_watch = UnchangedWatch(names, self._rank, patience, parameters.frozen)
         self._watch = DivergenceWatch(self._rank)
@@ -158,7 +159,7 @@ class SharedParameters:
         except BaseException as exc:
             self.close()
             if create:
-                # The controller refuses this if it has the first report, or it is gone: the cause counts.
+                # The controller may be lost, or may have the first report: the cause counts.
                 with contextlib.suppress(PlatoonError):
                     client.ask(msg.CenterReady(error=repr(exc)), msg.Done, GRACE_S)
             raise
