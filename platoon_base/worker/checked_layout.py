@@ -14,23 +14,16 @@ __all__ = ["CheckedLayout"]
 
 
 class CheckedLayout:
-    """The shapes and dtypes of shared parameters.
-
-    Parameters
-    ----------
-    layout : Layout
-    """
-
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._like: object = None  # of arrays that were borrowed at once, and checked
+        self._like: object = None  # Identifies the last arrays that were checked.
 
     def has(self, arrays: Sequence[Any]) -> bool:
-        """Return whether arrays that were borrowed at once are like some that were checked before."""
+        """Return whether arrays that were borrowed together are like some checked before."""
         return self._like is not None and getattr(arrays, "like", None) is self._like
 
     def require(self, arrays: Sequence[Any], center: Center | None) -> None:
-        """Raise `LayoutMismatchError` if a parameter no longer has the shape and dtype that it was shared with."""
+        """Raise `LayoutMismatchError` if a parameter's shape or dtype has changed since sharing."""
         if self.has(arrays):
             return
         specs = self._layout.specs
