@@ -27,10 +27,10 @@ def prepare(
 ) -> Any:
     """Return ``update(loss_or_grads, params, *args, **kwargs)`` for a training by all workers.
 
-    With "async" that is ``sync_updates(update(loss_or_grads, params, ...), params)``: each worker makes its own steps,
-    and synchronizes with a common center. With "sync" it is ``update(all_reduce_grads(loss_or_grads, params), params,
-    ...)``: the gradients of each step are averaged. The mini-batches of `iterate_minibatches` are this worker's; pass
-    ``uneven="drop"`` with "sync", where all workers need as many. End the training by `finish_training`.
+    With "async" the result goes through `sync_updates`: each worker makes its own steps, and
+    synchronizes with a common center. With "sync" the gradients go through `all_reduce_grads`:
+    those of each step are averaged, and `iterate_minibatches` needs ``uneven="drop"``. End the
+    training by `finish_training`.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def prepare(
     sync_every : int, optional
         Batches from one synchronization to the next, with "async".
     average : bool, optional
-        With "sync": whether to take the mean of the gradients, or their sum; see `all_reduce_grads`.
+        With "sync": take the mean of the gradients, or their sum; see `all_reduce_grads`.
     worker : Worker, optional
         The default is ``connect()``.
 
@@ -59,12 +59,12 @@ def prepare(
     Raises
     ------
     ConfigurationError, LayoutMismatchError
-        As by `sync_updates` and `all_reduce_grads`.
+        Those of `sync_updates` and `all_reduce_grads`.
 
     Examples
     --------
-    >>> updates = prepare(lasagne.updates.adam, loss, params, learning_rate=0.01)              # doctest: +SKIP
-    >>> updates = prepare(lasagne.updates.adam, loss, params, mode="sync")                     # doctest: +SKIP
+    >>> updates = prepare(lasagne.updates.adam, loss, params, learning_rate=0.01)  # doctest: +SKIP
+    >>> updates = prepare(lasagne.updates.adam, loss, params, mode="sync")         # doctest: +SKIP
     """
     if not callable(update):
         raise ConfigurationError(
