@@ -1,4 +1,4 @@
-"""How a scalar expression of Theano combines the rows of a mini-batch: their sum, their mean, or something else."""
+"""How a scalar Theano expression combines the rows of a mini-batch: as a sum or a mean."""
 
 from __future__ import annotations
 
@@ -31,11 +31,9 @@ _LARGEST_FACTOR = 4  # Beyond it a constant divisor may be the number of rows.
 def reduction_of(expression: Any) -> str:
     """Return how an expression combines the rows, which are the first axis of its inputs.
 
-    Returns
-    -------
-    {"sum", "mean", "ratio", "constant", "unknown"}
-        "constant" if it depends on no input: on parameters alone, as a penalty of weights does. "unknown" also for a
-        sum of several kinds, and for what may be a sum divided by the number of rows.
+    It is "sum", "mean", "ratio", "constant" or "unknown". A "constant" depends on no input, as a
+    penalty of weights. "unknown" includes sums of several kinds, and possible means by a constant
+    divisor.
     """
     if not isinstance(expression, theano.Variable) or getattr(expression, "ndim", None) != 0:
         return UNKNOWN
@@ -44,10 +42,9 @@ def reduction_of(expression: Any) -> str:
 
 
 def add_up_sums(loss: Any, workers: int) -> tuple[Any, set[str]]:
-    """Return a loss whose gradients, averaged over workers, are those of one process with the rows of all.
+    """Return a loss whose gradients, averaged over workers, are those of one process with all rows.
 
-    Its sums over rows are multiplied by the number of workers; means and penalties stay. The set has the kinds of its
-    terms.
+    Its sums over rows are multiplied by ``workers``. The set has the kinds of its terms.
     """
     kind = reduction_of(loss)
     node = loss.owner
@@ -60,8 +57,6 @@ def add_up_sums(loss: Any, workers: int) -> tuple[Any, set[str]]:
 
 
 class _Kinds:
-    """Kinds of the variables of a graph, each determined once."""
-
     def __init__(self) -> None:
         self._known: dict[Any, Kind] = {}
 
@@ -134,7 +129,7 @@ class _Kinds:
 
 
 def _of_product(node: Any, kinds: Sequence[Kind]) -> Kind:
-    """Return the axis of the rows in a product of vectors or matrices; it is unknown if rows are multiplied."""
+    """Return the axis of the rows in a product; it is unknown if rows are multiplied."""
     (left, right), (first, second) = kinds, [int(each.ndim) for each in node.inputs]
     if right == CONSTANT and left != first - 1:
         return left
@@ -166,7 +161,7 @@ def _stripped(variable: Any) -> Any:
 
 
 def _measured_axis(variable: Any) -> tuple[Any, int] | None:
-    """Return the array and the axis of which a variable is the length; None if it is none."""
+    """Return the array and the axis whose length a variable is; None for other variables."""
     found = _stripped(variable).owner
     if found is None:
         return None
