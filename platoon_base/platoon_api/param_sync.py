@@ -1,4 +1,4 @@
-"""The original's rules between a worker's parameters and the center, and the base class of user-defined ones."""
+"""The original's rules between a worker's parameters and the center, and their base class."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ _METHODS = {
 
 
 class ParamSyncRule(rules.Rule):
-    """Base of rules that users write: override `update_params`, or `theano_update`.
+    """Base of user-defined rules: override `update_params`, or `theano_update`.
 
-    Such a rule sees all parameters at once, so it runs under one lock for the whole center. A rule whose equations are
-    element-wise is faster as a `platoon_base.rules.Rule`.
+    Such a rule gets all parameters at once, so it runs under one lock for the whole center. An
+    element-wise rule is faster as a `platoon_base.rules.Rule`.
     """
 
     def theano_update(self, local_params: list[Any]) -> Callable[..., Any]:
-        """Return a compiled function: the center's values in, their new values out, with updates of ``local_params``.
+        """Return a compiled function of the center's values that returns their new values.
 
         Parameters
         ----------
         local_params : list of Theano shared variable
+            The function's updates may change them.
         """
         raise NotImplementedError(f"{type(self).__name__} has no theano_update: override it, or update_params")
 
@@ -44,12 +45,12 @@ class ParamSyncRule(rules.Rule):
         Parameters
         ----------
         local_values, master_values : list of ndarray
-            One for each parameter, in the order in which they were shared.
+            One for each parameter, in the order of `init_shared_params`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no update_params: override it, or theano_update")
 
     def make_update_function(self, local_params: list[Any]) -> Callable[[list[Array]], object]:
-        """Return a function of the center's values that applies the rule once, and changes them in place.
+        """Return a function that applies the rule once to the center's values, in place.
 
         Parameters
         ----------
@@ -71,12 +72,12 @@ class ParamSyncRule(rules.Rule):
         return update
 
     def took_center_over(self) -> None:
-        """Record that the parameters have the center's values now, which the states of a worker follow."""
+        """Reset the worker's states, after the center was copied to the parameters."""
         for function in vars(self).get("_functions", []):
             function.restart()
 
     def require_signatures(self) -> None:
-        """Raise `ConfigurationError` unless each method can be called as the class says."""
+        """Raise `ConfigurationError` unless each method takes the arguments of the base class."""
         for name, arguments in _METHODS.items():
             method = getattr(self, name)
             try:
@@ -88,7 +89,7 @@ class ParamSyncRule(rules.Rule):
                 ) from exc
 
     def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
-        """Refuse: a user-defined rule does not run element by element."""
+        """Raise: a user-defined rule does not run element by element."""
         raise NotImplementedError(f"{type(self).__name__} runs on all parameters at once: see make_update_function")
 
 
@@ -98,7 +99,7 @@ class EASGD(ParamSyncRule):
     Parameters
     ----------
     alpha : float in (0, 1]
-        `set_alpha` changes it; the new value holds from the next synchronization on.
+        `set_alpha` changes it for the next synchronization.
     """
 
     kernel = "easgd"
@@ -152,14 +153,13 @@ class ASGD(ParamSyncRule):
 
 
 def require_params(params: Any) -> list[Any]:
-    """Return the parameters as a list; `ConfigurationError` for what is none, such as one shared variable."""
     if hasattr(params, "get_value") or isinstance(params, (np.ndarray, str)) or not isinstance(params, Iterable):
         raise ConfigurationError(f"got {params!r} as params: give a list of shared variables, such as [w, b]")
     return list(params)
 
 
 def is_user_defined(rule: Any) -> bool:
-    """Return whether a rule has its own `ParamSyncRule.update_params` or the like, which runs in place of a kernel."""
+    """Return whether a rule overrides a method of `ParamSyncRule`, which replaces the kernel."""
     if not isinstance(rule, ParamSyncRule):
         return False
     return rule.kernel is None or any(_is_overridden(rule, name) for name in _METHODS)
@@ -170,7 +170,6 @@ def _is_overridden(rule: ParamSyncRule, name: str) -> bool:
 
 
 def _value(param: Any) -> Array:
-    """Return a copy of the value of a shared variable, or of an array."""
     return np.array(param if isinstance(param, np.ndarray) else param.get_value())
 
 
@@ -189,7 +188,7 @@ class _BySync:
         self.restart()
 
     def restart(self) -> None:
-        """Let the worker's states be what the parameters are, as after they took the center over."""
+        """Reset the worker's states to the parameters."""
         self._states = [tuple(_value(p) for _ in self._rule.local_state) for p in self._params]
 
     def __call__(self, master_values: list[Array]) -> None:
