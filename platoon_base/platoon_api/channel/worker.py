@@ -166,7 +166,7 @@ class Worker:
 
     @without_job_name
     def init_shared_params(self, params: Sequence[Any], param_sync_rule: Any, cleanup: bool = False) -> None:
-        """Share parameters: the first worker's values become the center, and all others' too.
+        """Share parameters: the first worker's values become the center, and go to all others.
 
         Parameters
         ----------
