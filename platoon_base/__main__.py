@@ -4,7 +4,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-# `python -m` puts the working directory first on the path, where a user's numpy.py would hide NumPy.
+# `python -m` puts the working directory first on the path: a user's numpy.py would hide NumPy.
 # The working directory may have been removed.
 with contextlib.suppress(OSError):
     if (

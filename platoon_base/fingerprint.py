@@ -86,7 +86,8 @@ def plain(row: Any) -> Any:
     # A matrix of scipy.sparse.
     if hasattr(row, "toarray"):
         return row.toarray()
-    if hasattr(row, "detach"):  # A tensor of torch.
+    # A tensor of torch.
+    if hasattr(row, "detach"):
         row = row.detach().cpu()
         # NumPy has no bfloat16.
         return (row.float() if str(row.dtype) == "torch.bfloat16" else row).numpy()

@@ -93,8 +93,7 @@ def function(
     sliceable_shareds : list of Theano shared variable
         Data sets in the workers' own memories, from `scatter`. Calls select rows by ``batch_s``.
         They are used in the expressions, or replace variables by ``givens``.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
     timeout_s : float
         Bound on each wait for the other workers.
     **options
@@ -315,8 +314,7 @@ def scatter(data: Any, name: str | None = None, *, dtype: Any = None, worker: Wo
         Name of the variable.
     dtype : dtype, optional
         Dtype of the variable.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Returns
     -------

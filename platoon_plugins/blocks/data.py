@@ -89,8 +89,7 @@ def shard_stream(
         server.
     seed : int, optional
         With ``rank`` and ``size``: the common seed of all shards; 0 by default.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Returns
     -------

@@ -47,8 +47,7 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
         CompositeRule.
     average : bool, optional
         False takes the sum. The default is the mean, with a warning if the cost is a sum.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     References
     ----------

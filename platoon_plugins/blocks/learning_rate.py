@@ -35,8 +35,7 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
     how : {"linear", "sqrt", "none"}
         "linear" for plain gradient descent and momentum, "sqrt" for Adam and RMSProp; see
         `platoon_base.learning_rate.scale_factor`.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Returns
     -------
@@ -64,8 +63,7 @@ def scale_schedule(schedule: Callable[[int], float], *, worker: Worker | None = 
     schedule : callable
         A function of the number of batches done, for `SharedVariableModifier`. Only its argument is
         scaled; use `scale_learning_rate` for its values.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Returns
     -------
@@ -142,8 +140,7 @@ class LearningRateWarmup(SimpleExtension):  # type: ignore[misc]
         This worker's batches in an epoch. Without it the rate is raised epoch by epoch.
     how : {"linear", "sqrt", "none"}
         How the learning rate was scaled.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
     **kwargs
         The triggers of `SimpleExtension`, and its ``name``; without triggers ``before_batch=True``.
 

@@ -65,8 +65,7 @@ def prepare(
     average : bool, optional
         With "sync": take the mean of the gradients, or their sum. The default is the sum if the
         cost is a sum over the rows of a batch.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Returns
     -------

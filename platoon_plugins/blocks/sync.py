@@ -77,8 +77,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         How the rule treats a NaN or an infinity; see `Worker.init_shared_params`.
     timeout_s : float
         Bound on each wait for the other workers.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
     **kwargs
         The triggers of `SimpleExtension`, and its ``name``. Without triggers ``every_n_batches`` is
         `platoon_base.rules.default_period` of the rule.

@@ -68,8 +68,8 @@ class Training:
         self.lockstep = self.averages or is_broadcast(main_loop.data_stream)
         # The evaluators whose streams were compared between the workers.
         self.compared: weakref.WeakSet[Any] = weakref.WeakSet()
-        # prepared: the user's extensions were adapted. synchronized: the rule was applied before the end.
-        # keeps_evaluated: an extension saves the evaluated parameters, so a copy of them is kept.
+        # prepared: the user's extensions were adapted. synchronized: the rule was applied before the
+        # end. keeps_evaluated: a copy of evaluated parameters is kept for an extension that saves.
         self.prepared = self.started = self.finished = self.synchronized = self.keeps_evaluated = False
         # Weak, so that the main loop is freed when the script drops it.
         self._main_loop_ref = weakref.ref(main_loop)
@@ -214,8 +214,8 @@ class Training:
 
     def end_round(self) -> None:
         """Synchronize before an evaluation if the rule waits, or was not applied since the last."""
-        # A worker with fewer batches would otherwise start behind the center, which would ignore its
-        # next contribution. Without any synchronization the center would not have changed.
+        # A worker with fewer batches would otherwise start behind the center, and its next
+        # contribution would be ignored. Without a synchronization the center is unchanged.
         never = self._never_synchronized()
         if never and not self._warned:
             self._warned = True

@@ -23,8 +23,7 @@ def shard(*arrays: Any, worker: Worker | None = None) -> Any:
     Parameters
     ----------
     *arrays : ndarray, all of the same length
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Returns
     -------
@@ -79,8 +78,7 @@ def iterate_minibatches(
         What to do if N does not divide the number of rows, see
         `platoon_base.sharding.epoch_indices`. Synchronous training needs equal numbers of
         mini-batches: skip up to N - 1 rows per epoch ("drop"), or use some twice ("wrap").
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Yields
     ------

@@ -62,8 +62,7 @@ def evaluate(
         The first and the last of the arrays, by name.
     timeout_s : float
         Bound on each wait for the other workers.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Returns
     -------
@@ -112,7 +111,7 @@ def _evaluated_together(
             ranks = contributors
     training.begin_round(worker, timeout_s)
     values = means(sums)
-    # A worker without rows has not called val_fn. Only the names of the sums tell a scalar from a list.
+    # A worker without rows has not called val_fn: the names of the sums tell a scalar from a list.
     return values[_SCALAR] if _SCALAR in values else [values[str(i)] for i in range(len(values))]
 
 

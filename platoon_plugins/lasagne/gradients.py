@@ -77,8 +77,7 @@ def all_reduce_grads(
     statistics : list of Theano shared variable
         Running statistics that your updates change. Those with a default update in the graph, as of
         BatchNormLayer, are found automatically.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Returns
     -------

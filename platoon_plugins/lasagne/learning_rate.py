@@ -33,8 +33,7 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
     how : {"linear", "sqrt", "none"}
         "linear" for SGD and momentum, "sqrt" for Adam and RMSProp; see
         `platoon_base.learning_rate.scale_factor`.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Returns
     -------
@@ -65,8 +64,7 @@ def scale_schedule(schedule: Callable[[Any], Any], *, worker: Worker | None = No
     schedule : callable
         A function of the number of mini-batches done, which may be a Theano expression. Only its
         argument is scaled; use `scale_learning_rate` for its values.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Returns
     -------
@@ -119,8 +117,7 @@ class LearningRateWarmup:
         Mini-batches already done: ``worker.resume_at.steps`` after a resume or a restart.
     how : {"linear", "sqrt", "none"}
         How the learning rate was scaled.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     References
     ----------

@@ -48,8 +48,7 @@ def prepare(
         Batches from one synchronization to the next, with "async".
     average : bool, optional
         With "sync": take the mean of the gradients, or their sum; see `all_reduce_grads`.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Returns
     -------

@@ -30,8 +30,7 @@ class StopOnPatience:
         Name of the stored best value and of the values in the launcher, unique in the script.
     timeout_s : float
         Bound on each wait for the other workers.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Attributes
     ----------

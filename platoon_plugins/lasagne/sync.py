@@ -69,8 +69,7 @@ def sync_updates(
         update in the graph, as of BatchNormLayer, are found automatically.
     timeout_s : float
         Bound on each wait for the other workers, here and in the compiled function.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Returns
     -------

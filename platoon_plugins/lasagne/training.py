@@ -30,15 +30,15 @@ class Training:
 
     def __init__(self, late: bool) -> None:
         self.statistics: list[Any] = []
-        # shares: `sync_updates` shares parameters. waits: each synchronization waits for all workers.
+        # shares: `sync_updates` shares parameters. waits: synchronizations wait for all workers.
         self.shares = self.waits = False
         self.period: EveryN | None = None
-        # Batches in which all parameters are synchronized: more than `period` if the rule has fragments.
+        # Batches in which all parameters are synchronized: with fragments more than `period`.
         self.every_n_batches = 0
         # Parameters whose gradients `all_reduce_grads` averages.
         self.averaged: weakref.WeakSet[Any] = weakref.WeakSet()
         self.intents: list[Any] = []
-        # The period, its synchronizations and the batches since the last one, at the latest evaluation.
+        # The period, its synchronizations and the batches since the last, at the latest evaluation.
         self._before: tuple[Any, int, int] = None, 0, 0
         self._warned = False
         # A late joiner has initial statistics, which are not averaged, until its first `meet`.
@@ -100,8 +100,8 @@ class Training:
 
     def end_round(self, worker: Worker, timeout_s: float) -> None:
         """Synchronize before an evaluation if the rule waits, or was not applied since the last."""
-        # A worker with fewer batches would otherwise start behind the center, which would ignore its
-        # next contribution. Without any synchronization the center would not have changed.
+        # A worker with fewer batches would otherwise start behind the center, and its next
+        # contribution would be ignored. Without a synchronization the center is unchanged.
         period = self.period
         if period is None or not worker.advanced.shares:
             return
@@ -181,8 +181,7 @@ def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | No
     ----------
     timeout_s : float
         Bound on each wait for the other workers.
-    worker : Worker, optional
-        The default is ``connect()``.
+    worker : Worker, default ``connect()``
 
     Raises
     ------
