@@ -53,11 +53,10 @@ _context_of = functools.cache(CudaContext)
 
 
 class CudaArray(abc.ABC):
-    """A framework's array with the interface of pygpu's GpuArray that synchronization needs.
+    """A framework's array with the interface of pygpu's GpuArray, for `Parameter.on_device`.
 
-    Adapters subclass it and return it from `Parameter.on_device`. Both ``numpy.asarray(array)`` and
-    ``array[...] = values`` are ordered after the framework's queued work. ``ordinal`` is the
-    driver's number of the device.
+    Both ``numpy.asarray(array)`` and ``array[...] = values`` are ordered after the framework's
+    queued work.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: Any, ordinal: int, c_contiguous: bool = True) -> None:
@@ -73,11 +72,7 @@ class CudaArray(abc.ABC):
     @staticmethod
     @abc.abstractmethod
     def change(arrays: Sequence[Any], queue: Queue) -> None:
-        """Queue work that changes arrays of one device, in order with the framework's work.
-
-        ``queue(addresses, stream)`` is called once, before this returns, with the addresses of the
-        arrays' first elements; its exceptions are raised here.
-        """
+        """Call ``queue(addresses, stream)`` once, in order with the framework's queued work."""
 
     @abc.abstractmethod
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:

@@ -16,13 +16,7 @@ SCALINGS = ("linear", "sqrt", "none")
 
 
 def scale_factor(workers: int, how: str = "linear") -> float:
-    """Return the factor of the learning rate for N workers.
-
-    ::
-
-        f := N            linear
-        f := sqrt(N)      sqrt
-        f := 1            none
+    """Return the factor of the learning rate for N workers: N, sqrt(N) or 1.
 
     N workers that keep the batch size of one process take mini-batches N times as large together.
     With SGD and momentum, one such step is about N steps of one process (linear). The square root
@@ -31,11 +25,8 @@ def scale_factor(workers: int, how: str = "linear") -> float:
     Deviation: Malladi et al. also change beta_1, beta_2 and epsilon with N; they stay unchanged
     here.
 
-    Sources: linear, Goyal et al., Accurate, large minibatch SGD, arXiv 1706.02677, section 2.1.
-    sqrt, Krizhevsky, One weird trick for parallelizing convolutional neural networks, arXiv
-    1404.5997; Hoffer et al., Train longer, generalize better, arXiv 1705.08741; for Adam and
-    RMSProp, Malladi et al., On the SDEs and scaling rules for adaptive gradient algorithms, arXiv
-    2205.10287.
+    Sources: linear, Goyal et al., arXiv 1706.02677, section 2.1. sqrt, Krizhevsky, arXiv 1404.5997;
+    Hoffer et al., arXiv 1705.08741; for Adam and RMSProp, Malladi et al., arXiv 2205.10287.
     """
     if how not in SCALINGS:
         raise ConfigurationError(f"got how={how!r}: it must be one of {', '.join(SCALINGS)}")
@@ -86,14 +77,7 @@ class Warmup:
 
 
 def scaled_schedule(schedule: Callable[[Any], Any], workers: int) -> Callable[[Any], Any]:
-    """Let a schedule for one process end at the same epoch on N workers.
-
-    ::
-
-        lr(k) := schedule(N k)        for k, the steps of one of the workers
-
-    The result can be pickled if ``schedule`` can. For one worker it is the schedule itself.
-    """
+    """Return lr(k) := schedule(N k), for the k steps of one worker; it ends at the same epoch."""
     if not callable(schedule):
         raise ConfigurationError(
             f"got {schedule!r}: pass a function of the number of steps done; a number is scaled by scale_learning_rate"

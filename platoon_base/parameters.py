@@ -79,8 +79,8 @@ class Group(Protocol):
         """Return `Parameter.on_device` of each; None if each must be called.
 
         The sequence's attribute ``like`` is a new object whenever shapes, dtypes or devices have
-        changed since the last call. A list of indices selects a part, whose changes are changes of
-        the whole. Its method ``change(queue, may_wait)`` is that of `DeviceRuntime`.
+        changed. A list of indices selects a part, a view. ``change(queue, may_wait)`` is that of
+        `DeviceRuntime`.
         """
         ...
 

@@ -88,10 +88,7 @@ class EverySeconds:
 
 @dataclass
 class Patience:
-    """Stop when a metric has not improved for ``patience`` reports in a row.
-
-    An improvement is a change for the better, by ``mode``, of more than ``min_delta``.
-    """
+    """Stop when a metric has not improved by more than ``min_delta`` for ``patience`` reports."""
 
     patience: int
     min_delta: float = 0.0
@@ -151,11 +148,8 @@ def require_policy(policy: Any) -> None:
 
 
 def votes_suffice(policy: str, voters: Collection[int], participants: Collection[int]) -> bool:
-    """Return whether the votes to stop decide for all participants; votes of others do not count.
-
-    With "any" one vote is enough, with "all" every participant must vote, and with "leader" the
-    lowest rank present decides.
-    """
+    """Return whether votes to stop decide for all participants; others' votes do not count."""
+    # "leader": the vote of the lowest rank present decides.
     require_policy(policy)
     present = set(participants)
     votes = present.intersection(voters)

@@ -69,15 +69,13 @@ _DTYPES = {torch.float16, torch.float32, torch.float64}
 
 
 class HostCopy:
-    """A copy of a tensor in page-locked memory, reused since allocating takes longer than copying.
-
-    Copies are queued on torch's current stream. ``started`` is True until `wait` has waited.
-    """
+    """A copy of a tensor in page-locked memory, reused as allocating is slower than copying."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._device = tensor.device
         self.array: np.ndarray[Any, Any] = self._tensor.numpy()
+        # Whether a copy was started since the last `wait`.
         self.started = False
 
     def fits(self, tensor: Any) -> bool:

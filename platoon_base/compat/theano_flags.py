@@ -19,11 +19,9 @@ _CONVOLUTIONS = ("algo_bwd_data", "algo_bwd_filter")
 
 
 def worker_flags(device: str, environment: Mapping[str, str]) -> str:
-    """Return ``THEANO_FLAGS`` for a worker on a device, given the user's environment.
-
-    The compile directory stays shared, and ``gpuarray.preallocate`` stays at its default: other
-    processes and a center may need memory on the same device.
-    """
+    """Return ``THEANO_FLAGS`` for a worker on a device, given the user's environment."""
+    # The compile directory stays shared. No memory is reserved (`gpuarray.preallocate`), since other
+    # processes and a center may need the device.
     return _with_device(_Options(environment), device)
 
 
@@ -72,12 +70,9 @@ def _with_blas(options: _Options) -> str:
 
 
 def completed_flags(device: str | None, environment: Mapping[str, str], flags_before: str) -> str:
-    """Return ``THEANO_FLAGS`` for the import of Theano, after the script may have replaced them.
-
-    The script's flags stay, except for the device, as two workers on one GPU would share it
-    silently. The compile directory is that of ``flags_before`` unless the script names one. Without
-    a worker's device, ``device`` is None.
-    """
+    """Return ``THEANO_FLAGS`` for the import of Theano, after the script may have replaced them."""
+    # The script's flags stay, except for the device: workers would otherwise share a GPU silently.
+    # The compile directory is that of `flags_before` unless the script names one.
     options = _Options(environment)
     wanted = _last(options.flags, "device")
     if device is not None and wanted not in (None, device):

@@ -55,10 +55,7 @@ def importable(
     fails: str = "cannot be imported",
     distributions: Sequence[str] = (),
 ) -> Check:
-    """Import ``module``, or run ``code``, in a process that is prepared like a worker.
-
-    ``fails`` is the text for a failure.
-    """
+    """Import ``module``, or run ``code``, in a process that is prepared like a worker."""
     found = installed(module, remedy, distributions)
     if not found.works:
         spec = importlib.util.find_spec(module)

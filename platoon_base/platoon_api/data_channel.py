@@ -1,7 +1,6 @@
 """The original's data channel: mini-batches from the controller to any free worker.
 
-A port is only the channel's name, unique for a user and host; no TCP port is opened. Batches are in
-shared memory, see `platoon_base.data.BatchServer`.
+No TCP port is opened: a port is only the channel's name, unique for a user and host.
 """
 
 from __future__ import annotations

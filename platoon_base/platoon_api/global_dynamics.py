@@ -1,7 +1,6 @@
 """Synchronous rules on Theano shared variables, under the names of the original Platoon.
 
-All workers call ``make_rule``, which compiles the rule, and then the object, in the same order. The
-equations are those of `platoon_base.rules.synchronous`.
+The equations are those of `platoon_base.rules.synchronous`.
 """
 
 from __future__ import annotations
@@ -52,12 +51,7 @@ class GlobalDynamics:
 
 
 class SGD(GlobalDynamics):
-    """Replace updates by their sum, or their mean, over all workers.
-
-    ::
-
-        u := sum_i u_i            (or 1/N sum_i u_i)
-    """
+    """Replace updates by u := sum_i u_i, or 1/N sum_i u_i, over all workers."""
 
     def __init__(self, average: bool = False, worker: Any = None) -> None:
         super().__init__(worker)
@@ -83,22 +77,12 @@ class AverageSGD(SGD):
 
 
 class EASGD(GlobalDynamics):
-    """Synchronous elastic averaging; see `platoon_base.rules.synchronous.easgd`.
-
-    ::
-
-        d_i := alpha (x_i - c)
-        x_i := x_i - d_i
-        c := c + sum_i d_i
-    """
+    """Synchronous elastic averaging; for equations see `platoon_base.rules.synchronous.easgd`."""
 
     _alpha: Any = None
 
     def make_rule(self, local_particle: Any, central_particle: Any, alpha: Any) -> None:
-        """Compile the rule for x_i and this worker's replica of c, which starts as rank 0's.
-
-        A shared variable ``alpha`` is read at each step.
-        """
+        """Compile the rule for x_i and this worker's replica of c, which starts as rank 0's."""
         local = _shared_variables(local_particle, "local_particle")
         center = _shared_variables(central_particle, "central_particle")
         _require_alike(local_particle=local, central_particle=center)
@@ -139,15 +123,7 @@ class EASGD(GlobalDynamics):
 
 
 class Downpour(GlobalDynamics):
-    """Synchronous Downpour; see `platoon_base.rules.synchronous.downpour`.
-
-    ::
-
-        g := sum_i u_i            (or 1/N sum_i u_i)
-        c := c + g
-        x_i := c
-        u_i := 0
-    """
+    """Synchronous Downpour; for equations see `platoon_base.rules.synchronous.downpour`."""
 
     def __init__(self, average: bool = False, worker: Any = None) -> None:
         super().__init__(worker)

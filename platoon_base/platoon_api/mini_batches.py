@@ -1,8 +1,4 @@
-"""Mini-batches of the original: any sequence of arrays, which arrives as a list.
-
-The rows of one array are sent as that array, and a list longer than a batch may be as one piece of
-memory; both are received as lists of views.
-"""
+"""Mini-batches of the original: any sequence of arrays, which arrives as a list of views."""
 
 from __future__ import annotations
 

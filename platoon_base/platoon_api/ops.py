@@ -13,12 +13,7 @@ __all__ = ["AllReduceMax", "AllReduceMin", "AllReduceProd", "AllReduceSum"]
 
 
 def AllReduceSum(src: Any, dest: Any = None, inplace: bool = False, worker: Any = None) -> Any:  # noqa: N802
-    """Sum a variable over all workers; with one worker return ``src`` itself.
-
-    ``dest`` only sets the type of the result, which is checked: Theano chooses the memory. To
-    change a shared variable pass ``updates=[(dest, AllReduceSum(src, dest))]``. ``inplace`` is that
-    of `platoon_base.theano_ops.all_reduce`.
-    """
+    """Sum a variable over all workers. ``dest`` only sets the result's type, which is checked."""
     return _all_reduce(src, "sum", dest, inplace, worker)
 
 

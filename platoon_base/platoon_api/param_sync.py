@@ -32,30 +32,19 @@ class ParamSyncRule(rules.Rule):
     def theano_update(self, local_params: list[Any]) -> Callable[..., Any]:
         """Return a compiled function of the center's values that returns their new values.
 
-        Parameters
-        ----------
-        local_params : list of Theano shared variable
-            The function's updates may change them.
+        The function's updates may change ``local_params``, the list of Theano shared variables.
         """
         raise NotImplementedError(f"{type(self).__name__} has no theano_update: override it, or update_params")
 
     def update_params(self, local_values: list[Array], master_values: list[Array]) -> None:
         """Change the values of this worker and those of the center, in place.
 
-        Parameters
-        ----------
-        local_values, master_values : list of ndarray
-            One for each parameter, in the order of `init_shared_params`.
+        Both are lists with one ndarray for each parameter, in the order of `init_shared_params`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no update_params: override it, or theano_update")
 
     def make_update_function(self, local_params: list[Any]) -> Callable[[list[Array]], object]:
-        """Return a function that applies the rule once to the center's values, in place.
-
-        Parameters
-        ----------
-        local_params : list of Theano shared variable
-        """
+        """Return a function that applies the rule once to the center's values, in place."""
         if _is_overridden(self, "theano_update"):
             return _by_theano(self.theano_update(local_params), type(self).__name__)
         if self.kernel is not None and not _is_overridden(self, "update_params"):
@@ -96,10 +85,7 @@ class ParamSyncRule(rules.Rule):
 class EASGD(ParamSyncRule):
     """Elastic averaging; see `platoon_base.rules.EASGD` for the equations.
 
-    Parameters
-    ----------
-    alpha : float in (0, 1]
-        `set_alpha` changes it for the next synchronization.
+    `set_alpha` changes ``alpha``, in (0, 1], for the next synchronization.
     """
 
     kernel = "easgd"

@@ -26,11 +26,9 @@ _SMALLEST, _GREATEST = 2.0**-100, 2.0**120
 
 
 class Float16Sum(AllReduceSum):
-    """`AllReduceSum` of float32 values that travel as float16, which must represent them exactly.
+    """`AllReduceSum` of float32 values that float16 represents exactly, and that travel as such."""
 
-    No variable of the graph is float16, since Theano computes with it on the host in Python.
-    """
-
+    # No variable of the graph is float16, as Theano computes with it on the host in Python.
     # The graph around it contains the number of workers, so it does not fit another job.
     __reduce__ = JobBound.__reduce__
 

@@ -78,10 +78,7 @@ class Selection(NamedTuple):
     spec: RowSpec
 
     def agreed(self, every: Sequence[RowSpec], worker: Worker, timeout_s: float) -> tuple[slice | Numbers, list[int]]:
-        """Return this call's rows, and their number on each worker; rank 0 selects.
-
-        If the selections are the same on all workers, nothing is sent.
-        """
+        """Return this call's rows, and their number on each worker; rank 0 selects."""
         first, length = every[0], self.spec.length
         if len({told.kind == _OWN for told in every}) > 1:
             raise ConfigurationError(
@@ -134,10 +131,7 @@ def _end(end: Any) -> int:
 
 
 def input_checksum(value: Any, *, whole: bool) -> int:
-    """Return a checksum of an input; of scattered rows only three are read, for a constant cost.
-
-    Random data and other shuffles differ in these rows. For shared data it depends on the name.
-    """
+    """Return a checksum of an input; only three of scattered rows are read, for a constant cost."""
     if isinstance(value, SharedData):
         return zlib.crc32(repr((value.name, value.shape)).encode())
     array = np.asarray(value)

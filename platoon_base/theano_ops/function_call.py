@@ -311,14 +311,9 @@ def scatter(data: Any, name: str | None = None, *, dtype: Any = None, worker: Wo
     data : array or SharedData
         All rows, the same on every worker.
     name : str, optional
-        Name of the variable.
     dtype : dtype, optional
         Dtype of the variable.
     worker : Worker, default ``connect()``
-
-    Returns
-    -------
-    Theano shared variable
 
     Raises
     ------

@@ -47,8 +47,6 @@ def averaged_grads(loss: Any, params: Any, weight: Any, average: bool, worker: W
 
         g := sum_i n_i g_i / sum_i n_i     for a loss that is a mean over n_i rows
         g := sum_i g_i                     for a sum, if not ``average``
-
-    ``weight`` is n_i over the mean of all n_i, in each call.
     """
     if not isinstance(loss, theano.Variable) or getattr(loss, "ndim", None) != 0:
         raise ConfigurationError(
@@ -70,14 +68,9 @@ def averaged_grads(loss: Any, params: Any, weight: Any, average: bool, worker: W
 def average_updates(
     pairs: Sequence[tuple[Any, Any]], outputs: Iterable[Any], weight: Any, worker: Worker
 ) -> list[tuple[Any, Any]]:
-    """Return updates whose new values are means over the workers, weighted by rows.
+    """Return updates with v := sum_i n_i v_i / sum_i n_i, for floats that are not all-reduced yet.
 
-    ::
-
-        v := sum_i n_i v_i / sum_i n_i
-
-    Values computed from all-reduced ones, and other dtypes than floats, are unchanged. Running
-    statistics, which are floats with a ``default_update``, are averaged too.
+    Running statistics, which are floats with a ``default_update``, are averaged too.
     """
     if worker.global_size == 1:
         return list(pairs)
@@ -96,10 +89,8 @@ def average_updates(
 
 
 def with_default_updates(pairs: Sequence[tuple[Any, Any]], outputs: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """Return updates with the graph's default ones, so that all expressions can be changed.
-
-    Otherwise a random stream would draw noise for the whole data set, not only for the chosen rows.
-    """
+    """Return updates with the graph's default ones, so that all expressions can be changed."""
+    # Otherwise a random stream would draw noise for the whole data set, not only for chosen rows.
     changed = {variable for variable, _ in pairs}
     used = inputs([*outputs, *(value for _, value in pairs)])
     more = [v for v in used if getattr(v, "default_update", None) is not None and v not in changed]
@@ -109,10 +100,7 @@ def with_default_updates(pairs: Sequence[tuple[Any, Any]], outputs: Iterable[Any
 def with_givens(
     outputs: Sequence[Any], pairs: Sequence[tuple[Any, Any]], givens: Any
 ) -> tuple[list[Any], list[tuple[Any, Any]]]:
-    """Return outputs and updates after the substitutions ``givens`` of `theano.function`.
-
-    They are made here so that data sets in place of inputs are found in the graph.
-    """
+    """Substitute ``givens`` as `theano.function` does, so that data sets in them are found."""
     items = list(givens.items() if isinstance(givens, Mapping) else givens)
     if not all(isinstance(item, (tuple, list)) and len(item) == 2 and _is_variable(item[0]) for item in items):
         raise ConfigurationError(
@@ -138,10 +126,7 @@ def indexed(expressions: Sequence[Any], data: Sequence[Any], index: Callable[[An
 def start_variables(
     expressions: Sequence[Any], updated: Sequence[Any], data: Sequence[Any], worker: Worker, timeout_s: float
 ) -> None:
-    """Copy the first worker's values of a graph's variables to all, except data sets.
-
-    Random streams draw different numbers on each worker from then on.
-    """
+    """Copy the first worker's values of a graph's variables to all, except data sets."""
     if worker.global_size == 1:
         return
     used = [v for v in inputs(list(expressions)) if isinstance(v, SharedVariable)]

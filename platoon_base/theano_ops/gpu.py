@@ -1,7 +1,4 @@
-"""The Ops on GpuArrays, and their graph optimizations.
-
-Imported only if Theano uses a device; import it yourself after `theano.gpuarray.use`.
-"""
+"""The Ops on GpuArrays, imported with a device only, or after `theano.gpuarray.use`."""
 
 from __future__ import annotations
 

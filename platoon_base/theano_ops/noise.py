@@ -14,10 +14,7 @@ __all__ = ["vary_noise", "vary_noise_once"]
 
 
 def vary_noise(shared_variables: Iterable[Any], rank: int) -> None:
-    """Move the random streams among shared variables to numbers that no other rank draws.
-
-    Each rank is 2^134 numbers of MRG31k3p ahead of the previous one; a NumPy stream is reseeded.
-    """
+    """Move the random streams among shared variables to numbers that no other rank draws."""
     if rank == 0:
         return
     for variable in shared_variables:
@@ -27,6 +24,7 @@ def vary_noise(shared_variables: Iterable[Any], rank: int) -> None:
             variable.set_value(value)
         # This is a state of MRG31k3p. A user's integers may have the same shape.
         elif getattr(variable.tag, "is_rng", False):
+            # Each rank is 2^134 numbers ahead of the previous one.
             rows = np.array(value)
             for row in rows:
                 for _ in range(rank):

@@ -59,10 +59,9 @@ class _Caller(NamedTuple):
 class OneOrder(Optimizer):  # type: ignore[misc]
     """Fuse the `JobOp` nodes of a worker that can be one call, and chain the others by tokens.
 
-    The level of a node is the longest path of nodes of its worker that lead to it. Nodes of one
-    level are independent, so fusing those with the same key makes no cycle. Levels, and turns
-    within a level, depend on the collective calls alone. A loop (`theano.scan`) with such nodes
-    takes part as a whole.
+    The level of a node is the longest path of its worker's nodes that lead to it. Nodes of one
+    level are independent, so fusing them makes no cycle. A loop (`theano.scan`) takes part as a
+    whole.
     """
 
     def add_requirements(self, fgraph: Any) -> None:

@@ -29,23 +29,18 @@ _LARGEST_FACTOR = 4  # Beyond it a constant divisor may be the number of rows.
 
 
 def reduction_of(expression: Any) -> str:
-    """Return how an expression combines the rows, which are the first axis of its inputs.
-
-    It is "sum", "mean", "ratio", "constant" or "unknown". A "constant" depends on no input, as a
-    penalty of weights. "unknown" includes sums of several kinds, and possible means by a constant
-    divisor.
-    """
+    """Return how an expression combines the rows, which are the first axis of its inputs."""
     if not isinstance(expression, theano.Variable) or getattr(expression, "ndim", None) != 0:
         return UNKNOWN
+    # CONSTANT depends on no input, as a penalty of weights. UNKNOWN includes sums of several kinds,
+    # and possible means by a constant divisor.
     kind = _Kinds().of(expression)
     return UNKNOWN if isinstance(kind, int) or kind == PART else kind
 
 
 def add_up_sums(loss: Any, workers: int) -> tuple[Any, set[str]]:
-    """Return a loss whose gradients, averaged over workers, are those of one process with all rows.
-
-    Its sums over rows are multiplied by ``workers``. The set has the kinds of its terms.
-    """
+    """Multiply sums over rows by ``workers``, for the gradients of one process with all rows."""
+    # Returns the kinds of its terms too.
     kind = reduction_of(loss)
     node = loss.owner
     if kind == SUM:

@@ -25,11 +25,8 @@ class AllReduce(JobOp):
 
     One call makes one collective call for each dtype: values of one dtype share a flat buffer,
     except large ones on the host. All workers compile functions with the same calls, on the same
-    shapes and dtypes; other parts of the functions may differ. An Op without a turn gets one where
-    it is applied.
-
-    Gradients are those of the sum of all workers' costs, C = sum_r C_r, with g_r = dC_r/dy on
-    worker r.
+    shapes and dtypes. Gradients are those of C = sum_r C_r, the sum of all workers' costs, with g_r
+    = dC_r/dy.
     """
 
     __props__: tuple[str, ...] = ("worker", "inplace", "turn", "ordered", "compress")
@@ -199,10 +196,8 @@ def all_reduce(
 
     All workers must call this function in the same order, with the same number, shapes and dtypes.
     Independent calls in one compiled function become one collective call. ``inplace`` needs
-    ``theano.function(..., accept_inplace=True)``; Theano's optimizations usually make it
-    unnecessary. ``compress`` lets ``--hosts-compression`` compress gradients between hosts.
-
-    In a single-worker job the variables themselves are returned.
+    ``theano.function(..., accept_inplace=True)``. ``compress`` lets ``--hosts-compression``
+    compress gradients between hosts.
     """
     reduction = canonical_op(op)
     if not variables:

@@ -57,10 +57,7 @@ def _load(counts: bool) -> StepReport:
 
 
 class InsertStepReports(Optimizer):  # type: ignore[misc]
-    """Make each function that updates parameters in collective calls report its steps and loss.
-
-    The loss is the first output, if that is a scalar of a float dtype. `Sync` counts steps itself.
-    """
+    """Make each function that updates parameters in collective calls report its steps and loss."""
 
     def add_requirements(self, fgraph: Any) -> None:
         fgraph.attach_feature(toolbox.ReplaceValidate())
@@ -71,6 +68,7 @@ class InsertStepReports(Optimizer):  # type: ignore[misc]
         callers = [node for node in fgraph.toposort() if isinstance(node.op, JobOp)]
         if not updates:
             return
+        # The first output, if it is a float scalar. `Sync` counts steps itself.
         loss = _loss_of(fgraph)
         if not callers:
             self._count_single_worker(fgraph, loss)

@@ -14,11 +14,7 @@ __all__ = ["Sync", "Synchronizer"]
 
 
 class Synchronizer(JobBound):
-    """Counts the updates of one compiled training loop, and synchronizes on every N-th.
-
-    ``overlap`` is the part of the period after which an overlapping round is completed. Two Ops are
-    equal only if they share one Synchronizer.
-    """
+    """Counts the updates of one compiled training loop, and synchronizes on every N-th."""
 
     def __init__(
         self, worker: Worker, period: EveryN, timeout_s: float = DEFAULT_TIMEOUT_S, overlap: float = 0.0
@@ -29,6 +25,7 @@ class Synchronizer(JobBound):
         self.turn = next_turn()
         self._advanced = worker.advanced
         self._sharing = self._advanced.sharing
+        # The part of the period after which an overlapping round is completed.
         self._overlap = overlap
 
     def step(self, arrays: list[Any]) -> None:
@@ -46,10 +43,7 @@ class Synchronizer(JobBound):
 
 
 class Sync(JobOp):
-    """Synchronize updated parameter values with the center on every N-th call.
-
-    In its in-place form, a step without a synchronization copies nothing.
-    """
+    """Synchronize updated parameter values with the center on every N-th call."""
 
     __props__: tuple[str, ...] = ("synchronizer", "inplace", "ordered")
 

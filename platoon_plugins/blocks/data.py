@@ -55,24 +55,20 @@ def shard_stream(
     A `ShardedScheme` replaces the stream's scheme, below all its transformers: of the batches (or
     examples) of an epoch, worker k of N reads the k-th, the (k+N)-th, and so on. All workers draw
     the same new order for each epoch. A pickled stream continues with any number of workers, also
-    in the middle of an epoch; see `ShardedRequests`.
+    in the middle of an epoch. For a single worker the stream is unchanged.
 
     Some streams name no rows: those without a scheme, as for a `TextFile` or an `IterableDataset`,
-    and those with a `ConstantScheme`. Every worker then reads all batches and keeps its part; see
-    `DealtStream`. Transformers that yield one batch for each that they read stay above it and
-    process only this worker's batches; others, such as `Batch` and `Filter`, stay below it. A
-    stream with a `Cache` or a strict `Batch`, which drop incomplete batches, is divided the same
-    way.
+    and those with a `ConstantScheme`. Every worker then reads all batches and keeps its part
+    (`DealtStream`), and transformers that yield one batch for each that they read process only this
+    part. The same holds for a stream with a `Cache` or a strict `Batch`, which drop incomplete
+    batches.
 
-    The function copies the stream; both share the data set. Call it before an epoch of the stream
-    begins. Put a `MultiProcessing` around the sharded stream, since the copy of one inside starts a
-    second process. A transformer with a generator (``rng``) draws different numbers on each worker.
-    Functions that use NumPy's global generator do not, if the script seeds it alike everywhere; use
-    ``platoon_base.sharding.shard_seed(seed, connect().global_rank)``. A `Filter` may pass more
-    batches on one worker than on another, whatever ``uneven`` is.
-
-    The workers compare the schemes and a few rows of the data. Different data, such as a random
-    split without a seed, are an error.
+    The function copies the stream; both share the data set. Call it before an epoch begins, and put
+    a `MultiProcessing` around the result, since the copy of one inside starts a second process. A
+    transformer with a generator (``rng``) draws different numbers on each worker. For NumPy's
+    global generator, seed each worker with ``platoon_base.sharding.shard_seed(seed,
+    connect().global_rank)``. A `Filter` may pass more batches on one worker than on another,
+    whatever ``uneven`` is.
 
     Parameters
     ----------
@@ -82,8 +78,7 @@ def shard_stream(
         "broadcast" is for a stream that only one process can read: the first worker sends each
         batch to all others.
     uneven : {"keep", "drop", "wrap"}
-        What to do if the batches cannot be divided evenly, see `ShardedScheme` and `DealtStream`.
-        Only for mode "shard".
+        With "shard": what to do if the batches cannot be divided evenly, see `ShardedScheme`.
     rank, size : int, optional
         Return shard number ``rank`` of ``size``, in a process that is not a worker, such as a data
         server.
@@ -91,16 +86,11 @@ def shard_stream(
         With ``rank`` and ``size``: the common seed of all shards; 0 by default.
     worker : Worker, default ``connect()``
 
-    Returns
-    -------
-    AbstractDataStream
-        For a single worker, the stream itself.
-
     Raises
     ------
     ConfigurationError
         If an argument is invalid, if the stream comes from a data server or is sharded already, or
-        if another worker has passed another stream.
+        if another worker has another scheme or data, such as a random split without a seed.
 
     Examples
     --------
@@ -162,10 +152,7 @@ def _given_shard(rank: int | None, size: int | None, seed: int | None, mode: str
 def with_scheme(
     stream: AbstractDataStream, wrap: Callable[[IterationScheme], IterationScheme], rank: int = 0
 ) -> AbstractDataStream:
-    """Return a shallow copy of a stream with another iteration scheme below all its transformers.
-
-    ``rank`` seeds the transformers' generators. A copied `MultiProcessing` starts its own process.
-    """
+    """Return a shallow copy with another scheme below all transformers, seeded by ``rank``."""
     for source in sources_of(stream):
         _require_scheme(source)
 

@@ -27,32 +27,25 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
 
         g := 1/N sum_i g_i        (or sum_i g_i)
 
-    The compiled function runs one flattened all-reduce for each dtype, so all workers must process
-    the same number of batches (``shard_stream(stream, uneven="drop")``). With batches of B rows and
-    a cost that is a mean over rows, N workers train like a single process with batches of N B rows.
-    Each worker has the same weight in the mean, even if batch sizes differ. For a cost that is a
-    sum over rows pass ``average=False``, or use `prepare`, which detects it.
+    The compiled function runs one flattened all-reduce for each dtype (Das et al., arXiv
+    1602.06709), so all workers must process the same number of batches (``shard_stream(stream,
+    uneven="drop")``). With batches of B rows and a cost that is a mean over rows, N workers train
+    like a single process with batches of N B rows. Each worker has the same weight, even if batch
+    sizes differ. For a single worker the gradients are unchanged.
 
     Add ``ParameterSync()`` to the extensions: it copies the first worker's parameters to all others
     when training begins. Without it they are copied when `GradientDescent` is constructed, dropout
     draws the same numbers on all workers, and models that become different raise no error.
 
-    For a single worker the gradients are unchanged.
-
     Parameters
     ----------
     step_rule : StepRule, optional
-        Computes steps from the averaged gradients, such as ``CompositeRule([StepClipping(1.0),
-        Adam()])``. The default returns the averages, for use as the first component of a
-        CompositeRule.
+        Computes steps from the averaged gradients. The default returns the averages, for use as the
+        first component of a CompositeRule.
     average : bool, optional
-        False takes the sum. The default is the mean, with a warning if the cost is a sum.
+        False takes the sum, for a cost that is a sum over rows; `prepare` detects such a cost. The
+        default is the mean, with a warning if the cost is a sum.
     worker : Worker, default ``connect()``
-
-    References
-    ----------
-    Das et al.: Distributed deep learning using synchronous stochastic gradient descent, arXiv
-    1602.06709.
 
     Examples
     --------
@@ -87,11 +80,8 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
 
 
 def average_gradients_of(algorithm: Any, worker: Worker, average: bool | None = None) -> dict[Any, Any]:
-    """Put averages in place of the gradients of a `GradientDescent` that is not compiled yet.
-
-    Return the replacement of each variable that may be monitored. By default ``average`` is False
-    if the cost is a sum over the rows.
-    """
+    """Put averages in place of the gradients of a `GradientDescent`, before it is compiled."""
+    # Returns the replacement of each variable that may be monitored.
     if not (hasattr(algorithm, "gradients") and hasattr(algorithm, "step_rule")):
         raise ConfigurationError(
             f"got the algorithm {type(algorithm).__name__}, which has no gradients and step rule that could be "

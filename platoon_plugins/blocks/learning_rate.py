@@ -37,11 +37,6 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
         `platoon_base.learning_rate.scale_factor`.
     worker : Worker, default ``connect()``
 
-    Returns
-    -------
-    float
-        Unchanged for a single worker.
-
     Examples
     --------
     >>> AllReduceGradients(Momentum(scale_learning_rate(0.1), 0.9))                # doctest: +SKIP
@@ -56,7 +51,8 @@ def scale_schedule(schedule: Callable[[int], float], *, worker: Worker | None = 
 
         lr(k) := schedule(N k)        where k counts the batches of this worker
 
-    Do not scale a schedule that was written for batches N times as large.
+    Do not scale a schedule that was written for batches N times as large. A pickled schedule keeps
+    the number of workers.
 
     Parameters
     ----------
@@ -64,11 +60,6 @@ def scale_schedule(schedule: Callable[[int], float], *, worker: Worker | None = 
         A function of the number of batches done, for `SharedVariableModifier`. Only its argument is
         scaled; use `scale_learning_rate` for its values.
     worker : Worker, default ``connect()``
-
-    Returns
-    -------
-    callable
-        For a single worker, the schedule itself. A pickled schedule keeps the number of workers.
 
     Examples
     --------
@@ -126,14 +117,14 @@ class LearningRateWarmup(SimpleExtension):  # type: ignore[misc]
     """Raise the learning rate from that of one worker to that of N during the first epochs.
 
     Each trigger sets the shared variable by the equation of `platoon_base.learning_rate.Warmup`
-    until its initial value is reached. Afterwards a `SharedVariableModifier` may change it. For a
-    single worker the value stays. A main loop that `Checkpoint` pickled resumes the warm-up.
+    (Goyal et al., arXiv 1706.02677, section 2.2) until its initial value is reached. Afterwards a
+    `SharedVariableModifier` may change it. For a single worker the value stays. A main loop that
+    `Checkpoint` pickled resumes the warm-up.
 
     Parameters
     ----------
     learning_rate : Theano shared variable
-        The learning rate of a step rule, with the value after the warm-up, as from
-        `scale_learning_rate`.
+        The learning rate of a step rule after the warm-up, as from `scale_learning_rate`.
     warmup_epochs : float
         Length of the warm-up.
     steps_per_epoch : int, optional
@@ -143,11 +134,6 @@ class LearningRateWarmup(SimpleExtension):  # type: ignore[misc]
     worker : Worker, default ``connect()``
     **kwargs
         The triggers of `SimpleExtension`, and its ``name``; without triggers ``before_batch=True``.
-
-    References
-    ----------
-    Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv 1706.02677,
-    section 2.2.
 
     Examples
     --------

@@ -44,7 +44,8 @@ def prepare(
       `TrainingDataMonitoring` becomes `DistributedTrainingMonitoring` with averaged gradients, or
       if it records at the ends of epochs only. Subclasses stay as they are.
 
-    Call it on each worker before ``run``. Under plain ``python`` the main loop is unchanged.
+    Call it on each worker before ``run``. It returns the same main loop, unchanged under plain
+    ``python``.
 
     Parameters
     ----------
@@ -60,17 +61,11 @@ def prepare(
     policy : {"any", "all", "leader"}
         See `StopTogether`.
     leader_only : extension class or tuple of them, optional
-        Your extensions that write files: they run on the first worker only, with the center's
-        values.
+        Your extensions that write files: only the first worker runs them, with the center's values.
     average : bool, optional
         With "sync": take the mean of the gradients, or their sum. The default is the sum if the
         cost is a sum over the rows of a batch.
     worker : Worker, default ``connect()``
-
-    Returns
-    -------
-    MainLoop
-        The same object.
 
     Raises
     ------

@@ -29,10 +29,7 @@ _DEPTH = 4
 
 
 def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
-    """Raise if another worker has passed a different stream before; does not wait.
-
-    It compares the transformers, the schemes with their rows, and a few rows of the data sets.
-    """
+    """Raise if another worker has passed a different stream before; does not wait."""
     links = list(all_streams(stream))
     worker.advanced.require_same_data(
         *(part for link in links for part in _contents(link)), kind=f"{_kind(links[-1])}, given to {user}"
@@ -40,10 +37,7 @@ def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
 
 
 def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: float) -> None:
-    """Raise if workers train on parts of different streams; a collective call.
-
-    Warn if each trains on a whole stream.
-    """
+    """Raise if workers train on parts of different streams; a collective call."""
     rank, mine = worker.global_rank, _what_is_read(stream)
     read = dict(worker.gather([rank, mine], name=f"the data of {name}", timeout_s=timeout_s))
     parts = {other: what for other, what in read.items() if what.startswith(_PART)}

@@ -134,11 +134,7 @@ class ShardedScheme(IterationScheme):
 
 
 class ShardedRequests(Iterator[Any]):
-    """The requests of one worker in one epoch, which can be pickled in the middle of the epoch.
-
-    The pickle has the number of requests of all workers, assuming that they are at the same step.
-    The workers that unpickle it divide the remaining requests among themselves, in the same order.
-    """
+    """The requests of one worker in one epoch, which can be pickled in the middle of the epoch."""
 
     def __init__(self, scheme: IterationScheme, seed: list[int], uneven: str, current: CurrentShard) -> None:
         self._scheme = scheme
@@ -173,16 +169,16 @@ class ShardedRequests(Iterator[Any]):
     def _from_the_first(self) -> Iterator[Any]:
         return iter(same_epoch(self._scheme, self._seed).get_request_iterator())
 
+    # The pickle counts the requests of all workers, which are taken to be at the same step. The
+    # workers that unpickle it divide the remaining requests among themselves, in the same order.
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_upcoming": None}
 
 
 def same_epoch(scheme: IterationScheme, seed: Sequence[int]) -> IterationScheme:
-    """Return a copy of a scheme that makes the same requests for the same seed, for one epoch only.
-
-    The copy, and each scheme within it, gets a new generator in place of its ``rng``; a scheme
-    without ``rng`` must be deterministic. A second epoch would draw the generator's next numbers.
-    """
+    """Return a copy of a scheme that makes the same requests for the same seed, in one epoch."""
+    # A second epoch would draw the next numbers of the new generators. A scheme without `rng` is
+    # taken to be deterministic.
     return _seeded(scheme, seed, itertools.count())
 
 

@@ -27,11 +27,8 @@ class Share(NamedTuple):
 def gather_shares(
     worker: Worker, name: str, share: Share, ranks: Sequence[int], *, timeout_s: float
 ) -> tuple[list[Share], list[int]]:
-    """Gather the shares of all workers, in the order of ``ranks``; a collective call of ``ranks``.
-
-    Return the shares, equal on every worker, and the ranks that took part. If a worker is lost, the
-    shares are empty. Values travel as float64, so integers beyond 2^53 are rounded.
-    """
+    """Gather the shares of ``ranks``, or no shares if one is lost, and the ranks that took part."""
+    # A collective call. Values travel as float64, so integers beyond 2^53 are rounded.
     packed = _pack(share)
     # The lengths may differ. Each worker adds its values at its own position of a vector of zeros.
     told = worker.gather([worker.global_rank, len(packed)], name=f"{name}, lengths", timeout_s=timeout_s)

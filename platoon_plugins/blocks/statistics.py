@@ -55,10 +55,8 @@ class Statistics:
 
 
 def decay_statistics(algorithm: Any, workers: int) -> None:
-    """Let moving averages decay as in ``workers`` times as many steps.
-
-    In a compiled algorithm, only the number of workers can be changed.
-    """
+    """Let moving averages decay as in ``workers`` times as many steps."""
+    # In a compiled algorithm, only the number of workers can be changed.
     statistics = set(collected_statistics(algorithm))
     if not statistics:
         return

@@ -43,11 +43,7 @@ class SyncPoints:
         self._timeout_s = timeout_s
 
     def attend(self, point: str, vote: Vote = Vote.NO) -> SyncPoint | None:
-        """Wait for the main loops of all workers at a named point, such as "the first batch".
-
-        Return None if this main loop has to end now: another one has ended, or the others continue
-        without it. Raise `ConfigurationError` if other main loops are at another point.
-        """
+        """Wait for all main loops at a named point; None if this main loop has to end now."""
         rank = self._worker.global_rank
         while True:
             told = self._worker.gather(

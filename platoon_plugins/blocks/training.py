@@ -68,8 +68,8 @@ class Training:
         self.lockstep = self.averages or is_broadcast(main_loop.data_stream)
         # The evaluators whose streams were compared between the workers.
         self.compared: weakref.WeakSet[Any] = weakref.WeakSet()
-        # prepared: the user's extensions were adapted. synchronized: the rule was applied before the
-        # end. keeps_evaluated: a copy of evaluated parameters is kept for an extension that saves.
+        # prepared: the user's extensions were adapted. synchronized: the rule was applied before
+        # the end. keeps_evaluated: a copy of evaluated parameters is kept for an extension that saves.
         self.prepared = self.started = self.finished = self.synchronized = self.keeps_evaluated = False
         # Weak, so that the main loop is freed when the script drops it.
         self._main_loop_ref = weakref.ref(main_loop)

@@ -20,15 +20,12 @@ log = logging.getLogger(__name__)
 def shard(*arrays: Any, worker: Worker | None = None) -> Any:
     """Return this worker's rows of each array: for worker r of N, the rows r, r + N, r + 2N, ...
 
+    It returns one array, or a tuple of as many arrays as arguments.
+
     Parameters
     ----------
     *arrays : ndarray, all of the same length
     worker : Worker, default ``connect()``
-
-    Returns
-    -------
-    ndarray, or tuple of ndarray
-        One array for each argument.
     """
     require_same_length(arrays)
     worker = connect() if worker is None else worker
@@ -47,7 +44,7 @@ def iterate_minibatches(
     uneven: str = "keep",
     worker: Worker | None = None,
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield this worker's mini-batches of one epoch.
+    """Yield this worker's mini-batches of one epoch, each a tuple of the arrays' rows.
 
     Worker r of N takes the rows r, r + N, r + 2N, ... of the epoch's order, and by default the
     workers together use each row exactly once. Their k-th mini-batches together are the k-th
@@ -64,7 +61,6 @@ def iterate_minibatches(
         positionally after the arrays.
     shuffle : bool
         Draw a permutation of all rows, common to all workers, from the job's seed and ``epoch``.
-        Without it, the order is that of the arrays.
     epoch : int, optional
         Number of the epoch, which the launcher shows. The default counts the calls with
         ``shuffle``, from ``worker.resume_at.epoch``. Pass it if workers may join late or be
@@ -79,11 +75,6 @@ def iterate_minibatches(
         `platoon_base.sharding.epoch_indices`. Synchronous training needs equal numbers of
         mini-batches: skip up to N - 1 rows per epoch ("drop"), or use some twice ("wrap").
     worker : Worker, default ``connect()``
-
-    Yields
-    ------
-    tuple
-        The rows of one mini-batch, from each array.
 
     Raises
     ------
@@ -147,10 +138,7 @@ def _batches(data: Sequence[Any], rows: Any, batch_size: int, skip: int) -> Iter
 def split_arguments(
     positional: Sequence[Any], inputs: Any, targets: Any, **options: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Separate the arrays from the options passed positionally after them.
-
-    Return the arrays, with ``inputs`` first and ``targets`` last, and all options.
-    """
+    """Separate arrays from the options after them; ``inputs`` come first and ``targets`` last."""
     arrays = tuple(itertools.takewhile(lambda argument: hasattr(argument, "__len__"), positional))
     behind = positional[len(arrays) :]
     if len(behind) > len(options):

@@ -43,11 +43,11 @@ def all_reduce_grads(
 
         g := 1/N sum_i g_i        (or sum_i g_i)
 
-    The compiled function runs one flattened all-reduce for each dtype of the gradients, so all
-    workers must call it equally often (``iterate_minibatches(..., uneven="drop")``). With
-    mini-batches of B rows, N workers train like a single process on mini-batches of N B rows,
-    whether the loss is a mean over rows or a sum. Each worker has the same weight in the mean, even
-    if mini-batch sizes differ.
+    The compiled function runs one flattened all-reduce for each dtype of the gradients (Das et al.,
+    arXiv 1602.06709), so all workers must call it equally often (``iterate_minibatches(...,
+    uneven="drop")``). With mini-batches of B rows, N workers train like a single process on
+    mini-batches of N B rows, whether the loss is a mean over rows or a sum. Each worker has the
+    same weight, even if mini-batch sizes differ. For a single worker the gradients are unchanged.
 
     Call it after the weights are loaded: it immediately copies the first worker's parameters to all
     others. The parameters and the state of the optimizer then stay equal on all workers, up to the
@@ -65,24 +65,18 @@ def all_reduce_grads(
     params : list of Theano shared variable
         The same number, order, names, shapes and float dtypes on every worker.
     average : bool, optional
-        True takes the mean, False the sum, also of regularization in the loss. By default sums over
-        rows in the graph of the loss are added up, and means and penalties averaged, with a warning
-        if the graph does not show which it is. Gradients are averaged.
+        True takes the mean, False the sum. By default sums over rows in the graph of the loss are
+        added up, and means and penalties averaged, with a warning if the graph does not show which
+        it is. Gradients are averaged.
     wire_dtype : {None, "float16"}
-        None sends the gradients in their own dtype. "float16" sends half the bytes. Each worker
-        then adds its rounding error to the next gradients (error feedback); see
-        `platoon_base.theano_ops.all_reduce_float16`. Use it only over slow links: between two
-        processes on one CPU it takes 20 times as long. Compile only one function from these
-        gradients, since each call changes the stored error.
+        "float16" sends half the bytes. Each worker then adds its rounding error to the next
+        gradients (error feedback); see `platoon_base.theano_ops.all_reduce_float16`. Use it only
+        over slow links, since on one CPU it takes 20 times as long. Compile only one function from
+        these gradients, since each call changes the stored error.
     statistics : list of Theano shared variable
         Running statistics that your updates change. Those with a default update in the graph, as of
         BatchNormLayer, are found automatically.
     worker : Worker, default ``connect()``
-
-    Returns
-    -------
-    list of Theano expression
-        One for each parameter. For a single worker, the unchanged gradients.
 
     Raises
     ------
@@ -93,11 +87,6 @@ def all_reduce_grads(
     LayoutMismatchError
         On every worker, before anything is changed, if the models or arguments differ between
         workers.
-
-    References
-    ----------
-    Das et al.: Distributed deep learning using synchronous stochastic gradient descent, arXiv
-    1602.06709.
 
     Examples
     --------

@@ -20,10 +20,7 @@ def shared_variables(expressions: Iterable[Any]) -> list[Any]:
 
 
 def find_moments(updates: Mapping[Any, Any], params: Iterable[Any], statistics: Iterable[Any]) -> list[Any]:
-    """Return the moments of an optimizer: state of a parameter's shape that only its update uses.
-
-    Moments of scalars, statistics and state that several parameters depend on are left out.
-    """
+    """Return an optimizer's moments: state of a parameter's shape that only its update uses."""
     params = list(params)
     others = {*params, *statistics}
     states = {v for v in updates if v not in others and _is_float(v) and getattr(v, "default_update", None) is None}

@@ -35,16 +35,9 @@ def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Wo
         `platoon_base.learning_rate.scale_factor`.
     worker : Worker, default ``connect()``
 
-    Returns
-    -------
-    float
-        For a function of `lasagne.updates`, or a shared variable of dtype floatX. Unchanged for a
-        single worker.
-
     Examples
     --------
     >>> rate = theano.shared(lasagne.utils.floatX(scale_learning_rate(0.1)))       # doctest: +SKIP
-    >>> grads = all_reduce_grads(loss, params)                                     # doctest: +SKIP
     >>> updates = lasagne.updates.momentum(grads, params, rate)                    # doctest: +SKIP
     """
     return scaled(learning_rate, (connect() if worker is None else worker).global_size, how)
@@ -65,11 +58,6 @@ def scale_schedule(schedule: Callable[[Any], Any], *, worker: Worker | None = No
         A function of the number of mini-batches done, which may be a Theano expression. Only its
         argument is scaled; use `scale_learning_rate` for its values.
     worker : Worker, default ``connect()``
-
-    Returns
-    -------
-    callable
-        For a single worker, the schedule itself.
 
     Examples
     --------
@@ -102,8 +90,9 @@ class LearningRateWarmup:
     """Raise the learning rate from that of one worker to that of N during the first epochs.
 
     Call it before each mini-batch. It sets the shared variable by the equation of
-    `platoon_base.learning_rate.Warmup` until the initial value is reached, and does not change it
-    afterwards. For a single worker the value stays. A late joiner has its own warm-up.
+    `platoon_base.learning_rate.Warmup` (Goyal et al., arXiv 1706.02677, section 2.2) until the
+    initial value is reached, and does not change it afterwards. For a single worker the value
+    stays. A late joiner has its own warm-up.
 
     Parameters
     ----------
@@ -118,11 +107,6 @@ class LearningRateWarmup:
     how : {"linear", "sqrt", "none"}
         How the learning rate was scaled.
     worker : Worker, default ``connect()``
-
-    References
-    ----------
-    Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv 1706.02677,
-    section 2.2.
 
     Examples
     --------

@@ -30,7 +30,7 @@ def prepare(
     With "async" the result goes through `sync_updates`: each worker makes its own steps, and
     synchronizes with a common center. With "sync" the gradients go through `all_reduce_grads`:
     those of each step are averaged, and `iterate_minibatches` needs ``uneven="drop"``. End the
-    training by `finish_training`.
+    training by `finish_training`. A single worker gets the result of ``update``.
 
     Parameters
     ----------
@@ -40,8 +40,7 @@ def prepare(
     params : list of Theano shared variable
     *args, **kwargs
         Further arguments of ``update``, such as the learning rate.
-    mode : {"async", "sync"}, optional
-        The default is "async".
+    mode : {"async", "sync"}, default "async"
     strategy : Rule, optional
         A rule such as `EASGD`, with "async"; see `sync_updates`.
     sync_every : int, optional
@@ -49,11 +48,6 @@ def prepare(
     average : bool, optional
         With "sync": take the mean of the gradients, or their sum; see `all_reduce_grads`.
     worker : Worker, default ``connect()``
-
-    Returns
-    -------
-    OrderedDict of shared variable to new value
-        For ``theano.function(..., updates=...)``. For a single worker those of ``update``.
 
     Raises
     ------

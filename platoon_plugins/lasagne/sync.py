@@ -46,8 +46,9 @@ def sync_updates(
     own. So are the running statistics, until `evaluate` and `finish_training` average them. Random
     streams in the graph, such as those of dropout, differ between workers.
 
-    Only one training may be in progress: end it by `finish_training` before the next. In a launched
-    job with a single worker the rule changes no parameters until another worker joins.
+    Only one training may be in progress: end it by `finish_training` before the next. For a single
+    worker the updates are unchanged, but a launched one synchronizes once another worker has
+    joined.
 
     Parameters
     ----------
@@ -70,12 +71,6 @@ def sync_updates(
     timeout_s : float
         Bound on each wait for the other workers, here and in the compiled function.
     worker : Worker, default ``connect()``
-
-    Returns
-    -------
-    OrderedDict of shared variable to new value
-        For ``theano.function(..., updates=...)``. For a single worker, or without a rule, the
-        unchanged updates.
 
     Raises
     ------

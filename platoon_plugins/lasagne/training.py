@@ -88,11 +88,9 @@ class Training:
                 variable.set_value(np.asarray(value, variable.dtype))
 
     def meet(self, worker: Worker, name: str, timeout_s: float) -> list[int]:
-        """Wait for all workers and average the statistics; return the ranks that took part.
-
-        Statistics of a worker that are not finite are left out of the average and replaced by it.
-        """
+        """Wait for all workers and average the statistics; return the ranks that took part."""
         states = [State(variable, default_rule_of(variable.dtype)) for variable in self.statistics]
+        # Statistics that are not finite are left out of the average, and replaced by it.
         sound = not self._fresh and all(np.isfinite(variable.get_value()).all() for variable in self.statistics)
         ranks = agree(states, worker, name, float(sound), timeout_s=timeout_s)
         self._fresh = False
@@ -134,10 +132,7 @@ class Training:
             worker.copy_to_local(timeout_s=timeout_s)
 
     def require_same_model(self, worker: Worker, timeout_s: float) -> None:
-        """Raise on all workers if averaged gradients have not kept parameters equal.
-
-        A collective call if `all_reduce_grads` was called.
-        """
+        """Raise on all workers if averaged gradients have not kept parameters equal."""
         if not self._to_compare:
             return
         self._compared = True

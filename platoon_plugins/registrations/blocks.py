@@ -30,7 +30,7 @@ def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
 
 def _open_again(streams: ModuleType) -> None:
     """Open the file of a stream when the stream is unpickled."""
-    # `H5PYDataset` of Fuel 0.2.0 keeps open files in the class (fuel/datasets/hdf5.py, `_file_handle`).
+    # `H5PYDataset` of Fuel 0.2.0 keeps open files in the class (fuel/datasets/hdf5.py).
     # A process that unpickles a stream within an epoch lacks them: "OSError: no open handle".
     if hasattr(streams.DataStream, "__setstate__"):
         return

@@ -1,7 +1,4 @@
-"""Registration of Keras, JAX and TensorFlow with the base.
-
-Keras imports its back end, so it must not be imported before a fork.
-"""
+"""Registration of Keras, JAX and TensorFlow with the base."""
 
 from __future__ import annotations
 
@@ -145,6 +142,7 @@ def _export(source: Path, target: Path) -> str:
 
 
 FRAMEWORK = Framework(
+    # No preload: Keras imports its back end, which must not be imported before a fork.
     # Keras 2 saves and loads through h5py in `keras.engine.saving`; Keras 3 has no such module.
     after_import={"keras.engine.saving": _restore_decode, "torch": _seed, "tensorflow": _seed_tensorflow},
     keep_to_gpu={"jax": _keep_jax, "tensorflow": _keep_tensorflow},

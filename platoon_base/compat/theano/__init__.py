@@ -32,11 +32,7 @@ REPAIRS: dict[str, Callable[[ModuleType], None]] = {
 
 
 def install() -> None:
-    """Repair each module of Theano when it is imported, or now if it was imported already.
-
-    Nothing happens for another release than `VERIFIED`; a repair that lacks a name is skipped and
-    logged.
-    """
+    """Repair each module of Theano when it is imported, or now if it was imported already."""
     if any(isinstance(finder, HideMpi) for finder in sys.meta_path):
         return
     repairs = {name: guarded(name, repair) for name, repair in REPAIRS.items()}

@@ -1,10 +1,7 @@
-"""Repair of two races in the files of Theano's module cache.
+"""Repair of two races in the files of Theano's module cache; see docs/compat.md.
 
-1. ``gof/cmodule.py:540`` writes ``key.pkl`` in place. A process that reads half a file (``:827``)
-   deletes the whole compiled module. Repair: write another file, and rename it.
-2. ``ModuleCache.refresh`` (``gof/cmodule.py:776-799``) lists directories without the lock, and
-raises
-   FileNotFoundError if another process removes one. Repair: repeat the listing.
+``gof/cmodule.py:540`` writes ``key.pkl`` in place, and a process that reads half of it deletes the
+module. ``ModuleCache.refresh`` (``:776-799``) fails if another process removes a directory.
 """
 
 from __future__ import annotations
