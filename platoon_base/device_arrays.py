@@ -39,7 +39,6 @@ class CudaContext(NamedTuple):
 
     @property
     def kind(self) -> bytes:
-        """The name of the kind in pygpu."""
         return b"cuda"
 
 

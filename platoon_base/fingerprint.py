@@ -97,7 +97,6 @@ def plain(row: Any) -> Any:
 
 
 def _sample(n: int, count: int) -> list[int]:
-    """Spread ``count`` indices evenly over 0 .. n - 1, including the first and the last."""
     if n <= count:
         return list(range(n))
     return [i * (n - 1) // (count - 1) for i in range(count)]

@@ -98,7 +98,6 @@ class Layout:
 
     @property
     def trained(self) -> Layout:
-        """The layout without the moments."""
         return Layout(self.specs[: self.num_trained])
 
     @cached_property
@@ -108,7 +107,6 @@ class Layout:
         return hashlib.sha256(text.encode()).digest()
 
     def views(self, buffer: Any, offset: int = 0) -> list[np.ndarray[Any, Any]]:
-        """Return arrays of all specs on ``buffer``, from byte ``offset``."""
         return [
             array_on(buffer, spec.shape, spec.dtype, offset + start) for spec, start in zip(self.specs, self.offsets)
         ]

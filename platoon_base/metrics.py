@@ -75,5 +75,4 @@ class MeanAccumulator:
 
     @property
     def pairs(self) -> Pairs:
-        """The sums so far, as ``{name: (sum, weight)}``."""
         return add_pairs(self._batches)

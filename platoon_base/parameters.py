@@ -295,7 +295,6 @@ class Parameters:
 
 
 def _extent(array: Array) -> tuple[int, int]:
-    """Return the addresses of the lowest byte of an array and after the highest."""
     reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides)]
     low, high = (sum(f(each, 0) for each in reach) for f in (min, max))
     return array.ctypes.data + low, array.ctypes.data + high + array.itemsize

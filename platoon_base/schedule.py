@@ -25,7 +25,7 @@ STOP_POLICIES = ("any", "all", "leader")
 
 
 def part_is_over(part: float, count: int, n: int) -> bool:
-    """Return whether ``count`` >= 1 steps are at least that part of a period of ``n``."""
+    """Return whether ``count`` steps, at least one, are that part of a period of ``n`` or more."""
     return count >= max(1, int(n * part))
 
 
@@ -77,7 +77,7 @@ class EverySeconds:
             raise ConfigurationError(f"got a period of {self.seconds!r} s: it must be greater than 0")
 
     def due(self, now: float) -> bool:
-        """Return whether the period is over at ``now`` (s, steady clock); it starts at call one."""
+        """Return whether the period is over at ``now``, in seconds; the first call starts it."""
         if self.last is None:
             self.last = now
         if now - self.last < self.seconds:
@@ -121,7 +121,6 @@ class Patience:
 
 @dataclass(frozen=True)
 class Limits:
-    """Upper bounds of a run; None means no bound."""
 
     epochs: int | None = None
     batches: int | None = None

@@ -99,7 +99,6 @@ def shard_seed(seed: int, rank: int) -> int:
 
 
 def take(data: Any, indices: np.ndarray[Any, Any]) -> Any:
-    """Return the given rows of an array or of any other sequence."""
     # pandas selects columns by [].
     if hasattr(data, "iloc"):
         return data.iloc[indices]

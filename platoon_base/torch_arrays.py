@@ -27,7 +27,6 @@ class TorchArray(CudaArray):
         self._tensor = tensor
 
     def is_on(self, tensor: Any) -> bool:
-        """Return whether this array has the memory, shape and dtype of a tensor."""
         mine = self._tensor
         return bool(
             mine.data_ptr() == tensor.data_ptr()
@@ -83,7 +82,6 @@ class HostCopy:
         return bool((tensor.device, tensor.shape, tensor.dtype) == (self._device, mine.shape, mine.dtype))
 
     def start(self, tensor: Any) -> None:
-        """Queue the copy from the device."""
         self._tensor.copy_(tensor.detach(), non_blocking=True)
         self.started = True
 
@@ -116,7 +114,6 @@ class TensorMemory:
         raise NotImplementedError
 
     def memory(self) -> Array | None:
-        """Return the memory of the value, if it is on the CPU."""
         tensor = self.tensor()
         found: Array | None = tensor.detach().numpy() if tensor.device.type == "cpu" else None
         return found
@@ -143,7 +140,6 @@ class TensorMemory:
         return np.array(self.tensor().detach().cpu().numpy(), order="C") if self._copy is None else self._copy.wait()
 
     def on_device(self) -> TorchArray | None:
-        """Return the memory of the value itself, if it is on a CUDA device."""
         tensor = self.tensor()
         if self._array is None or not self._array.is_on(tensor):
             self._array = on_cuda(tensor)

@@ -85,8 +85,6 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _StandIn(importlib.abc.Loader):
-    """Fills a module that later versions of Theano have removed."""
-
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         """Return None: Python creates the module."""
 

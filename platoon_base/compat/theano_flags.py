@@ -90,7 +90,6 @@ def completed_flags(device: str | None, environment: Mapping[str, str], flags_be
 
 
 def _last(flags: str, option: str) -> str | None:
-    """Return the last value of an option in flags, or None."""
     pairs = (flag.partition("=") for flag in flags.split(","))
     return next((value.strip() for name, _, value in reversed(list(pairs)) if name.strip() == option), None)
 

@@ -21,8 +21,6 @@ SETUP = "pip install 'platoon-plugins[theano]'"
 
 
 class Check(NamedTuple):
-    """The result of one check."""
-
     name: str
     works: bool
     # A version, or the fault.

@@ -81,7 +81,6 @@ class Registrations(NamedTuple):
     broken: Mapping[str, str]
 
     def texts(self, field: str) -> list[str]:
-        """Return the non-empty texts of a field of all frameworks."""
         return [text for framework in self.frameworks.values() if (text := getattr(framework, field))]
 
 

@@ -17,7 +17,6 @@ def handle_of(worker: Any = None) -> Worker:
 
 
 def context_of_device() -> Any:
-    """Return the pygpu context of Theano's device, None for the CPU."""
     from theano.gpuarray.type import get_context, list_contexts
 
     return get_context(None) if None in list_contexts() else None

@@ -167,14 +167,11 @@ def _set_value(param: Any, value: Array) -> None:
 
 
 class _BySync:
-    """An update by the `sync` of a rule of this package, with the states of the worker."""
-
     def __init__(self, rule: ParamSyncRule, local_params: list[Any]) -> None:
         self._rule, self._params = rule, local_params
         self.restart()
 
     def restart(self) -> None:
-        """Reset the worker's states to the parameters."""
         self._states = [tuple(_value(p) for _ in self._rule.local_state) for p in self._params]
 
     def __call__(self, master_values: list[Array]) -> None:
@@ -186,7 +183,6 @@ class _BySync:
 
 
 def _by_theano(function: Any, name: str) -> Callable[[list[Array]], object]:
-    """Return an update that takes new values of the center from a compiled function."""
     if not callable(function):
         raise ConfigurationError(
             f"{name}.theano_update returned {function!r}: return a compiled function, theano.function(masters, "

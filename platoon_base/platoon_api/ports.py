@@ -29,7 +29,6 @@ def add_port_options(parser: argparse.ArgumentParser) -> None:
 
 
 def port_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the options as arguments of the constructors."""
     return {"control_port": args.control_port, "data_port": args.data_port, "data_hwm": args.data_hwm}
 
 

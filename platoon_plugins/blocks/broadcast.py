@@ -136,7 +136,6 @@ def _unpacked(body: Array, description_bytes: int) -> tuple[Array, ...]:
 
 
 def _offsets(specs: Sequence[_Spec], start: int) -> list[int]:
-    """Return the offset of each array, and the end of the last one."""
     offsets, end = [], start
     for dtype, shape in specs:
         offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)

@@ -31,14 +31,10 @@ _REMEDY = (
 class DealtStream(StreamAbove):
     """Divide the batches of a stream without row numbers, such as a text file, among the workers.
 
-    Every worker reads all batches b_0, b_1, ... of an epoch (or examples). Worker k of N keeps b_k,
-    b_{k+N}, b_{k+2N}, ..., as with a `ShardedScheme`, whose ``uneven`` it also has; "drop" warns,
-    and "wrap" repeats batches of the last round. The workers compare the first batches, and the
-    number of batches in each epoch, under ``name``, which is unique or empty to compare nothing.
-
-    A pickle continues with any number of workers, also in the middle of an epoch, if the stream
-    below can be pickled. It is at the end of a round, assuming that all workers are at the same
-    step.
+    Every worker reads all batches of an epoch (or examples); worker k of N keeps b_k, b_{k+N}, ...,
+    with the ``uneven`` of a `ShardedScheme`. The workers compare their batches under ``name``,
+    unless it is empty. A pickle, taken to be at the end of a round, continues with any number of
+    workers.
     """
 
     def __init__(self, stream: AbstractDataStream, *, uneven: str, worker: Worker | Shard, name: str = "") -> None:

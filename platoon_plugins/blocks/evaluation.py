@@ -150,9 +150,9 @@ class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type
     `register_aggregation`), and for monitored quantities, which get the values of all batches on
     every worker. With a rule, the parameters have the center's values meanwhile.
 
-    Each evaluation is a collective call. Trigger it alike on all workers: at the ends of epochs, or
-    every n-th batch with averaged gradients. If a worker fails meanwhile, the others evaluate its
-    part. Stopping extensions behind this one decide alike on all workers. For a single worker it is
+    Each evaluation is a collective call: trigger it alike on all workers, at the ends of epochs, or
+    every n-th batch with averaged gradients. If a worker fails, the others evaluate its part.
+    Stopping extensions behind this one decide alike on all workers. For a single worker it is
     `DataStreamMonitoring`.
 
     Parameters
@@ -162,8 +162,8 @@ class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type
         The whole stream, with the same batches on all workers; not the result of `shard_stream`.
     updates : list of tuple or OrderedDict, optional
     sharded : bool
-        Whether the stream has only this worker's batches; their number may differ between workers.
-        The batches of a failed worker are then missing.
+        Whether the stream has only this worker's batches; those of a failed worker are then
+        missing.
     **kwargs
         ``prefix``, ``suffix``, ``name`` and the triggers of `DataStreamMonitoring`.
 
@@ -175,8 +175,7 @@ class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type
 
     Examples
     --------
-    >>> DistributedMonitoring([cost, error], valid_stream, prefix="valid",   # doctest: +SKIP
-    ...                       after_epoch=True)
+    >>> DistributedMonitoring([cost], stream, prefix="valid", after_epoch=True)    # doctest: +SKIP
     """
 
     def __init__(
@@ -259,7 +258,6 @@ class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring
             self._batches = 0
 
     def _take_in(self) -> None:
-        """Accumulate the current batch, unless it was accumulated already."""
         self._batches += self.main_loop.status["iterations_done"] > self._last_time_called
         super().do("after_batch", None, "just_aggregate")
 

@@ -230,7 +230,6 @@ def _adapt_users_extensions(main_loop: Any, training: Training) -> None:
 
 
 def center_of(main_loop: Any) -> contextlib.AbstractContextManager[None]:
-    """Return the context in which the parameters of a main loop have the center's values."""
     training = training_of(main_loop)
     return contextlib.nullcontext() if training is None else training.center()
 

@@ -153,7 +153,6 @@ def _name_alike(old: Any, new: Any) -> None:
 
 
 def averages_gradients(algorithm: Any) -> bool:
-    """Return whether an algorithm's function has an all-reduce."""
     values = [value for _, value in updates_of(algorithm)]
     nodes = (variable.owner for variable in ancestors(values) if variable.owner is not None)
     return any(isinstance(node.op, AllReduce) for node in nodes)

@@ -131,7 +131,6 @@ def _averages(main_loop: Any, mode: str | None) -> tuple[bool, bool]:
 
 
 def _distributed(extension: Any, averages: bool, replaced: dict[Any, Any]) -> Any:
-    """Replace a monitoring extension of Blocks by that of this package."""
     if type(extension) is DataStreamMonitoring:
         evaluator = extension._evaluator
         variables = [*evaluator.theano_variables, *evaluator.monitored_quantities]

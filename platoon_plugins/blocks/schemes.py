@@ -197,7 +197,6 @@ def _seeded(scheme: IterationScheme, seed: Sequence[int], numbers: Iterator[int]
 
 
 def _inner(scheme: IterationScheme) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes that are schemes, or lists of them."""
     for name, value in list(vars(scheme).items()):
         parts = value if isinstance(value, (list, tuple)) else [value]
         if parts and all(isinstance(part, IterationScheme) for part in parts):

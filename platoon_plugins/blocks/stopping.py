@@ -80,7 +80,6 @@ class StopTogether(DistributedExtension):
         return bool(ends.any()) or votes_suffice(self.policy, np.flatnonzero(votes).tolist(), range(worker.global_size))
 
     def _decide_alone(self, training: Training) -> bool:
-        """Decide by the votes so far, without waiting."""
         worker = training.worker
         if self._votes:
             worker.advanced.stop_votes.cast()
@@ -89,7 +88,6 @@ class StopTogether(DistributedExtension):
         return self._interrupted or worker.should_stop or worker.advanced.stop_votes.passed(self.policy, training.ranks)
 
     def _end_or_go_on(self, training: Training, stop: bool, *interrupts: str) -> None:
-        """End the main loop, or cancel its requests to stop."""
         row, status = self.main_loop.log.current_row, self.main_loop.status
         if stop:
             training.request_finish()

@@ -41,8 +41,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
     first batch, after `Load` and the like, all workers get the values of the first worker. Each
     trigger then applies the rule between this worker's parameters and the center.
     `DistributedMonitoring`, `DataStreamMonitoring` and `Checkpoint` use the center's values, and
-    the parameters have them after training. Extensions that print or write run on the first worker
-    only.
+    the parameters have them after training. For a single worker this extension does nothing.
 
     With averaged gradients (`AllReduceGradients`) it copies the first worker's parameters and step
     rule state, and compares the models whenever the workers wait for each other, as at an
@@ -52,15 +51,13 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
     `DistributedMonitoring` averages the population statistics of BatchNormalization at each
     evaluation, and this extension averages them at the end of training. At other times `Checkpoint`
     saves the leader's own statistics and warns once, so put it behind `DistributedMonitoring`, with
-    the same triggers. Random streams of the compiled function, such as those of dropout, and the
-    generators of Fuel's transformers differ between workers.
+    the same triggers. Random streams, such as those of dropout and of Fuel's transformers, differ
+    between workers.
 
     A worker that ends early, or by an exception, leaves the job, and the others continue. With
-    `StopTogether`, or averaged gradients, all end together.
-
-    A pickle of `Checkpoint` can be resumed by any number of workers, which all load the same file.
-    With averaged gradients it must come from a job of several workers, since the function of a
-    single worker averages nothing. For a single worker this extension does nothing.
+    `StopTogether`, or averaged gradients, all end together. A pickle of `Checkpoint` can be resumed
+    by any number of workers, which all load the same file; with averaged gradients it must come
+    from a job of several workers.
 
     Parameters
     ----------
@@ -70,9 +67,9 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
     parameters : list of Theano shared variable, optional
         Parameters of float dtypes. The default is those of the algorithm, or else of the model.
     leader_only : tuple of type
-        Extensions of these classes run on the first worker only; ``()`` for none. The default is
-        `Printing`, `ProgressBar` and `Checkpoint`. A class that you add, as in ``(*LEADER_ONLY,
-        Mine)``, finds the center's values in the parameters.
+        Extensions of these classes run on the first worker only, by default `Printing`,
+        `ProgressBar` and `Checkpoint`. A class that you add, as in ``(*LEADER_ONLY, Mine)``, finds
+        the center's values in the parameters.
     on_nonfinite : {"raise", "skip", "restore"}
         How the rule treats a NaN or an infinity; see `Worker.init_shared_params`.
     timeout_s : float
@@ -89,8 +86,8 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
 
     Examples
     --------
-    >>> MainLoop(algorithm, shard_stream(stream), model=model,               # doctest: +SKIP
-    ...          extensions=[ParameterSync(), FinishAfter(after_n_epochs=5), Printing()]).run()
+    >>> extensions = [ParameterSync(), FinishAfter(after_n_epochs=5), Printing()]  # doctest: +SKIP
+    >>> MainLoop(algorithm, shard_stream(stream), extensions=extensions).run()     # doctest: +SKIP
     """
 
     order = -1

@@ -30,10 +30,7 @@ class SyncPoint(NamedTuple):
 
 
 class SyncPoints:
-    """The collective waits of one training; every main loop makes the same number of them.
-
-    A main loop that ends waits at `END`, which informs the others at their next point.
-    """
+    """The collective waits of one training; a main loop that ends informs the others at `END`."""
 
     def __init__(self, worker: Worker, name: str, stops_together: bool, timeout_s: float) -> None:
         self.ranks: list[int] = []

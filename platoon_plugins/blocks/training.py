@@ -130,7 +130,7 @@ class Training:
     # The start.
 
     def start(self) -> None:
-        """Copy the first worker's values to all, after all before_training; a collective call."""
+        """Copy the first worker's values to all, after every `before_training`; collective."""
         main_loop = self._main_loop
         if self.averages:
             warn_of_sums(main_loop.algorithm, self.worker)
@@ -186,13 +186,11 @@ class Training:
         return trained_parameters(self._main_loop) if given is None else list(given)
 
     def _kept_the_same(self) -> list[Any]:
-        """Return the parameters and step rule state, which averaged gradients keep equal."""
         return [*self._parameters(), *step_rule_state(self._main_loop.algorithm)]
 
     # Training.
 
     def batch_done(self) -> None:
-        """Count a batch; end the main loop if the job stops."""
         self._evaluated = []
         status = self._main_loop.status
         self.worker.progress(steps=1, epoch=status["epochs_done"] + 1)
@@ -204,7 +202,6 @@ class Training:
             self.request_finish()
 
     def request_finish(self) -> None:
-        """Make the main loop end after this batch or epoch."""
         self._main_loop.log.current_row["training_finish_requested"] = True
 
     def synchronize(self, whole: bool = False) -> None:

@@ -17,7 +17,6 @@ IsLeader = Callable[[Any], bool]
 
 
 def all_extensions(extensions: Iterable[Any]) -> Iterator[Any]:
-    """Yield extensions and the extensions that they contain."""
     for extension in extensions:
         yield extension
         managed = list(getattr(extension, "sub_extensions", ()))
@@ -39,14 +38,12 @@ class _OnLeader:
 
 
 def run_on_leader(extension: Any, is_leader: IsLeader) -> None:
-    """Make an extension run on the leader only; ``is_leader`` is pickled, so a module function."""
+    """Make an extension run on the leader only; ``is_leader``, a module's function, is pickled."""
     if not isinstance(vars(extension).get("dispatch"), _OnLeader):
         extension.dispatch = _OnLeader(extension, is_leader)
 
 
 class _InCenter:
-    """Replacement of a method of an extension, pickled with the extension."""
-
     # The default for pickles of an earlier version.
     _name = "do"
 

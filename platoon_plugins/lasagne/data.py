@@ -157,7 +157,6 @@ def require_batch_size(batch_size: int | None) -> int:
 
 
 def require_same_length(arrays: Sequence[Any]) -> int:
-    """Return the common length of the arrays; raise if the lengths differ or there are none."""
     if not arrays:
         raise ConfigurationError("got no arrays: pass those whose rows go together, such as inputs and targets")
     lengths = {len(array) for array in arrays}

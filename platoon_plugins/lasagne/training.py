@@ -48,7 +48,6 @@ class Training:
 
     @staticmethod
     def of(worker: Worker) -> Training:
-        """Return the worker's current training; create it if there is none."""
         if worker not in _trainings:
             _trainings[worker] = Training(worker.late)
         return _trainings[worker]

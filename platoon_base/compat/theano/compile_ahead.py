@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 
 
 class Missing(NamedTuple):
-    """A module to compile: the linker that generates its code, and its key in the cache."""
-
     linker: Any
     key: Any
 

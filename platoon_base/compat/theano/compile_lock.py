@@ -114,7 +114,6 @@ def _holder(descriptor: int) -> str:
 
 
 def _signed_by(tmp_dir: str, pid: str, host: str) -> bool:
-    """Return whether Theano's lock directory is that of a process of this host."""
     try:
         owner = Path(tmp_dir, "lock").read_text().strip().split("_")
     except OSError:
