@@ -33,8 +33,8 @@ def _sum(values: Iterable[float]) -> float:
         return sum(special)
     try:
         return math.fsum(values)
-    # A partial sum is too large, but the total may still be representable.
     except OverflowError:
+        # A partial sum is too large, but the total may still be representable.
         total = sum(map(Fraction, values), Fraction())
     try:
         return float(total)

@@ -121,7 +121,6 @@ class Patience:
 
 @dataclass(frozen=True)
 class Limits:
-
     epochs: int | None = None
     batches: int | None = None
     seconds: float | None = None

@@ -20,7 +20,7 @@ _CONVOLUTIONS = ("algo_bwd_data", "algo_bwd_filter")
 
 def worker_flags(device: str, environment: Mapping[str, str]) -> str:
     """Return ``THEANO_FLAGS`` for a worker on a device, given the user's environment."""
-    # The compile directory stays shared. No memory is reserved (`gpuarray.preallocate`), since other
+    # The compile directory stays shared. No memory is reserved (`gpuarray.preallocate`): other
     # processes and a center may need the device.
     return _with_device(_Options(environment), device)
 

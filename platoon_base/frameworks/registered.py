@@ -55,8 +55,8 @@ class Framework(NamedTuple):
     distributions: tuple[str, ...] = ()
     # Prefixes of environment variables that configure it, such as "KERAS".
     variables: tuple[str, ...] = ()
-    # For messages: an expression for a model's parameters, where a script passes `rule=`, and which
-    # part of the adapter calls `Worker.report` itself.
+    # Three texts for messages: an expression for a model's parameters, the call that takes `rule=`,
+    # and the part of the adapter that calls `Worker.report` itself.
     parameters: str = ""
     rule_goes_to: str = ""
     reports_by: str = ""
@@ -109,8 +109,8 @@ def registered() -> Registrations:
         packages[module.partition(".")[0]] = None
         try:
             framework = getattr(importlib.import_module(module), attribute)
-        # An error in another project must not end this process.
         except Exception as exc:
+            # An error in another project must not end this process.
             broken[name] = f"{value} cannot be imported: {type(exc).__name__}: {exc}"
             continue
         if isinstance(framework, Framework):

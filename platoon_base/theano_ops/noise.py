@@ -22,8 +22,8 @@ def vary_noise(shared_variables: Iterable[Any], rank: int) -> None:
         if isinstance(value, np.random.RandomState):
             value.seed(shard_seed(int(value.randint(2**31 - 1)), rank))
             variable.set_value(value)
-        # This is a state of MRG31k3p. A user's integers may have the same shape.
         elif getattr(variable.tag, "is_rng", False):
+            # This is a state of MRG31k3p. A user's integers may have the same shape.
             # Each rank is 2^134 numbers ahead of the previous one.
             rows = np.array(value)
             for row in rows:

@@ -159,6 +159,6 @@ def _array(data: Any) -> Array:
         warnings.simplefilter("ignore")
         try:
             return np.asarray(data)
-        # This is raised by NumPy 1.24 and later. The caller reports dtype object.
         except ValueError:
+            # This is raised by NumPy 1.24 and later. The caller reports dtype object.
             return np.empty(0, object)

@@ -86,7 +86,6 @@ class DistributedExtension(TrainingExtension):  # type: ignore[misc]
     """Base class of distributed extensions; the first one called starts and ends the training."""
 
     # Position among the extensions: -1 before all others, 0 as placed, 1 after them.
-    # Position among the extensions: -1 before all others, 0 as placed, 1 after them.
     order = 0
     # At most one extension of a main loop has settings.
     settings: Settings | None = None
@@ -122,7 +121,7 @@ def _entered(main_loop: Any, callback: str) -> Training | None:
     training = training_of(main_loop)
     if training is None:
         return None
-    # The main loop runs again.
+    # After the end of a training, the main loop runs again.
     if training.finished:
         training = _new_training(main_loop)
     if not training.prepared:

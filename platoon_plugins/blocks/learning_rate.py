@@ -96,8 +96,8 @@ def _counts_batches(extension: Any) -> bool:
         return False
     if given is None and function is not None:
         takes_old = _takes_the_old_value(function)
-    # A subclass may have a method in place of the function.
     else:
+        # A subclass may have a method in place of the function.
         takes_old = extension.num_args > 1
     # A function of one argument gets the number of batches, even at the ends of epochs.
     return not takes_old or any("batch" in str(callback) for callback, _, _ in extension._conditions)
@@ -106,8 +106,8 @@ def _counts_batches(extension: Any) -> bool:
 def _takes_the_old_value(schedule: Callable[..., Any]) -> bool:
     try:
         signature = inspect.signature(schedule)
-    # Some functions in C have no signature.
     except ValueError:
+        # Some functions in C have no signature.
         return False
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return len([p for p in signature.parameters.values() if p.kind in kinds and p.default is p.empty]) > 1

@@ -118,7 +118,7 @@ def _contents(link: Any) -> list[Any]:
         # The same kind of requests as the scheme makes: batches or examples.
         requests = picked if scheme.requests_examples else [sorted(set(picked))]
         once, again = (fingerprint(*(list(link.get_data(request)) for request in requests)) for _ in range(2))
-        # Otherwise the data set draws random numbers.
+        # A data set that draws random numbers is not compared.
         if once == again:
             found.append(once)
     return found

@@ -58,8 +58,8 @@ def _compare(path: Any) -> None:
     _asking = True
     try:
         worker.advanced.require_same(f"the writer of {name}"[:256], f"rank {worker.global_rank}", remedy)
-    # This is raised on the worker that writes later.
     except ConfigurationError:
+        # This is raised on the worker that writes later.
         warn_once(
             f"{kind} writes {name}, which another worker has written too, each with parameters of its own: {remedy}"
         )

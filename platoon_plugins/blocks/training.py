@@ -69,7 +69,7 @@ class Training:
         # The evaluators whose streams were compared between the workers.
         self.compared: weakref.WeakSet[Any] = weakref.WeakSet()
         # prepared: the user's extensions were adapted. synchronized: the rule was applied before
-        # the end. keeps_evaluated: a copy of evaluated parameters is kept for an extension that saves.
+        # the end. keeps_evaluated: an extension saves, so evaluated parameters are copied.
         self.prepared = self.started = self.finished = self.synchronized = self.keeps_evaluated = False
         # Weak, so that the main loop is freed when the script drops it.
         self._main_loop_ref = weakref.ref(main_loop)
@@ -230,7 +230,7 @@ class Training:
         self._evaluated_at = self._main_loop.status["iterations_done"]
 
     def _never_synchronized(self) -> bool:
-        """Return whether fewer batches than a period were trained since the last evaluation."""
+        """Return whether batches, but fewer than a period, followed the last evaluation."""
         if self.finished or not self.settings.period or self._rule is None or not self.worker.advanced.shares:
             return False
         return self._synchronized_at <= self._evaluated_at < self._main_loop.status["iterations_done"]
@@ -265,8 +265,8 @@ class Training:
             self._statistics.warn_if_own(self._main_loop)
         if self.worker.closed:
             yield
-        # The center may have changed since the evaluation.
         elif self._evaluated:
+            # The center may have changed since the evaluation.
             with _values_in(self._parameters(), self._evaluated):
                 yield
         else:
@@ -320,12 +320,12 @@ class Training:
         self.finished, self._evaluated = True, []
         try:
             together = self._end_together()
-        # Others still train, or the controller is lost.
         except (CollectiveTimeoutError, WorkerLostError) as error:
+            # Others still train, or the controller is lost.
             log.warning("rank %d leaves the job without waiting any longer: %s", self.worker.global_rank, error)
             together = False
-        # Blocks has removed its signal handler, but extensions that save must still run.
         except KeyboardInterrupt:
+            # Blocks has removed its signal handler, but extensions that save must still run.
             log.warning("rank %d was interrupted at its end: it no longer waits for others", self.worker.global_rank)
             together = False
         if not together:
@@ -334,9 +334,9 @@ class Training:
     def _end_together(self) -> bool:
         """Wait for the others' ends and copy the center; return whether they end too."""
         stays = self._validated_at == self._main_loop.status["iterations_done"] and not self._in_rounds
-        # Otherwise the last monitoring record describes the present center, which must not change.
+        # If it stays, the last monitoring record describes the present center. Otherwise the latest
+        # steps are added to the center.
         if not stays:
-            # This adds the latest steps to the center.
             self.synchronize(whole=True)
         if self.meet(END) is None:
             return False
@@ -361,8 +361,8 @@ class Training:
         self.finished, self._evaluated = True, []
         try:
             self._leave(_LEAVING_TIMEOUT_S)
-        # The main loop reports the first error.
         except PlatoonError as leaving:
+            # The main loop reports the first error.
             log.warning("rank %d left the job without the center's values: %s", self.worker.global_rank, leaving)
 
     def _leave(self, timeout_s: float) -> None:

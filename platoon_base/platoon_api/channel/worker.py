@@ -279,7 +279,7 @@ class Worker:
         before, self._reader = self._reader, None
         self._find_data()
         if before is not None:
-            # Only now, as a controller without any reader ends its data.
+            # Close it only now: a controller without any reader ends its data.
             before.close()
 
     def _set_data_port(self, port: int, data_hwm: int) -> None:
