@@ -93,7 +93,6 @@ class Layout:
 
     @property
     def num_trained(self) -> int:
-        """Number of trained parameters; moments follow them."""
         return len(self.specs) - self.moments
 
     @property
@@ -136,7 +135,6 @@ class Layout:
         return stripes
 
     def require_same(self, other: Layout, whose: str = "the job's") -> None:
-        """Raise `LayoutMismatchError`, with the first difference, unless both are the same."""
         if self.fingerprint == other.fingerprint:
             return
         if len(self.specs) != len(other.specs):

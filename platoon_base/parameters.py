@@ -272,7 +272,6 @@ class Parameters:
             self._group.share_on_device(self._parameters)
 
     def _require_apart(self) -> None:
-        """Raise if two parameters share memory, which would be synchronized twice."""
         placed = [(*_extent(m), p.name, m) for p in self._parameters if (m := p.memory()) is not None and m.size]
         before: list[Any] = []
         for start, stop, name, array in sorted(placed, key=lambda place: place[0]):

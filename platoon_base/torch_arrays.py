@@ -86,7 +86,6 @@ class HostCopy:
         self.started = True
 
     def wait(self) -> np.ndarray[Any, Any]:
-        """Wait for the copy from the device; return its memory."""
         torch.cuda.current_stream(self._device).synchronize()
         self.started = False
         return self.array
@@ -97,7 +96,6 @@ class HostCopy:
 
 
 def host_copy(tensor: Any) -> HostCopy | None:
-    """Return a HostCopy for a tensor; None unless on a CUDA device, with a dtype of NumPy."""
     return None if on_cuda(tensor) is None else HostCopy(tensor)
 
 
@@ -119,7 +117,6 @@ class TensorMemory:
         return found
 
     def prefetch(self) -> None:
-        """Start a copy of the value from a CUDA device; `borrow` waits for it."""
         tensor = self.tensor()
         if tensor.device.type == "cpu":
             self._copy = None
@@ -146,7 +143,6 @@ class TensorMemory:
         return self._array
 
     def give_back(self, array: Any) -> None:
-        """Set the value to an array of `borrow` or `on_device`, unless they share memory."""
         if array is self._array or array is self._lent:
             return
         if self._copy is not None and array is self._copy.array:

@@ -55,7 +55,6 @@ def _restore_getargspec() -> None:
 
 
 def _set_blas() -> None:
-    """Configure the BLAS that Theano would not find, unless the user did."""
     if "theano" not in sys.modules:
         _set_flags(flags_with_blas(os.environ))
 

@@ -95,8 +95,6 @@ def _last(flags: str, option: str) -> str | None:
 
 
 class _Options:
-    """The options of Theano that the user has set, in ``THEANO_FLAGS`` or a configuration file."""
-
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.flags = environment.get("THEANO_FLAGS", "")
         self._names = environment.get("THEANORC", "~/.theanorc").split(os.pathsep)

@@ -109,7 +109,6 @@ def _blocks(variables: Sequence[Any], sizes: Sequence[int]) -> Any:
 def _unblocked(
     blocks: Any, variables: Sequence[Any], shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]
 ) -> list[Any]:
-    """Return the variables' new values: the inverse of `_blocks`."""
     results, row = [], 0
     for variable, shape, size in zip(variables, shapes, sizes):
         flat = blocks[row : row + _rows(size)].flatten()[:size]

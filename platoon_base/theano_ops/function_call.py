@@ -147,8 +147,6 @@ def _require_shared(variables: Sequence[Any]) -> None:
 
 
 class Graph(NamedTuple):
-    """The graph of a function."""
-
     inputs: list[Any]
     # Indices of the inputs that are scattered by rows.
     scattered: list[int]

@@ -29,7 +29,6 @@ __all__ = [
 
 
 def pairs_of(updates: Any) -> list[tuple[Any, Any]]:
-    """Return updates as a list of pairs of a shared variable and an expression."""
     pairs = list(updates.items() if isinstance(updates, Mapping) else updates or ())
     for pair in pairs:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], SharedVariable):

@@ -21,7 +21,6 @@ Array = np.ndarray[Any, Any]
 
 
 def require_reductions(reduce: Any, count: int) -> list[str | None]:
-    """Return a reduction for each output, from one for all of them or a list."""
     given = list(reduce) if isinstance(reduce, (list, tuple)) else [reduce] * count
     if len(given) != count:
         raise ConfigurationError(f"got {len(given)} reductions for {count} outputs: pass one for each, or one for all")

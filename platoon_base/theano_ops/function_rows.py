@@ -58,7 +58,6 @@ class InputRows:
         return found
 
     def _place(self, i: int, value: Array, rows: int) -> Array:
-        """Return memory for the rows of an input, which the next call reuses."""
         room = self._buffers.get(i)
         if room is None or len(room) < rows or room.shape[1:] != value.shape[1:] or room.dtype != value.dtype:
             room = self._buffers[i] = np.empty((rows, *value.shape[1:]), value.dtype)

@@ -52,8 +52,6 @@ class GpuAllReduce(AllReduce):
 
 
 class GpuSync(Sync):
-    """`Sync` on GpuArrays."""
-
     __props__: tuple[str, ...] = ("synchronizer", "context_name", "inplace", "ordered")
 
     def __init__(

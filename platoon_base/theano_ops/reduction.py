@@ -147,7 +147,6 @@ def _constants(variables: Any) -> list[float]:
 
 
 def _stripped(variable: Any) -> Any:
-    """Return a variable without the casts and axes of length 1 around it."""
     while variable.owner is not None and (
         isinstance(variable.owner.op, DimShuffle) or _is_elemwise(variable.owner, (scalar.Cast, scalar.Identity))
     ):

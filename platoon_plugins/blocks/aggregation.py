@@ -154,7 +154,6 @@ class RecordedQuantities:
             self.records.append([numerical_values[self.requires.index(v)] for v in self._in_order])
 
     def set_combined(self, shares: Sequence[Share], order: Sequence[tuple[int, int]]) -> None:
-        """Replace this worker's records by those of all workers' batches, in order."""
         dtypes = [variable.dtype for variable in self._in_order]
         self.records = [
             [value.astype(dtype) for value, dtype in zip(shares[share].records[number], dtypes)]

@@ -54,7 +54,6 @@ class DealtStream(StreamAbove):
         return super().get_epoch_iterator(**kwargs)
 
     def get_data(self, request: Any = None) -> Any:
-        """Read a round of batches and return this worker's batch."""
         if request is not None:
             raise ValueError(f"got the request {request!r}: this stream takes none")
         if self._ended or self._batches is None:

@@ -93,7 +93,6 @@ class DistributedExtension(TrainingExtension):  # type: ignore[misc]
 
     @property
     def training(self) -> Training | None:
-        """The training of the main loop; None for a single worker."""
         return training_of(self.main_loop)
 
     def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
@@ -234,7 +233,6 @@ def center_of(main_loop: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def is_leader(main_loop: Any) -> bool:
-    """Return whether a main loop runs on the leader, or on a single worker."""
     training = training_of(main_loop)
     return training is None or training.leads
 

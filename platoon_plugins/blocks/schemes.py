@@ -72,18 +72,14 @@ class ShardedScheme(IterationScheme):
         If N does not divide the number of requests, some workers have one more ("keep"), or the
         last, incomplete round is skipped ("drop") or completed with the first requests of the epoch
         ("wrap"). Synchronous training needs equal numbers of steps: "drop" or "wrap".
-    worker : Worker or Shard, optional
-        The default is ``connect()``. The scheme stores only the rank, the number of workers and the
-        seed. Unpickled in a process that has joined a job, it uses the shard of that worker.
+    worker : Worker or Shard, default ``connect()``
+        Only its rank, number of workers and seed are stored. Unpickled in a process that has joined
+        a job, the scheme uses the shard of that worker.
 
     Attributes
     ----------
     epoch : int
         Number of epochs that have begun.
-    requests_examples : bool
-        That of ``scheme``.
-    batch_size : int
-        Rows in a request; missing if ``scheme`` has none.
     num_examples : int
         This worker's steps in an epoch times ``batch_size``, for progress bars: a smaller last
         batch counts in full. Missing if ``scheme`` has no number of rows.
@@ -204,7 +200,6 @@ def _inner(scheme: IterationScheme) -> Iterator[tuple[str, Any]]:
 
 
 def all_schemes(scheme: Any) -> Iterator[Any]:
-    """Yield a scheme and all schemes within it."""
     yield scheme
     if isinstance(scheme, IterationScheme):
         for _, value in _inner(scheme):

@@ -54,9 +54,9 @@ class Settings(NamedTuple):
 class Training:
     """One run of a main loop on this worker; the extensions of the main loop share it.
 
-    Every main loop makes the same calls of `meet`, which waits for all workers. All collective
-    calls outside the compiled function follow one. If one main loop ends, the others end at their
-    next `meet` (with `StopTogether`), or continue without it.
+    Every main loop makes the same calls of `meet`, and collective calls outside the compiled
+    function only follow these. After the end of one main loop the others end at `meet`, or continue
+    without it.
     """
 
     def __init__(self, worker: Worker, main_loop: Any, settings: Settings, stops_together: bool) -> None:
@@ -90,7 +90,6 @@ class Training:
 
     @property
     def ranks(self) -> list[int]:
-        """The ranks that took part in the latest `meet`."""
         return self._sync_points.ranks
 
     @property
@@ -166,7 +165,6 @@ class Training:
         self.started = True
 
     def _compare_main_loops(self, participants: Sequence[int]) -> None:
-        """Raise on all workers if they differ in their rules, progress or data."""
         main_loop = self._main_loop
         status = main_loop.status
         way = "averaged gradients" if self._rule is None else f"{self._rule}"
@@ -280,7 +278,6 @@ class Training:
             self._evaluated = [parameter.get_value() for parameter in self._parameters()]
 
     def warn_of_missing(self, name: str, ranks: Sequence[int]) -> None:
-        """Warn if sharded monitoring continues without the batches of a lost worker."""
         missing, self._owners[name] = self._owners.get(name, set()) - set(ranks), set(ranks)
         if missing and self.worker.global_rank == min(ranks):
             log.warning(
@@ -386,7 +383,6 @@ def _values_in(parameters: Sequence[Any], values: Sequence[Any]) -> Iterator[Non
 
 
 def refuse_on_nonfinite(choice: str) -> None:
-    """Raise if ``on_nonfinite`` is set, which has no effect with averaged gradients."""
     if choice != "raise":
         raise ConfigurationError(
             f"got on_nonfinite={choice!r} and no rule: averaged gradients bring a NaN of one worker to all at once; "

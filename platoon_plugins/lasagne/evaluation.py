@@ -116,7 +116,6 @@ def _evaluated_together(
 
 
 def _is_mean(val_fn: Callable[..., Any]) -> bool:
-    """Return whether the graph of a compiled function shows that all values are means over rows."""
     outputs = getattr(getattr(val_fn, "maker", None), "outputs", [])
     kinds = {reduction_of(getattr(output, "variable", None)) for output in outputs}
     return bool(kinds) and kinds <= {"mean", "constant"}

@@ -129,7 +129,6 @@ def sync_updates(
 def _resolved(
     rule: Rule | str | None, period: int, params: Sequence[Any], worker: Worker, on_nonfinite: str
 ) -> Rule | None:
-    """Return the rule, resolving "auto"; raise if it is None and not all gradients are averaged."""
     if rule not in (None, "auto"):
         require_rule(rule)
         return rule  # type: ignore[return-value]

@@ -57,7 +57,6 @@ class Training:
         _trainings.pop(worker, None)
 
     def intend(self, worker: Worker, call: str) -> None:
-        """Record a call whose result belongs into a compiled function."""
         before = worker.advanced.activity
         remedy = "was never run by a function that trains: pass the updates that it leads to to theano.function"
         self.intents.append(worker.advanced.intend(call, remedy, lambda: worker.advanced.activity == before))
@@ -144,7 +143,6 @@ _watched: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 def warn_unless_finished(worker: Worker) -> None:
-    """Warn at the end of the script if `finish_training` has not ended the training."""
     if worker.global_size > 1 and worker not in _watched:
         _watched.add(worker)
         atexit.register(_warn_if_unfinished, weakref.ref(worker))

@@ -212,20 +212,10 @@ class Controller:
             job.start(*start)
 
     def handle_control(self, req: Any, worker_id: int, req_info: Any) -> Any:
-        """Answer a request; override it.
+        """Answer a request of the worker with rank ``worker_id``; override it.
 
-        An exception is raised on the worker that sent the request, and the job continues.
-
-        Parameters
-        ----------
-        req : str, or other plain data
-        worker_id : int
-            Rank of the worker.
-        req_info : plain data
-
-        Returns
-        -------
-        plain data: None, bool, int, float, str, list, dict
+        ``req``, ``req_info`` and the answer are plain data: None, bool, int, float, str, list,
+        dict. An exception is raised on the worker that sent the request, and the job continues.
         """
         raise ConfigurationError(
             f"got request {req!r}, but this controller answers none: override handle_control in a subclass"
@@ -262,13 +252,7 @@ class Controller:
     # Mini-batches.
 
     def init_data(self, port: int, data_hwm: int = DATA_HWM, hwm: int = DATA_HWM) -> None:
-        """Open the data channel of a port.
-
-        Parameters
-        ----------
-        port : int
-        data_hwm, hwm : int
-            Ignored: each worker's own ``data_hwm`` bounds its waiting mini-batches.
+        """Open the data channel of a port; ``data_hwm`` and ``hwm`` are ignored.
 
         Raises
         ------
@@ -293,17 +277,12 @@ class Controller:
         return None if job is None else job.remaining
 
     def send_mb(self, arrays: Any) -> None:
-        """Send one mini-batch to any free worker; wait while all have as many as they may.
+        """Send one mini-batch, a list of ndarrays or an ndarray of rows, to any free worker.
 
-        Parameters
-        ----------
-        arrays : list of ndarray, or ndarray
-            An ndarray is sent as the list of its rows.
+        It waits while all workers have as many as they may.
 
         Raises
         ------
-        ConfigurationError
-            If it is anything else.
         WorkerLostError
             If all workers have left.
         """

@@ -135,11 +135,8 @@ class Worker:
     def send_req(self, req: Any, info: Any = None) -> Any:
         """Send a request to the controller's `handle_control`, and return its answer.
 
-        Parameters
-        ----------
-        req : str, or other plain data
-            Names that begin with ``platoon-`` are reserved.
-        info : plain data: None, bool, int, float, str, list, dict
+        Both are plain data, as in `handle_control`. Names that begin with ``platoon-`` are
+        reserved.
 
         Raises
         ------
@@ -178,8 +175,7 @@ class Worker:
         Raises
         ------
         ConfigurationError
-            If the methods of a user-defined rule have other arguments than `ParamSyncRule`, or
-            return no function; if ``params`` is no list.
+            If ``params`` is no list, or the rule's methods differ from those of `ParamSyncRule`.
         """
         params = require_params(params)
         update, rule = None, None
@@ -238,7 +234,7 @@ class Worker:
         return context_of_device()
 
     def all_reduce(self, src: Any, op: str, dest: Any = None) -> Any:
-        """Combine the arrays of all workers.
+        """Combine the arrays of all workers; return a new array, or None if there is a ``dest``.
 
         Parameters
         ----------
@@ -247,11 +243,6 @@ class Worker:
             ``"+"``, ``"sum"``, ``"add"``, ``"*"``, ``"prod"``, ``"product"``, ``"mul"``, ``"max"``,
             ``"maximum"``, ``"min"`` or ``"minimum"``.
         dest : array like ``src``, optional
-
-        Returns
-        -------
-        array or None
-            A new array; None if there is a ``dest``.
         """
         result = self.handle.all_reduce(src, op, dest)
         return result if dest is None else None
@@ -259,10 +250,7 @@ class Worker:
     def shared(self, array: Any) -> Any:
         """Return zeros like ``array`` in memory that all workers of this host share.
 
-        Parameters
-        ----------
-        array : GpuArray or ndarray
-            Of the same shape and dtype in the k-th call of each worker.
+        The k-th call of each worker has the same shape and dtype.
         """
         return self._arrays.like(array)
 
