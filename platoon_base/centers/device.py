@@ -21,7 +21,7 @@ from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_partitions import Partitions
 from platoon_base.centers.device_source import kernel_source, kernel_types
 from platoon_base.centers.device_tiles import Tiling, split_element_code, tile_table
-from platoon_base.device_arrays import Flush, Queue
+from platoon_base.device_arrays import Flush, Order, Queue
 from platoon_base.devices.cuda import HostMemory
 from platoon_base.devices.runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
 from platoon_base.errors import LayoutMismatchError
@@ -40,7 +40,7 @@ _NOTHING_REFUSED = np.array([np.iinfo(np.uint64).max], np.uint64)
 
 
 class DeviceCenter:
-    """One worker's handle of the center; see `Center`. Arrays are C-contiguous, on the device of the runtime.
+    """One worker's handle of the center; see `Center`. Arrays are on the device of the runtime, dense, in `orders`.
 
     A value refused is returned from a later synchronization, since no call waits for the device. Rules that are not a
     single addition to the center always synchronize under locks.
@@ -75,6 +75,7 @@ class DeviceCenter:
         mirror_every_s: float = MIRROR_EVERY_S,
     ) -> None:
         self._directory = directory
+        self.orders = directory.orders
         self._runtime = runtime
         self._layout = layout
         self._rank = rank
@@ -324,7 +325,10 @@ class DeviceCenter:
         self._refused.write(_NOTHING_REFUSED)
         if word == _NOTHING_REFUSED:
             return None
-        return NonFiniteElement(*split_element_code(word))
+        parameter, place = split_element_code(word)
+        order, shape = self.orders[parameter], self._layout.specs[parameter].shape
+        index = np.unravel_index(place, [shape[axis] for axis in order])
+        return NonFiniteElement(parameter, int(np.ravel_multi_index([index[i] for i in np.argsort(order)], shape)))
 
 
 def _chosen(arrays: Sequence[DeviceArray], indices: list[int]) -> Sequence[DeviceArray]:
@@ -385,6 +389,8 @@ class DeviceCenters:
     workers : int
         Number of workers launched together; each makes a partition.
     runtime : DeviceRuntime
+    orders : sequence of tuple of int
+        The order in memory of each parameter, for a center that is created.
     gone, incarnation : callable
         Of `Liveness`: whether a worker has left or died, and the number of its process.
     """
@@ -396,10 +402,12 @@ class DeviceCenters:
         name: Name,
         workers: int,
         runtime: DeviceRuntime,
+        orders: Sequence[Order],
         gone: Callable[[int], bool],
         incarnation: Callable[[int], int],
     ) -> None:
         self.name = name
+        self._orders = orders
         self._workers = workers
         self._runtime = runtime
         self._gone = gone
@@ -415,7 +423,7 @@ class DeviceCenters:
         tiling = Tiling(layout, self._workers, len(rule.center_state))
         plan = DirectoryLayout(layout, tiling)
         directory = DeviceDirectory(Segment.create(self.name, plan.size_bytes), plan)
-        directory.begin()
+        directory.begin(self._orders)
         return DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone, self._incarnation)
 
     def unlink(self) -> None:

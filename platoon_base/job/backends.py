@@ -117,7 +117,7 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
                 why = f"the rule {type(rule).__name__}, or a dtype of the parameters, has no kernels for devices"
             elif runtime is not None:
                 found: CenterFactory = device.DeviceCenters(
-                    files.center, workers, runtime, liveness.gone, liveness.incarnation
+                    files.center, workers, runtime, parameters.orders_on_device(), liveness.gone, liveness.incarnation
                 )
                 return found
         if any(array is not None for array in parameters.borrow_on_device()):  # else there is a warning already
