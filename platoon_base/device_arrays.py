@@ -47,6 +47,8 @@ def memory_order(array: Any) -> Order | None:
 
 def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
     """Return the order of an array whose strides count elements; None if elements overlap or have gaps."""
+    if 0 in shape:
+        return tuple(range(len(shape)))
     axes = sorted((axis for axis, n in enumerate(shape) if n != 1), key=lambda axis: -strides[axis])
     expected = 1
     for axis in reversed(axes):

@@ -233,7 +233,7 @@ class GradientAverage:
                     "differ between workers; make a new GradientAverage on all of them"
                 )
         if not self._usual_weight:
-            # Copies between memory in unlike orders take ten times as long, so the buffers have that of the gradients.
+            # The buffers have the memory order of the parameters, since gradients are copied faster to the same order.
             orders = [order_of(p.shape, p.stride()) or tuple(range(p.ndim)) for p in self._parameters]
             mine = [self._weight, checksum(np.array(sum(orders, ()), "i4"))]
             given = self.worker.gather(mine, name="weights of batches", timeout_s=self._timeout_s)

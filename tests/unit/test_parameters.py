@@ -239,6 +239,7 @@ def test_the_copies_of_all_parameters_are_started_before_one_is_waited_for():
         ((3, 4), (1, 0), (1, 0)),
         ((3, 1, 4), (2, 1, 0), (2, 0, 1)),  # an axis of one element may be anywhere
         ((), (), ()),
+        ((4, 0), (1, 0), (0, 1)),
     ],
 )
 def test_the_order_of_a_dense_array_in_memory(shape, axes, order):
