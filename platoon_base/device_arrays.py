@@ -10,12 +10,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["CudaArray", "CudaContext", "Flush", "Queue", "is_device_array", "is_gpu_array"]
+__all__ = [
+    "CudaArray",
+    "CudaContext",
+    "Flush",
+    "Order",
+    "Queue",
+    "is_device_array",
+    "is_gpu_array",
+    "memory_order",
+    "order_of",
+]
 
 # Called with the addresses of arrays and the stream.
 Queue = Callable[[list[int], int], None]
 # Makes a postponed call, unless it was made already.
 Flush = Callable[[], None]
+# The axes of a dense array from the slowest to the fastest in memory; (0, 1, 2, ...) is C order.
+Order = tuple[int, ...]
 
 
 def is_gpu_array(array: Any) -> bool:
@@ -26,6 +38,26 @@ def is_gpu_array(array: Any) -> bool:
 def is_device_array(array: Any) -> bool:
     """Return whether a center on devices accepts an array: a GpuArray or a `CudaArray`."""
     return isinstance(array, CudaArray) or is_gpu_array(array)
+
+
+def memory_order(array: Any) -> Order | None:
+    """Return the order of a device array in memory; None if it has gaps."""
+    if isinstance(array, CudaArray):
+        return array.order
+    return tuple(range(len(array.shape))) if array.flags.c_contiguous else None
+
+
+def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
+    """Return the order of an array whose strides count elements; None if elements overlap or have gaps."""
+    if 0 in shape:
+        return tuple(range(len(shape)))
+    axes = sorted((axis for axis, n in enumerate(shape) if n != 1), key=lambda axis: -strides[axis])
+    expected = 1
+    for axis in reversed(axes):
+        if strides[axis] != expected:
+            return None
+        expected *= shape[axis]
+    return (*axes, *(axis for axis, n in enumerate(shape) if n == 1))
 
 
 class CudaContext(NamedTuple):
@@ -55,14 +87,16 @@ class CudaArray(abc.ABC):
     """A framework's array with the interface of pygpu's GpuArray, for `Parameter.on_device`.
 
     Both ``numpy.asarray(array)`` and ``array[...] = values`` are ordered after the framework's
-    queued work.
+    queued work. Strides count elements; None stands for C order.
     """
 
-    def __init__(self, shape: tuple[int, ...], dtype: Any, ordinal: int, c_contiguous: bool = True) -> None:
+    def __init__(self, shape: tuple[int, ...], dtype: Any, ordinal: int, strides: Sequence[int] | None = None) -> None:
         self.shape = shape
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.context = _context_of(ordinal)
-        self.flags = _flags_of(c_contiguous)
+        in_c_order = tuple(range(len(shape)))
+        self.order = in_c_order if strides is None else order_of(shape, strides)
+        self.flags = _flags_of(self.order == in_c_order)
 
     @property
     def size(self) -> int:

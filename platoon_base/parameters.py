@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.device_arrays import is_device_array, is_gpu_array
+from platoon_base.device_arrays import Order, is_device_array, is_gpu_array, memory_order
 from platoon_base.errors import ConfigurationError
 from platoon_base.frameworks.registered import such_as_parameters
 from platoon_base.layout import Layout
@@ -242,10 +242,10 @@ class Parameters:
 
     @property
     def context(self) -> Any:
-        """The common context, if all parameters are C-contiguous device arrays; otherwise None."""
+        """The common context, if all parameters are dense device arrays; otherwise None."""
         arrays = self.borrow_on_device()
         contexts = {array.context.ptr: array.context for array in arrays if array is not None}
-        if len(contexts) != 1 or any(array is None or not array.flags.c_contiguous for array in arrays):
+        if len(contexts) != 1 or any(array is None or memory_order(array) is None for array in arrays):
             return None
         return next(iter(contexts.values()))
 
@@ -255,8 +255,8 @@ class Parameters:
         for spec, array in zip(self.layout.specs, self.borrow_on_device()):
             if array is None:
                 return f"{spec.name} is in the memory of the host"
-            if not array.flags.c_contiguous:
-                return f"{spec.name} is not C-contiguous (torch.channels_last and transposed views are not)"
+            if memory_order(array) is None:
+                return f"{spec.name} is not contiguous (a transposed or sliced view)"
             first = array.context if first is None else first
             if array.context.ptr != first.ptr:
                 return f"{spec.name} is on another device than {self.layout.specs[0].name}"
@@ -267,9 +267,16 @@ class Parameters:
         found = None if self._group is None else self._group.borrow_on_device(self._parameters)
         return [p.on_device() for p in self._parameters] if found is None else found
 
-    def share_on_device(self) -> None:
+    def orders_on_device(self) -> list[Order | None]:
+        """Return the order in memory of each parameter on the device."""
+        return [memory_order(array) for array in self.borrow_on_device()]
+
+    def share_on_device(self, orders: Sequence[Order]) -> list[str]:
+        """Prepare for a center on devices; return the names of those that are copied, as their memory differs."""
         if self._group is not None:
             self._group.share_on_device(self._parameters)
+        pairs = [(p, p.keep_order, order) for p, order in zip(self._parameters, orders) if hasattr(p, "keep_order")]
+        return [parameter.name for parameter, keep_order, order in pairs if keep_order(order)]
 
     def _require_apart(self) -> None:
         placed = [(*_extent(m), p.name, m) for p in self._parameters if (m := p.memory()) is not None and m.size]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from platoon_base.device_arrays import CudaArray, Queue
+from platoon_base.device_arrays import CudaArray, Order, Queue
 from platoon_base.errors import ConfigurationError
 
 __all__ = ["HostCopy", "TensorMemory", "TensorParameter", "TorchArray", "host_copy", "on_cuda"]
@@ -23,7 +23,8 @@ class TorchArray(CudaArray):
     def __init__(self, tensor: Any) -> None:
         dtype = str(tensor.dtype)[len("torch.") :]
         shape = tuple(tensor.shape)
-        super().__init__(shape, dtype, tensor.device.index, tensor.is_contiguous())
+        strides = None if tensor.is_contiguous() else tensor.stride()
+        super().__init__(shape, dtype, tensor.device.index, strides)
         self._tensor = tensor
 
     def is_on(self, tensor: Any) -> bool:
@@ -55,6 +56,15 @@ class TorchArray(CudaArray):
 
     def copy(self) -> TorchArray:
         return TorchArray(self._tensor.clone())
+
+    def copy_in(self, order: Order) -> TorchArray:
+        """Return a copy whose memory has another order."""
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return TorchArray(self._tensor.permute(order).clone(memory_format=torch.contiguous_format).permute(back))
+
+    def copy_to(self, tensor: Any) -> None:
+        """Copy the values to a tensor."""
+        tensor.detach().copy_(self._tensor)
 
 
 def on_cuda(tensor: Any) -> TorchArray | None:
@@ -106,6 +116,8 @@ class TensorMemory:
     _copy: HostCopy | None = None
     # The memory itself, if `borrow` has returned it.
     _lent: Array | None = None
+    # The memory order of the center on devices.
+    _order: Order | None = None
 
     def tensor(self) -> Tensor:
         """Return the tensor that has the value now."""
@@ -137,13 +149,25 @@ class TensorMemory:
         return np.array(self.tensor().detach().cpu().numpy(), order="C") if self._copy is None else self._copy.wait()
 
     def on_device(self) -> TorchArray | None:
+        """Return the memory itself, if it is on a CUDA device, or a copy in the center's memory order."""
         tensor = self.tensor()
         if self._array is None or not self._array.is_on(tensor):
             self._array = on_cuda(tensor)
-        return self._array
+        array = self._array
+        if array is None or array.order == self._order or (array.order is not None and self._order is None):
+            return array
+        return array.copy_in(tuple(range(tensor.ndim)) if self._order is None else self._order)
+
+    def keep_order(self, order: Order) -> bool:
+        """Let `on_device` return arrays of this order; return whether each is then a copy."""
+        self._order = order
+        return self.on_device() is not self._array
 
     def give_back(self, array: Any) -> None:
         if array is self._array or array is self._lent:
+            return
+        if isinstance(array, TorchArray):
+            array.copy_to(self.tensor())
             return
         if self._copy is not None and array is self._copy.array:
             self._copy.write(self.tensor())

@@ -22,7 +22,7 @@ from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_partitions import Partitions
 from platoon_base.centers.device_source import kernel_source, kernel_types
 from platoon_base.centers.device_tiles import Tiling, split_element_code, tile_table
-from platoon_base.device_arrays import Flush, Queue
+from platoon_base.device_arrays import Flush, Order, Queue
 from platoon_base.devices.cuda import HostMemory
 from platoon_base.devices.runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
 from platoon_base.errors import LayoutMismatchError
@@ -59,6 +59,7 @@ class DeviceCenter:
         mirror_every_s: float = MIRROR_EVERY_S,
     ) -> None:
         self._directory = directory
+        self.orders = directory.orders
         self._runtime = runtime
         self._layout = layout
         self._rank = rank
@@ -300,7 +301,10 @@ class DeviceCenter:
         self._refused.write(_NOTHING_REFUSED)
         if word == _NOTHING_REFUSED:
             return None
-        return NonFiniteElement(*split_element_code(word))
+        parameter, place = split_element_code(word)
+        order, shape = self.orders[parameter], self._layout.specs[parameter].shape
+        index = np.unravel_index(place, [shape[axis] for axis in order])
+        return NonFiniteElement(parameter, int(np.ravel_multi_index([index[i] for i in np.argsort(order)], shape)))
 
 
 def _chosen(arrays: Sequence[DeviceArray], indices: list[int]) -> Sequence[DeviceArray]:
@@ -352,7 +356,10 @@ class _Launch:
 
 
 class DeviceCenters:
-    """Opens the center of a job under its name; each of the first ``workers`` makes a partition."""
+    """Opens the center of a job under its name; each of the first ``workers`` makes a partition.
+
+    A center that is created has each parameter in the memory order given by ``orders``.
+    """
 
     location = "device"
 
@@ -361,10 +368,12 @@ class DeviceCenters:
         name: Name,
         workers: int,
         runtime: DeviceRuntime,
+        orders: Sequence[Order],
         gone: Callable[[int], bool],
         incarnation: Callable[[int], int],
     ) -> None:
         self.name = name
+        self._orders = orders
         self._workers = workers
         self._runtime = runtime
         self._gone = gone
@@ -380,7 +389,7 @@ class DeviceCenters:
         tiling = Tiling(layout, self._workers, len(rule.center_state))
         plan = DirectoryLayout(layout, tiling)
         directory = DeviceDirectory(Segment.create(self.name, plan.size_bytes), plan)
-        directory.begin()
+        directory.begin(self._orders)
         return DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone, self._incarnation)
 
     def unlink(self) -> None:

@@ -6,12 +6,14 @@ and a copy of the buffers of all partitions, which is a few seconds old.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from platoon_base.centers.device_tiles import Tile, Tiling
+from platoon_base.device_arrays import Order
 from platoon_base.devices.cuda import HANDLE_BYTES
 from platoon_base.layout import Layout
 from platoon_base.parameters import assign
@@ -22,7 +24,7 @@ from platoon_base.views import array_on
 __all__ = ["NO_OWNER", "DeviceDirectory", "DirectoryLayout", "Entry"]
 
 MAGIC = b"PLTNPART"
-VERSION = 5
+VERSION = 6
 NO_OWNER = -1
 FINAL = 1 << 62  # Mirror number of an owner that has left.
 _PAGE = 4096
@@ -48,6 +50,10 @@ _ENTRY = np.dtype(
 )
 
 
+# Parameters with more dimensions are stored in C order.
+MAX_DIMENSIONS = 8
+
+
 class Entry(NamedTuple):
     """Owner of a partition, which is valid for one incarnation of the owner's process."""
 
@@ -64,7 +70,8 @@ class DirectoryLayout:
         self.layout = layout
         self.tiling = tiling
         self.partitions = len(tiling.partition_bytes)
-        position = -(-(_ENTRIES + _ENTRY.itemsize * self.partitions) // _PAGE) * _PAGE
+        self.orders = _ENTRIES + _ENTRY.itemsize * self.partitions
+        position = -(-(self.orders + MAX_DIMENSIONS * len(layout)) // _PAGE) * _PAGE
         self.mirrors: list[tuple[int, int]] = []
         for size, start in zip(tiling.partition_bytes, tiling.values_start):
             self.mirrors.append((position, size - start))
@@ -95,6 +102,7 @@ class DeviceDirectory:
         self._header: Any = array_on(segment.buffer, (), _HEADER)
         self._flags: Any = array_on(segment.buffer, (MAX_WORKERS,), "u4", _FLAGS)
         self._entries: Any = array_on(segment.buffer, (plan.partitions,), _ENTRY, _ENTRIES)
+        self._orders: Any = array_on(segment.buffer, (len(plan.layout), MAX_DIMENSIONS), "u1", plan.orders)
 
     @staticmethod
     def partitions_in(segment: Segment) -> int:
@@ -114,12 +122,23 @@ class DeviceDirectory:
         plan = DirectoryLayout(layout, Tiling(layout, partitions, int(header["center_states"])))
         return cls(segment, plan) if plan.fits(segment) else None
 
-    def begin(self) -> None:
-        """Write the header of a new directory."""
+    def begin(self, orders: Sequence[Order]) -> None:
+        """Write the header of a new directory, and the order in memory of each parameter."""
+        for row, order in zip(self._orders, orders):
+            row[:] = (*order, *range(len(order), MAX_DIMENSIONS))[:MAX_DIMENSIONS]
         self._header["version"], self._header["partitions"] = VERSION, self._plan.partitions
         self._header["center_states"] = self.tiling.center_states
         self._header["fingerprint"] = np.void(self._plan.layout.fingerprint)
         self._header["magic"] = MAGIC
+
+    @functools.cached_property
+    def orders(self) -> list[Order]:
+        """The order in memory of each parameter: that of its elements in the partitions and in the mirror."""
+        shapes = [spec.shape for spec in self._plan.layout.specs]
+        return [
+            tuple(row[: len(shape)].tolist()) if len(shape) <= MAX_DIMENSIONS else tuple(range(len(shape)))
+            for row, shape in zip(self._orders, shapes)
+        ]
 
     @property
     def version(self) -> int:
@@ -202,16 +221,17 @@ class DeviceDirectory:
 
     def read_buffer(self, buffer: int, out: Sequence[Any]) -> None:
         """Copy a buffer of the mirror into arrays of any kind, one for each parameter."""
-        values = self._plan.layout.empty()
+        specs = self._plan.layout.specs
+        values = [np.empty([spec.shape[axis] for axis in order], spec.dtype) for spec, order in zip(specs, self.orders)]
         for tile, mirrored in self._mirrored_tiles(buffer):
             flat = values[tile.parameter].reshape(-1)
             flat[tile.start : tile.start + tile.size] = mirrored.view(flat.dtype)
-        for array, value in zip(out, values):
-            assign(array, value)
+        for array, value, order in zip(out, values, self.orders):
+            assign(array, value.transpose(np.argsort(order)))
 
     def write_buffer(self, buffer: int, values: Sequence[Any]) -> None:
         """Copy arrays of any kind, one for each parameter, into a buffer of the mirror."""
-        flat = [np.asarray(value, order="C").reshape(-1) for value in values]
+        flat = [np.asarray(value).transpose(order).reshape(-1) for value, order in zip(values, self.orders)]
         for tile, mirrored in self._mirrored_tiles(buffer):
             mirrored[:] = flat[tile.parameter][tile.start : tile.start + tile.size].view(np.uint8)
 
@@ -234,5 +254,5 @@ class DeviceDirectory:
         return self._segment.closed
 
     def close(self) -> None:
-        del self._header, self._flags, self._entries, self._bytes
+        del self._header, self._flags, self._entries, self._bytes, self._orders
         self._segment.close()

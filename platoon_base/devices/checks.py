@@ -16,7 +16,7 @@ from platoon_base.parameters import is_tensor
 from platoon_base.system.import_hook import AfterImport
 from platoon_base.system.warn import warn_once
 
-__all__ = ["warn_if_not_on_device", "watch_theano"]
+__all__ = ["some_names", "warn_if_not_on_device", "watch_theano"]
 
 
 def watch_theano(device: str) -> None:
@@ -64,12 +64,12 @@ def warn_if_not_on_device(device: str, params: Iterable[Any]) -> None:
     elif on_host:
         warn_once(
             f"this worker was given {device}, but these parameters are in the memory of the host, and are copied at "
-            f"every step: {_some(on_host)}. Move them to the GPU; in Theano make them with "
+            f"every step: {some_names(on_host)}. Move them to the GPU; in Theano make them with "
             "theano.shared(value), without target='cpu'"
         )
     wide = [_name(param, i) for i, (param, value) in enumerate(zip(params, values)) if _is_float64(value)]
     if wide and len(on_host) < len(params):
-        _warn_of_float64(device, f"{_some(wide)}:", of_torch=any(map(is_tensor, values)))
+        _warn_of_float64(device, f"{some_names(wide)}:", of_torch=any(map(is_tensor, values)))
 
 
 def _internal(param: Any) -> Any:
@@ -95,7 +95,7 @@ def _name(param: Any, index: int) -> str:
     return getattr(param, "name", None) or f"parameter {index}"
 
 
-def _some(names: list[str], at_most: int = 5) -> str:
+def some_names(names: list[str], at_most: int = 5) -> str:
     rest = f" and {len(names) - at_most} more" if len(names) > at_most else ""
     return ", ".join(names[:at_most]) + rest
 

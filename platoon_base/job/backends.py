@@ -105,7 +105,7 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
                 why = f"the rule {type(rule).__name__}, or a dtype of the parameters, has no kernels for devices"
             elif runtime is not None:
                 found: CenterFactory = device.DeviceCenters(
-                    files.center, workers, runtime, liveness.gone, liveness.incarnation
+                    files.center, workers, runtime, parameters.orders_on_device(), liveness.gone, liveness.incarnation
                 )
                 return found
         # Parameters that are not on devices have their own warning.

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from platoon_base.device_arrays import Order
+
 __all__ = ["Bucket", "Flats"]
 
 Tensor = Any
@@ -48,10 +50,18 @@ class Flats:
     """Flat buffers on a device, one for each dtype of the gradients.
 
     The float32 buffer comes last and ends with the header. In each buffer the gradients of the last
-    layers come first, as in a backward pass. ``wholes`` are the buffers as one bucket each.
+    layers come first, as in a backward pass. ``wholes`` are the buffers as one bucket each. The memory
+    orders of the gradients are the same on all workers; None stands for C order.
     """
 
-    def __init__(self, like: Sequence[Any], header: int, device: Any, bucket_bytes: int | None) -> None:
+    def __init__(
+        self,
+        like: Sequence[Any],
+        header: int,
+        device: Any,
+        bucket_bytes: int | None,
+        orders: Sequence[Order] | None = None,
+    ) -> None:
         self.like = like
         self.views: list[Tensor] = [None] * len(like)
         self.buckets: list[Bucket] = []
@@ -67,7 +77,8 @@ class Flats:
             end = starts[-1]
             flat = torch.zeros(end + header * (name == "float32"), dtype=dtype, device=device)
             for i, start in zip(indices, starts):
-                self.views[i] = flat[start : start + sizes[i]].view(tuple(like[i].shape))
+                part = flat[start : start + sizes[i]]
+                self.views[i] = _shaped(part, tuple(like[i].shape), None if orders is None else orders[i])
             self.wholes.append(Bucket(flat, flat[:end], indices, [self.views[i] for i in indices]))
             self._cut(flat, indices, starts, None if bucket_bytes is None else bucket_bytes // flat.element_size())
         self.header = self.template = flat[end:]
@@ -117,6 +128,13 @@ class Flats:
                 whole.gradients.div_(divisor)
             else:  # The divisor could be too small for the dtype.
                 whole.scale(divisor.reciprocal())
+
+
+def _shaped(part: Tensor, shape: tuple[int, ...], order: Order | None) -> Tensor:
+    """Return a view of flat memory with this shape, whose axes are in this order in memory."""
+    if order is None:
+        return part.view(shape)
+    return part.view([shape[axis] for axis in order]).permute(sorted(range(len(order)), key=order.__getitem__))
 
 
 def _multiply(part: Tensor, factor: Any) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from platoon_base.device_arrays import Order, order_of
 from platoon_base.devices import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
+from platoon_base.fingerprint import checksum
 from platoon_base.torch_loops.backward import EarlyAverages
 from platoon_base.torch_loops.drift import NUM_SLOTS, STEPS_ON_DEVICES, DriftCheck
 from platoon_base.torch_loops.flats import Bucket, Flats
@@ -87,6 +89,7 @@ class GradientAverage:
         warn_if_not_on_device(worker.device, self._parameters)
         self._bucket_bytes, self._timeout_s = bucket_bytes, timeout_s
         self._flats: Flats | None = None
+        self._orders: list[Order] | None = None
         self._drift: DriftCheck
         self._early: EarlyAverages | None = None
         self._weight, self._usual_weight = 1.0, 0.0
@@ -214,8 +217,12 @@ class GradientAverage:
                     "differ between workers; make a new GradientAverage on all of them"
                 )
         if not self._usual_weight:
-            weights = self.worker.gather(self._weight, name="weights of batches", timeout_s=self._timeout_s)
-            self._usual_weight = max(weights) or 1.0
+            # The buffers have the memory order of the parameters, since gradients are copied faster to the same order.
+            orders = [order_of(p.shape, p.stride()) or tuple(range(p.ndim)) for p in self._parameters]
+            mine = [self._weight, checksum(np.array(sum(orders, ()), "i4"))]
+            given = self.worker.gather(mine, name="weights of batches", timeout_s=self._timeout_s)
+            self._usual_weight = max(weight for weight, _ in given) or 1.0
+            self._orders = orders if all(order == mine[1] for _, order in given) else None
 
     def _watched(self) -> EarlyAverages:
         if self._early is None:
@@ -232,7 +239,7 @@ class GradientAverage:
             self.close()
             _require_one_device(self._parameters)
             numbers = 1 + len(self._parameters)
-            self._flats = Flats(self._parameters, numbers + NUM_SLOTS, device, self._bucket_bytes)
+            self._flats = Flats(self._parameters, numbers + NUM_SLOTS, device, self._bucket_bytes, self._orders)
             every = 1 if device.type == "cpu" else STEPS_ON_DEVICES
             self._drift = DriftCheck(self._named, self._flats.header[numbers:], every)
             self._sent = []

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from platoon_base.centers.base import Center
-from platoon_base.device_arrays import is_device_array
+from platoon_base.device_arrays import is_device_array, memory_order
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout
 
@@ -29,17 +29,19 @@ class CheckedLayout:
         specs = self._layout.specs
         if len(arrays) != len(specs):
             raise LayoutMismatchError(f"got {len(arrays)} arrays for {len(specs)} shared parameters: give one for each")
-        on_device = center is not None and center.on_device
-        for spec, array in zip(specs, arrays):
-            if on_device and not is_device_array(array):
+        orders = getattr(center, "orders", [None] * len(specs))  # of a center on devices
+        for spec, array, order in zip(specs, arrays, orders):
+            if order is not None and not is_device_array(array):
                 raise LayoutMismatchError(
                     f"{spec.name} was shared on the device: pass an array there, not {type(array)}"
                 )
-            if on_device and not array.flags.c_contiguous:
-                raise LayoutMismatchError(f"{spec.name} is not C-contiguous: pass array.copy('C')")
             if array.shape != spec.shape or array.dtype != spec.dtype:
                 raise LayoutMismatchError(
                     f"{spec.name} is now {array.dtype}{list(array.shape)}, it was shared as {spec.dtype}"
                     f"{list(spec.shape)}: keep shapes and dtypes after init_shared_params"
+                )
+            if order is not None and memory_order(array) != order:
+                raise LayoutMismatchError(
+                    f"{spec.name} is not in the order in memory that it was shared in: pass an array that is"
                 )
         self._like = getattr(arrays, "like", None)

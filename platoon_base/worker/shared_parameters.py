@@ -17,8 +17,8 @@ from platoon_base.channels.call_lock import CallLock
 from platoon_base.channels.client import GRACE_S
 from platoon_base.checkpoints.files import Checkpoint, require_alike
 from platoon_base.coordination import messages as msg
-from platoon_base.device_arrays import is_device_array
-from platoon_base.devices.checks import warn_if_not_on_device
+from platoon_base.device_arrays import is_device_array, memory_order
+from platoon_base.devices.checks import some_names, warn_if_not_on_device
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, NonFiniteError, PlatoonError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign
@@ -38,6 +38,7 @@ from platoon_base.rules.center import (
 from platoon_base.rules.outer import fragments_of, overlap_of, step_form_of, waits
 from platoon_base.shm.phases import SYNC
 from platoon_base.system.awake import awake
+from platoon_base.system.warn import warn_once
 from platoon_base.worker.checked_layout import CheckedLayout
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
@@ -140,7 +141,13 @@ class SharedParameters:
             self._watch = DivergenceWatch(self._rank, _DEVICE_POLL_INTERVAL_S if self.center.on_device else 0.0)
             if self.center.on_device:
                 self._connection.finish_queued = functools.partial(_finish_in, threading.get_ident(), self.finish)
-                self.parameters.share_on_device()
+                of_devices: Any = self.center
+                copied = self.parameters.share_on_device(of_devices.orders)
+                if copied:
+                    warn_once(
+                        f"each synchronization copies {some_names(copied)} on the device, twice: they are slices of "
+                        "larger tensors, or have another memory_format than on the worker that made the center"
+                    )
             if waits(rule):
                 of_rounds: Any = self.center
                 self.rounds = WorkerRounds(client, of_rounds, self._rule_for, self._turns, self._progress)
@@ -422,9 +429,9 @@ class SharedParameters:
         arrays = self.parameters.borrow_on_device()
         if self._layout.has(arrays):
             return arrays
-        if not all(is_device_array(array) and array.flags.c_contiguous for array in arrays):
+        if not all(is_device_array(array) and memory_order(array) is not None for array in arrays):
             raise ConfigurationError(
-                "a parameter is no longer on the device, or not C-contiguous: set values with set_value(), which "
+                "a parameter is no longer on the device, or not contiguous: set values with set_value(), which "
                 "keeps them there, or launch with --center host"
             )
         return arrays
