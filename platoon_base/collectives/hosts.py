@@ -144,7 +144,7 @@ class HostsCollective(HostCollective):
     def form(
         cls, membership: Membership, name: str | HiddenName, world: World, liveness: Liveness, timeout_s: float
     ) -> HostsCollective:
-        """Form the group of all workers on all hosts; a collective call, which fails on all ranks."""
+        """Form the group of all workers on all hosts, a collective call; all ranks raise errors."""
         forming = _Forming(membership, name, world, liveness, timeout_s)
         try:
             shared, streams = forming.run()
