@@ -173,7 +173,7 @@ class GossipCourier:
     def _distribute(
         self, message: Message, pending: Callable[[int], int], mark: Callable[[int], None], takers: Sequence[Slot]
     ) -> bool:
-        """Merge pending stripes into the first slot with a free lock; return whether all are done."""
+        """Merge pending stripes into slots with free locks; return whether all are done."""
         overwrites = self._memory.overwrites
         stripes = range(len(message.weights))
         for slot in takers:

@@ -42,7 +42,7 @@ class Reference:
         self._known = set()
 
     def follow(self, copy: Sequence[Array], links: Set[Conversation], stamp: int) -> memoryview | None:
-        """Move to a copy of the center; return the difference for links with ``values``, or None."""
+        """Move to a copy of the center; return the difference for links that have ``values``."""
         if stamp != self._stamp or not all(map(is_finite, self.values)) or not all(map(is_finite, copy)):
             self._stamp, self._known = stamp, set()
         self._known &= links
