@@ -9,9 +9,7 @@ __all__ = ["ClientChannel", "Received", "ServerChannel"]
 
 
 class Received(NamedTuple):
-    """A request: its connection, an id to return with the answer, and the encoded message. The id
-    is empty if the message was not framed as a request.
-    """
+    """A request; ``request_id`` is empty if the message was not framed as a request."""
 
     peer: bytes
     request_id: bytes

@@ -73,11 +73,7 @@ class ControlClient:
     def ask(
         self, request: msg.Request | msg.CollectiveCall, expected: type[T] | tuple[type[T], ...], timeout_s: float
     ) -> T:
-        """Send a request and return its answer, of an expected type; a refusal raises the error it
-        names.
-
-        Earlier reported values are sent first.
-        """
+        """Send reported values, then a request; return its answer, or raise its refusal."""
         if self._reports.pending:
             self._reports.flush(timeout_s)
         return self._ask(request, expected, timeout_s)
@@ -101,7 +97,6 @@ class ControlClient:
         return reply
 
     def wait_for_all(self, call: msg.CollectiveCall, expected: type[R]) -> R:
-        """Make a collective call and return its answer, of the expected type."""
         with self._call_lock.take(repr(call.title), call.timeout_s) as left_s:
             if self._finish is not None and isinstance(call, (msg.Barrier, msg.Gather, msg.Meet, msg.Sum)):
                 self._finish()
@@ -128,7 +123,6 @@ class ControlClient:
             call = msgspec.structs.replace(call, timeout_s=seconds, patience_s=patience_s)
 
     def gather(self, name: str, value: Any, timeout_s: float) -> list[Any]:
-        """Return the values of all participating workers, by rank; see `Worker.gather`."""
         encoded = encode_value(value)
         if len(encoded) > msg.MAX_VALUE_BYTES:
             raise ConfigurationError(

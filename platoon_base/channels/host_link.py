@@ -66,11 +66,7 @@ def _descriptor(frame: Any) -> int:
 
 
 class LinkServer:
-    """Host 0's end: every other host connects to it.
-
-    ``peers`` are by session, all that have ever sent something. ``address`` is the bound address,
-    with the port.
-    """
+    """Host 0's end, with a `Peer` for each session that has ever sent something."""
 
     def __init__(self, address: str, keys: ServerKeys) -> None:
         self._context = zmq.Context()
@@ -119,7 +115,6 @@ class LinkServer:
         _poll(self.sockets, timeout_s, fds)
 
     def receive(self) -> list[tuple[bytes, bytes]]:
-        """Return the received messages, each with its session."""
         if self._zap_handler is not None:
             self._zap_handler.answer()
         self._note_events()
@@ -193,7 +188,6 @@ class LinkServer:
                     connection.shutdown(socket.SHUT_RDWR)
 
     def _note_unidentified(self) -> None:
-        """Warn of a connection without the key; seldom, since there may be many."""
         now = awake()
         if now >= self._next_warning:
             self._next_warning = now + _WARN_EVERY_S
@@ -265,7 +259,6 @@ class LinkClient:
         _poll(self.sockets, timeout_s, fds)
 
     def receive(self) -> None:
-        """Put the received messages into the inbox."""
         self._note_events()
         while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             frame = Frame.decode(self._socket.recv(zmq.NOBLOCK))

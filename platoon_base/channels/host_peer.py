@@ -121,11 +121,9 @@ class Peer:
         self._bytes_in_flight = 0
 
     def send(self, body: bytes, bulk: bool = False) -> None:
-        """Send a message; it arrives once, in order, unless the other end is lost.
-
-        Messages overtake those with ``bulk``; of several waiting bulk messages only the latest is
-        sent.
-        """
+        """Send a message; it arrives once, in order, unless the other end is lost."""
+        # Other messages overtake bulk ones; of several waiting bulk messages only the latest is
+        # sent.
         if len(body) > MAX_MESSAGE_BYTES:
             log.warning(
                 "a message of %d MB to another host is not sent, the limit is %d: keep less, such as in `worker.kept`",
@@ -138,7 +136,6 @@ class Peer:
         self._fill()
 
     def _fill(self) -> None:
-        """Send waiting parts as far as the window has room."""
         while len(self._in_flight) < _WINDOW_PARTS and self._bytes_in_flight < _WINDOW_BYTES:
             kind = 0 if self._lanes[0].waiting else _BULK
             waiting = self._lanes[kind].waiting
@@ -187,7 +184,6 @@ class Peer:
             self.acknowledge()
 
     def send_again(self, now: float) -> None:
-        """Resend all unacknowledged parts, as after a reconnect."""
         self._progress_at = now
         for number, (kind, part) in self._in_flight.items():
             self._put(number, kind, part)
@@ -206,7 +202,6 @@ class Peer:
         self._put(0, 0, b"")
 
     def silent_s(self, now: float) -> float:
-        """Return the seconds since the last frame."""
         return now - self.last_received_at
 
     @property

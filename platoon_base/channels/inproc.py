@@ -36,7 +36,6 @@ class InprocHub:
         self._server = ControlServer(coordinator, job_state, self._deliver, handler)
 
     def connect(self) -> InprocClient:
-        """Open the channel of one more worker."""
         peer = next(self._peers).to_bytes(8, "little")
         self._answers[peer] = queue.SimpleQueue()
         return InprocClient(self, peer, self._answers[peer])
@@ -47,7 +46,6 @@ class InprocHub:
         self._work()
 
     def tick(self) -> None:
-        """Refuse the waits with a passed deadline."""
         self._todo.append(None)
         self._work()
 
@@ -84,7 +82,6 @@ class InprocHub:
             self._server.receive(received, now)
 
     def close(self) -> None:
-        """End the job for waiting requests."""
         self.closed = True
 
     def _deliver(self, peer: bytes, request_id: bytes, data: bytes) -> None:
@@ -133,7 +130,6 @@ class InprocClient:
         return True
 
     def _check(self, deadline: float, timeout_s: float) -> None:
-        """Raise if waiting is pointless."""
         if self._closed:
             raise WorkerLostError("this connection was closed during the request")
         if self._hub.closed:

@@ -57,10 +57,7 @@ class ServerKeys(NamedTuple):
 
 
 def new_keys() -> tuple[ServerKeys, Keys]:
-    """Make the keys of a new job: the controller's and the workers'.
-
-    Raises `BackendUnavailableError` if this libzmq cannot encrypt or is unsafe on a network.
-    """
+    """Make the keys of a new job; raises `BackendUnavailableError` if libzmq is unsafe."""
     _require_curve()
     server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
     client_public, client_secret = (key.decode() for key in zmq.curve_keypair())
@@ -88,11 +85,7 @@ def _require_curve() -> None:
 
 
 class ZapHandler:
-    """Admits clients for libzmq, in the thread that polls ``socket``.
-
-    ZAP: https://rfc.zeromq.org/spec/27/. Without a handler, a CURVE server admits every client that
-    knows the server's public key.
-    """
+    """Admits clients for libzmq (ZAP 27), in the thread that polls ``socket``."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], clients: frozenset[str]) -> None:
         self._clients = clients
@@ -101,7 +94,6 @@ class ZapHandler:
         self.socket.bind(_ENDPOINT)
 
     def answer(self) -> None:
-        """Admit or refuse the clients that wait."""
         for _ in range(_BATCH):
             try:
                 version, request_id, _, peer, _, mechanism, *credentials = self.socket.recv_multipart(zmq.NOBLOCK)

@@ -116,7 +116,6 @@ class Lifeline:
 
     @property
     def fds(self) -> list[int]:
-        """The descriptors to poll; call `step` when one is readable and several times a second."""
         return [] if self._stream is None else [self._stream.fileno()]
 
     def step(self) -> None:

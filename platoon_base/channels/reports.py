@@ -32,7 +32,6 @@ class Reports:
         self._due = 0.0
 
     def add(self, values: Values, timeout_s: float) -> None:
-        """Send values now, or keep them."""
         now = time.monotonic()
         if values and all(now < self._next.get(name, 0.0) for name in values):
             if not self.pending:

@@ -1,7 +1,4 @@
-"""The controller's side of the control messages, for all channels: decode, decide, act.
-
-Any bytes are survived: those that cannot be decoded are answered with a failure and logged.
-"""
+"""The controller's side of the control messages: invalid bytes are answered with a failure."""
 
 from __future__ import annotations
 
@@ -39,10 +36,8 @@ class ControlServer:
     """Passes requests to the coordinator, and carries out the actions that it returns.
 
     ``send(peer, request_id, data)`` delivers an answer. ``handler(req, rank, info)`` answers
-    `Worker.send_req`. ``on_drop`` gets the shared parameters and rule before workers are notified
-    that all have released them. ``on_report`` gets reported values and the rank, while that worker
-    waits. ``answer_observer`` answers clients outside the job. ``on_hosts`` gets orders for the
-    hosts.
+    `Worker.send_req`. ``on_drop`` is called before workers are notified that all have released the
+    shared parameters. ``answer_observer`` answers clients outside the job.
     """
 
     def __init__(
@@ -67,7 +62,6 @@ class ControlServer:
         self._on_hosts = on_hosts
 
     def receive(self, received: Received, now: float) -> None:
-        """Handle one request; invalid bytes are answered with a failure."""
         peer, request_id, data = received
         try:
             if not request_id:

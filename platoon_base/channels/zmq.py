@@ -150,7 +150,6 @@ class ZmqClient:
         return True
 
     def _check(self, remaining_s: float, timeout_s: float) -> None:
-        """Raise if waiting is pointless."""
         if self._closing:
             raise WorkerLostError("this connection was closed during the request")
         # This is final: libzmq does not retry.
@@ -169,7 +168,6 @@ class ZmqClient:
             raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
 
     def _receive(self, timeout_s: float) -> bytes | None:
-        """Return the next message, or None."""
         spin_until = time.perf_counter() + min(self.spin_s, timeout_s)
         while time.perf_counter() < spin_until:
             with contextlib.suppress(zmq.Again):
@@ -223,10 +221,7 @@ class ZmqServer:
         self.address = os.fsdecode(cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))).rstrip("\0")
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
-        """Wait for requests until the timeout; with keys it may return early without any.
-
-        It also authenticates the clients that connect, so it must be called regularly.
-        """
+        """Wait for requests until the timeout; must be called regularly to authenticate clients."""
         if self._poller is None or list(fds) != self._fds:
             self._poller, self._fds = self._new_poller(fds), list(fds)
         events = dict(self._poller.poll(_milliseconds(timeout_s)))

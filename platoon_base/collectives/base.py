@@ -73,9 +73,7 @@ class Collective(Protocol):
         """Combine as `all_reduce` does; return this rank's part: ``(size, *shape)`` becomes ``shape``."""
         ...
 
-    def barrier(self, *, timeout_s: float) -> None:
-        """Wait until every rank of the group has made this call."""
-        ...
+    def barrier(self, *, timeout_s: float) -> None: ...
 
     def close(self) -> None:
         """Release memory and connections without waiting for others; may be called again."""
@@ -124,7 +122,6 @@ def require_dtype(array: Any) -> None:
 
 
 def require_fit(out: Any, shape: tuple[int, ...], dtype: Any) -> None:
-    """Raise `ConfigurationError` unless ``out`` can hold a result of this shape and dtype."""
     if not (hasattr(out, "shape") and hasattr(out, "dtype")):
         raise ConfigurationError(f"got out of type {type(out).__name__}: pass an array of the same kind, or none")
     if tuple(out.shape) != tuple(shape) or np.dtype(out.dtype) != np.dtype(dtype):
@@ -135,15 +132,12 @@ def require_fit(out: Any, shape: tuple[int, ...], dtype: Any) -> None:
 
 
 def require_writable(array: Any, what: str) -> None:
-    """Raise `ConfigurationError` if this is a read-only ndarray."""
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ConfigurationError(f"got a read-only {what}: the result goes there; pass a copy, or other memory")
 
 
 def require_out(out: Any, array: np.ndarray[Any, Any], shape: tuple[int, ...], in_place: bool) -> None:
-    """Raise `ConfigurationError` unless ``out`` can receive a result of this shape for an ndarray;
-    with ``in_place``, ``out`` may be the array itself.
-    """
+    """Raise `ConfigurationError` unless ``out`` can receive a result of this shape."""
     if not isinstance(out, np.ndarray):
         raise ConfigurationError(
             f"got an ndarray and out of type {type(out).__name__}: the result of an ndarray lies on the host; pass an "

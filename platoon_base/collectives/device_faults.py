@@ -42,9 +42,7 @@ _CAUSE_TIMEOUT_S = 5.0  # The thread has this time to find the cause of a failed
 
 
 class Fault(NamedTuple):
-    """The reason why a group is broken. With ``interrupt``, the error is raised in the thread of
-    the latest call, which may wait for its result.
-    """
+    """Why a group is broken; ``interrupt``: raise the error in the thread of the latest call."""
 
     error: PlatoonError
     interrupt: bool
@@ -84,11 +82,7 @@ def find_fault(mine: Call, others: Sequence[int], liveness: Liveness, now: float
 
 
 class DeviceGuard:
-    """Ends a device's wait for dead ranks if `DeviceWatch` does not do so within `GRACE_S`.
-
-    ``others`` are ranks of the job. ``function`` and ``argument`` are addresses: the C function
-    that ends the wait, and its argument.
-    """
+    """Ends a device's wait for dead ranks if `DeviceWatch` does not do so within `GRACE_S`."""
 
     def __init__(
         self, others: Sequence[int], liveness: Liveness, call_counter: Any, function: int, argument: int
@@ -114,11 +108,9 @@ class DeviceGuard:
         return bool(_guard.ended(self._address))
 
     def end(self) -> None:
-        """End the wait now, unless it was ended or the guard is stopped."""
         _guard.end(self._address)
 
     def stop(self) -> None:
-        """Stop guarding; a second call does nothing."""
         if not self._stopped:
             self._stopped = True
             _guard.stop(self._address)

@@ -1,8 +1,4 @@
-"""Flat buffers: one collective call moves many arrays.
-
-Arrays are ndarrays or pygpu's GpuArrays, distinguished by their attributes. This module imports no
-framework and never waits for a device.
-"""
+"""Flat buffers: one collective call moves many arrays, ndarrays or pygpu's GpuArrays."""
 
 from __future__ import annotations
 
@@ -148,7 +144,6 @@ def _is_sent_unpacked(array: Any) -> bool:
 
 
 def _flat(array: Any) -> Any:
-    """Return the array flattened; a copy if it is not contiguous."""
     return (array if array.flags.c_contiguous else array.copy(order="C")).reshape((array.size,))
 
 

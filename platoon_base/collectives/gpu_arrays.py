@@ -86,7 +86,6 @@ class NcclArrays:
         self._group.close()
 
     def _prepared(self, array: Any, out: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
-        """Return contiguous versions of array and out; ``shape`` is that of the result."""
         require_dtype(array)
         if out is None:
             out = gpuarray.empty(shape, array.dtype, context=self._context)

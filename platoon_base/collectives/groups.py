@@ -21,23 +21,15 @@ __all__ = ["CollectiveFactory", "Collectives", "Membership"]
 
 
 class CollectiveFactory(Protocol):
-    """Forms the groups of a job; every method is a collective call.
-
-    ``compresses`` says whether groups for ndarrays compress all-reduces with an `ErrorFeedback`
-    between hosts. In `device` and `tensors`, ``host()`` returns the group for ndarrays.
-    """
+    """Forms the groups of a job; every method is a collective call."""
 
     compresses: bool
 
     def host(self, timeout_s: float) -> Collective: ...
 
-    def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
-        """Form a group for GpuArrays of a context."""
-        ...
+    def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective: ...
 
-    def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
-        """Form a group for tensors on a ``torch.device``."""
-        ...
+    def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective: ...
 
     def nccl(self, ordinal: int | None, timeout_s: float) -> Any:
         """Form an NCCL group for memory given by address; None on all ranks if NCCL is unusable."""
@@ -45,11 +37,7 @@ class CollectiveFactory(Protocol):
 
 
 class Collectives:
-    """Returns the group for an array, and forms it at first use.
-
-    If this worker joined ``late`` there is no group: groups consist of the workers launched
-    together.
-    """
+    """Returns the group for an array, formed at first use; a worker that joined late has none."""
 
     def __init__(self, factory: CollectiveFactory, late: bool) -> None:
         self._factory = factory
@@ -76,7 +64,6 @@ class Collectives:
         )
 
     def nccl(self, ordinal: int, timeout_s: float) -> Any:
-        """Return the `NcclGroup` of a CUDA device, or None; see `CollectiveFactory.nccl`."""
         self._require_in_step()
         with self._forming.take("the first all-reduce or the like", timeout_s) as left_s:
             if ordinal not in self._devices:
@@ -84,7 +71,6 @@ class Collectives:
             return self._devices[ordinal]
 
     def close(self) -> None:
-        """Close every group; a second call does nothing."""
         for group in filter(None, (*self._devices.values(), self._host)):
             group.close()
 
@@ -98,7 +84,6 @@ class Collectives:
         return self._host
 
     def _form(self, make: Callable[..., Collective], where: Any, timeout_s: float) -> Any:
-        """Form the group of a device: a GpuArray's context or a tensor's device."""
         self._require_in_step()
         with self._forming.take("the first all-reduce or the like", timeout_s) as left_s:
             if where not in self._devices:
@@ -139,11 +124,7 @@ class Membership:
         attach: Callable[[tuple[int, ...], int], Collective],
         timeout_s: float,
     ) -> Collective:
-        """Form a group: the lowest rank creates the shared part, the others attach to it.
-
-        ``create`` and ``attach`` get the ranks of the group and this worker's index among them. If
-        the group cannot be created, all ranks raise.
-        """
+        """Form a group: the lowest rank creates the shared part, the others attach to it."""
         ranks = tuple(self.meet(f"form {name}", b"", timeout_s))
         index = ranks.index(self.rank)
         if index == 0:

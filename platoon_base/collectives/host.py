@@ -184,11 +184,7 @@ class HostCollective:
         self._shared.unlink()
 
     def close(self) -> None:
-        """Release the memory; a waiting call ends with an error.
-
-        If the call is in another thread, `close` waits for its end. If a signal handler interrupted
-        the call, the call ends after the handler has returned.
-        """
+        """Release the memory; a waiting call ends with an error, in its own thread."""
         self._closing = True
         if self._shared.memory is not None:
             self._exchange.leave()
@@ -212,7 +208,6 @@ class HostCollective:
             self._shared.close()
 
     def _headline(self, kind: str, op: str, root: int, array: Array, timeout_s: float) -> Array:
-        """Check arguments; return the call's `headline` from the cache."""
         require_timeout(timeout_s)
         if not isinstance(op, str):
             canonical_op(op)
@@ -292,7 +287,6 @@ class HostCollective:
         raise exc
 
     def _wait_until_done(self, status: int, header: Array, deadline: float, timeout_s: float) -> None:
-        """Continue a call until it ends or a rank that it needs is absent."""
         patience = PATIENCE_S
         while status == AGAIN:
             patience = min(2 * patience, MAX_PATIENCE_S)
@@ -377,7 +371,6 @@ class GroupFailure:
                 segment.unlock(LOCK_BYTE)
 
     def reason(self) -> PlatoonError:
-        """Return the error for a group that is already broken."""
         text = self.written() or "the reason is unknown; look into the logs"
         if self._shared.open_memory.broken == DIFFERED:
             return ConfigurationError(text)
@@ -386,7 +379,6 @@ class GroupFailure:
         )
 
     def written(self) -> str:
-        """Return the written reason, or ''."""
         return bytes(self._shared.segment.buffer[_REASON]).partition(b"\0")[0].decode(errors="replace")
 
     # Texts of errors. ``call`` is the number of a call, counted from 1.
@@ -395,7 +387,6 @@ class GroupFailure:
         return f"collective call {call} of rank {self._rank}, {describe(header)},"
 
     def refused(self, call: int, exc: BaseException) -> str:
-        """Return the text for a call that this rank does not make."""
         return (
             f"rank {self._rank} refused its collective call {call}, so no rank can complete it: "
             f"{exc if isinstance(exc, PlatoonError) else repr(exc)}"
@@ -408,7 +399,6 @@ class GroupFailure:
         )
 
     def mismatch(self, call: int, called: Mapping[int, Array]) -> ConfigurationError:
-        """Return the error of a call that differs between ranks; see `Exchange.called`."""
         did = [f"rank {self._ranks[index]} called {describe(header)}" for index, header in called.items()]
         return ConfigurationError(
             f"the ranks differ in collective call {call}: {'; '.join(did)}. Every rank must make the same calls in the "
@@ -417,7 +407,6 @@ class GroupFailure:
 
 
 def listed(ranks: Iterable[int]) -> str:
-    """Format ranks for a message, such as ``"ranks 0, 2"``."""
     numbers = [str(rank) for rank in ranks]
     return f"rank{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
 
@@ -458,5 +447,4 @@ def _checked(ranks: Iterable[int], index: int) -> tuple[int, ...]:
 
 
 def _plain(array: Array) -> Array:
-    """Return the array itself if C can read its memory, otherwise a copy."""
     return array if array.flags.c_contiguous and array.flags.aligned else np.array(array, order="C")

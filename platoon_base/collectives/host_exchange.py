@@ -125,12 +125,7 @@ class Memory:
 
 
 class GroupSegment:
-    """The open shared memory of one group; use `create` or `attach`.
-
-    The first page holds a header, the words of the exchange, and the reason of a failure. Lines and
-    slots of the ranks follow; see `Memory`, which is None after `close`. In all-reduces of up to
-    ``direct_bytes`` every rank combines the whole arrays.
-    """
+    """The open shared memory of one group: a header, the reason of a failure, and `Memory`."""
 
     def __init__(self, segment: Segment, ranks: tuple[int, ...], owner: bool) -> None:
         header: Any = array_on(segment.buffer, (), _HEADER)
@@ -142,7 +137,6 @@ class GroupSegment:
 
     @classmethod
     def create(cls, name: Name, ranks: tuple[int, ...], chunk_bytes: int) -> GroupSegment:
-        """Create the segment; parameters and errors are those of `HostCollective.create`."""
         if chunk_bytes < 4096 or chunk_bytes % 4096 or chunk_bytes // len(ranks) < 64:
             raise ConfigurationError(f"got chunk_bytes={chunk_bytes}: must be a multiple of 4096, 64 or more a rank")
         segment = Segment.create(name, Memory.size_bytes(len(ranks), chunk_bytes))
@@ -157,7 +151,6 @@ class GroupSegment:
 
     @classmethod
     def attach(cls, name: Name, ranks: tuple[int, ...]) -> GroupSegment:
-        """Open the segment that another rank has created; errors as in `HostCollective.attach`."""
         segment = Segment.attach(name)
         if len(segment.buffer) >= _HEADER.itemsize:
             header: Any = array_on(segment.buffer, (), _HEADER)
@@ -191,7 +184,6 @@ class GroupSegment:
 
 
 def refuse_closed() -> NoReturn:
-    """Raise the error of a call after `HostCollective.close`."""
     raise ConfigurationError("got a call after close(): make a new group")
 
 
@@ -211,17 +203,13 @@ class Exchange(Protocol):
         ...
 
     @property
-    def calls(self) -> int:
-        """Number of calls begun."""
-        ...
+    def calls(self) -> int: ...
 
     def missing(self) -> list[int]:
         """List the ranks that the call waits for."""
         ...
 
-    def left(self) -> list[int]:
-        """List the ranks that have closed the group."""
-        ...
+    def left(self) -> list[int]: ...
 
     def leave(self) -> None:
         """Report to the others that this rank has closed the group."""
@@ -235,17 +223,11 @@ class Exchange(Protocol):
         """Return why the call cannot end although no rank is absent; empty if unknown."""
         ...
 
-    def close(self) -> None:
-        """Close the resources that the exchange itself has opened."""
-        ...
+    def close(self) -> None: ...
 
 
 def headline(kind: str, op: str, root: int, array: Array, elements: int) -> Array:
-    """Describe a call in eight words, which are equal on all ranks if their calls match.
-
-    ``root`` is the root of a broadcast, or `COMPRESSED`. ``elements`` is the size of the array, or
-    of one rank's part if the call has a part for each rank.
-    """
+    """Describe a call in eight words, which are equal on all ranks if their calls match."""
     header = np.zeros(8, np.int64)
     dtype = DTYPES.index(array.dtype.name)
     header[0] = KINDS.index(kind) | OPS.index(op) << 8 | dtype << 16 | min(array.ndim, 127) << 24 | root << 32
@@ -270,7 +252,6 @@ def part_of(outer: Array, kind: str, op: str, dtype: str, elements: int, root: i
 
 
 def describe(header: Array) -> str:
-    """Format a header for a message."""
     word, dims = int(header[0]), header[2:]
     if word >> 24 & _PART:
         word, dims = int(header[2]), header[3:]
@@ -418,8 +399,6 @@ class NumpyExchange(_InMemory):
 
 
 class _Work:
-    """The steps of one call: the copies between arrays and slots."""
-
     def __init__(
         self, memory: Memory, rank: int, step: int, header: Array, array: Array, out: Array, direct_bytes: int
     ) -> None:

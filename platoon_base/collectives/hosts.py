@@ -39,11 +39,7 @@ _WHY_BYTES = 500
 
 
 class _Note(msgspec.Struct):
-    """A rank's message to the others about a step in forming the group.
-
-    ``port`` is 0 if the rank does not listen. With ``elsewhere``, the failure is only a consequence
-    of another rank's failure.
-    """
+    """A rank's message about a step; ``elsewhere``: another rank's failure caused its own."""
 
     port: int = 0
     token: bytes = b""
@@ -54,14 +50,12 @@ class _Note(msgspec.Struct):
 class HostsCollective(HostCollective):
     """One rank of a group of all ranks of several hosts; see `Collective`. Use `form`.
 
-    Calls, errors and guarantees are those of `HostCollective`, except: floats are combined on each
-    host in the order of its ranks, then in the order of the hosts; a rank is absent if its host is
-    lost or its link breaks. A network cut does no harm if it ends before the host counts as lost.
-    Data between hosts are encrypted if the world has a data key. If a rank without a link refuses a
-    call, other hosts notice it at the next call of a rank of that host.
-
-    ``shared`` belongs to the ranks of this host, and ``index`` is this rank's index among them.
-    ``ranks`` are the job's ranks, host by host. ``streams`` are pairs of a host and a connection.
+    As `HostCollective`, except: floats are combined on each host in the order of its ranks, then in
+    the order of the hosts; a rank is absent if its host is lost or its link breaks. A network cut
+    does no harm if it ends before the host counts as lost. Data between hosts are encrypted if the
+    world has a data key. If a rank without a link refuses a call, other hosts notice it at the next
+    call of a rank of that host. ``index`` and ``shared`` are those of this host's ranks; ``ranks``
+    are those of the job.
     """
 
     # Most waits end when data arrive from a link, so yield the core early.
@@ -233,7 +227,6 @@ class _Forming:
         return cast(GroupSegment, self._shared), streams
 
     def undo(self) -> None:
-        """Close all that was opened."""
         if self._listener is not None:
             self._listener.close()
         for stream in self._streams.values():

@@ -42,7 +42,6 @@ def gradient_codec(world: World) -> Codec | None:
 
 
 def is_compressible(dtype: Any, op: str) -> bool:
-    """Return whether all-reduces of this kind can be compressed."""
     try:
         return bool(np.dtype(dtype).kind == "f" and canonical_op(op) in ("sum", "mean"))
     except ConfigurationError:
@@ -69,11 +68,9 @@ class _Records:
         ]
 
     def at(self, chunk: int, number: int) -> slice:
-        """Return the elements of a part that are in a piece."""
         return slice(number * self._piece, min((number + 1) * self._piece, self._widths[chunk]))
 
     def nbytes(self, chunk: int, number: int) -> int:
-        """Return the size of an encoded piece."""
         at = self.at(chunk, number)
         return self._codec.nbytes(at.stop - at.start)
 
@@ -110,7 +107,6 @@ class CompressedReduction(Reduction):
         self._whole = 2 * sum(self._records.part_bytes)
 
     def _kept(self, chunk: int, host: int, at: slice) -> Array:
-        """Return the residual of a piece of a host's part of a chunk."""
         start = self._starts[chunk] + host * self._widths[chunk]
         return self._residual[start + at.start : start + at.stop]
 

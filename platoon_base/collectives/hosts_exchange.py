@@ -157,11 +157,9 @@ class HostsExchange:
         return self._links.broken(self._owes)
 
     def unanswered(self) -> str:
-        """Describe the hosts that acknowledge nothing; empty if there are none."""
         return "" if self._within else self._links.unanswered()
 
     def report(self, how: int, text: bytes) -> None:
-        """Report to all counterparts that a call has failed."""
         if not self.busy:
             self._links.send_last_record(how, text)
 
@@ -457,7 +455,6 @@ class HostsExchange:
     # ---- Waits for the ranks of this host and for the links ----
 
     def _inside(self, kind: str, op: str, array: Array, out: Array, root: int = 0) -> Steps:
-        """Make a call among the ranks of this host."""
         elements = len(array) // self._here if kind == "reduce_scatter" else len(array)
         if self._first is not None:
             header = part_of(self._first, kind, op, array.dtype.name, elements, root)
@@ -477,7 +474,6 @@ class HostsExchange:
         yield from self._go_on(self._local.begin(header, array, out, self._patience()))
 
     def _go_on(self, status: int) -> Steps:
-        """Continue a call among the ranks of this host until it has ended."""
         while status != ENDED:
             if status != AGAIN:
                 yield status

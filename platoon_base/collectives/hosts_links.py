@@ -130,7 +130,6 @@ class Link:
             self._links.on_break(offset, self._buffer[:_MAX_REASON].decode(errors="replace"))
 
     def describe_head(self) -> Array | None:
-        """Return the received headline if it is valid."""
         if self.head is None:
             return None
         header = np.frombuffer(self.head, np.int64, 8)
@@ -147,12 +146,7 @@ class Link:
 
 
 class Links:
-    """All links of a rank; a rank without a lane has none.
-
-    ``on_break(how, text)`` is called when a counterpart reports that a call has failed. ``call`` is
-    the number of the latest call of this rank, ``header`` is its headline, ``work`` receives its
-    data.
-    """
+    """All links of a rank; ``on_break(how, text)`` is called when another rank reports a failure."""
 
     def __init__(self, streams: Iterable[tuple[Counterpart, Stream]], on_break: Callable[[int, str], None]) -> None:
         self.all = [Link(self, to, stream) for to, stream in streams]
@@ -251,11 +245,9 @@ class Links:
             time.sleep(timeout_s)
 
     def sent(self) -> bool:
-        """Return whether all posted data are sent."""
         return all(link.stream.sent == link.stream.posted for link in self.all)
 
     def heads(self) -> bool:
-        """Return whether the heads of this call have arrived by all links."""
         return all(link.head is not None for link in self.all)
 
     def agree(self) -> bool:
@@ -263,7 +255,6 @@ class Links:
         return all(link.fits for link in self.all)
 
     def differ(self) -> bool:
-        """Return whether some counterpart makes another call."""
         return any(link.head is not None and not link.fits for link in self.all)
 
     def quiet(self, owes: Callable[[Link], bool]) -> list[Link]:
@@ -312,5 +303,4 @@ class Links:
 
 
 def as_bytes(array: Array) -> memoryview:
-    """Return the memory of a contiguous array."""
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

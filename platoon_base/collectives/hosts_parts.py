@@ -50,9 +50,7 @@ def is_wide(dtype: Any, op: str) -> bool:
 
 
 def chunk_bounds(elements: int, item: int, unit: int) -> list[tuple[int, int]]:
-    """Cut an array into chunks whose lengths are multiples of ``unit``; return their bounds in
-    elements. ``item`` is the bytes of an element.
-    """
+    """Cut an array into chunks with lengths that are multiples of ``unit``; return their bounds."""
     chunk_bytes = min(max(elements * item // _CHUNKS, _SHORTEST_CHUNK), CHUNK_BYTES)
     most = max(chunk_bytes // item // unit * unit, unit)
     width = -(-elements // -(-elements // most) // unit) * unit
@@ -95,11 +93,7 @@ def finished(total: Array, op: str, size: int) -> None:
 
 
 def combined(op: str, shares: list[Array], own: int, size: int, out: Array) -> None:
-    """Combine arrays in the order of the hosts into ``out``, which may be the own share.
-
-    ``shares`` are overwritten, except that of host ``own`` (-1 for none). ``size``, the number of
-    ranks, divides a mean.
-    """
+    """Combine arrays in host order into ``out``; overwrite ``shares`` but that of ``own``."""
     function = REDUCERS[op]
     with silent():
         total, scratch = shares[0], shares[1 if own == 0 else 0]
@@ -109,11 +103,7 @@ def combined(op: str, shares: list[Array], own: int, size: int, out: Array) -> N
 
 
 class ReductionScratch:
-    """Scratch memory with the same alignment on all hosts.
-
-    Every host combines the same arrays. NumPy may choose other loops for other alignments, which
-    may give a NaN another sign.
-    """
+    """Scratch memory with the same alignment on all hosts, for equal combinations."""
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts
@@ -164,11 +154,7 @@ class Chunks(NamedTuple):
 
 
 class Reduction:
-    """Combines arrays over hosts after the ranks of each host have combined theirs; a `Work`.
-
-    ``size`` is the number of all ranks. With ``results``, every host receives the results of the
-    others.
-    """
+    """Combines arrays over hosts after the ranks of each host have combined theirs; a `Work`."""
 
     def __init__(
         self,
@@ -200,16 +186,10 @@ class Reduction:
         self._whole = others * 2 if results else others
 
     def owes(self, host: int) -> bool:
-        """Return whether data from a host are still to be received."""
         return bool(self._reach[host] < self._whole)
 
     def begin(self, chunk: int, source: Array, target: Array) -> None:
-        """Begin a chunk and send its shares.
-
-        ``source``, shape (hosts * width,) and contiguous, is combined by the ranks of this host.
-        ``target`` receives the results: ``source`` itself or other memory, shape (width,) without
-        results.
-        """
+        """Begin a chunk and send its shares; ``target``, which may be ``source``, gets results."""
         self.expect(chunk, target)
         width = self._widths[chunk]
         for link in self._links.all:
@@ -289,7 +269,6 @@ class Reduction:
         return all(link.stream.sent >= mark for link, mark in zip(self._links.all, state.marks))
 
     def forget(self, chunk: int) -> None:
-        """Release the arrays of a chunk that has ended."""
         del self._chunks[chunk], self._targets[chunk]
 
 
@@ -320,7 +299,6 @@ class ChunkedAllGather:
                 yield host, whole, whole[self._rail * each :][:each]
 
     def send(self, number: int) -> None:
-        """Send this lane's part of a chunk of this host's block."""
         for host, whole, part in self.chunk(number):
             if host == self._host:
                 start = number * self._width + self._rail * (len(whole) // self._rails)
@@ -333,7 +311,6 @@ class ChunkedAllGather:
         return min((number + 1) * self._width, len(self._blocks[host])) // self._rails
 
     def has(self, host: int, number: int) -> bool:
-        """Return whether this lane's part of a host's chunk has arrived."""
         return self._came[host] >= self._until(host, number)
 
     def owes(self, host: int) -> bool:

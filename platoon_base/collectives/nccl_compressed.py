@@ -28,11 +28,7 @@ _LINE = 256  # Bytes of alignment.
 
 
 class NcclCompression:
-    """One rank of a group of all ranks of several hosts, with one CUDA device each.
-
-    Ranks are numbered as they were launched, host by host. Raises `BackendUnavailableError` if the
-    kernels cannot be compiled.
-    """
+    """One rank of a group of all ranks of several hosts, with one CUDA device each."""
 
     def __init__(self, codec: Codec, runtime: DeviceRuntime, world: World, rank: int) -> None:
         self._codec, self._runtime, self._world, self._rank = codec, runtime, world, rank
@@ -55,7 +51,6 @@ class NcclCompression:
 
     @property
     def peers(self) -> list[int]:
-        """The ranks that exchange bytes with this one."""
         return self._plans[0].peers
 
     def prepare(self, source: int, target: int, count: int, op: str, stream: int, feedback: ErrorFeedback) -> _Call:
@@ -156,7 +151,6 @@ class _Plan:
         return max(0, min(self.count - lane * self.slice, self.slice))
 
     def result(self, lane: int, host: int) -> int:
-        """Return the offset of an encoded result."""
         return self.offsets["results"] + (lane * self.hosts + host) * self.stride
 
     def local_slices(self, call: _Call) -> _Transfers:

@@ -32,11 +32,9 @@ _BY_ADDRESS, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST, _COMPRESSED = 64, 8, 16, 
 class NcclGroup:
     """One rank of a group; calls are queued on the given stream and return immediately.
 
-    ``ordinal`` is the number of the device in the CUDA driver, and ``unique_id`` is made by
-    `new_unique_id` on one of the ranks. ``ranks`` are ranks of the job; ``rank`` and ``index`` are
-    this worker's index among them. ``call_counter`` is the word of the job's state with this
-    worker's latest call, shape (1,), int64. Either all ranks have a ``compression`` or none; it is
-    for all-reduces with an `ErrorFeedback`. Raises `WorkerLostError` or `CollectiveTimeoutError`.
+    ``ordinal`` is the number of the device in the CUDA driver, ``ranks`` are those of the job, and
+    ``rank`` and ``index`` are this worker's index among them. ``call_counter`` is the word of the
+    job's state with this worker's latest call. Either all ranks have a ``compression`` or none.
     """
 
     def __init__(
@@ -92,17 +90,14 @@ class NcclGroup:
         self._make(_REDUCE_SCATTER + kind, code, count, timeout_s, call, source, target, count, code, kind, stream)
 
     def all_gather(self, source: int, target: int, count: int, dtype: str, stream: int, timeout_s: float) -> None:
-        """Concatenate the ``count`` elements of each rank."""
         code = DTYPE_CODES[dtype]
         self._make(_ALL_GATHER, code, count, timeout_s, self._comm.all_gather, source, target, count, code, stream)
 
     def broadcast(self, address: int, count: int, dtype: str, root: int, stream: int, timeout_s: float) -> None:
-        """Copy the elements of rank ``root`` into those of the others."""
         code = DTYPE_CODES[dtype]
         self._make(_BROADCAST + root, code, count, timeout_s, self._comm.broadcast, address, count, code, root, stream)
 
     def require_sound(self) -> None:
-        """Raise if the group is broken; then the results of the latest calls are undefined."""
         self._watch.require_sound()
 
     def close(self) -> None:

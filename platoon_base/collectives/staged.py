@@ -19,11 +19,9 @@ __all__ = ["StagedCollective"]
 class StagedCollective:
     """Copies device arrays to the host, combines them there, and copies the result back.
 
-    A device array is anything with ``shape``, ``dtype``, ``flags``, ``np.asarray(a)``, and
-    ``a.write(ndarray)`` or ``a[...] = ndarray``, as GpuArrays have. ndarrays are passed on.
-    ``host`` is closed together with this one. ``empty(like, shape)`` makes a device array with the
-    dtype and device of ``like``; the default calls ``empty`` of the module of the array's class, as
-    in pygpu.
+    A device array has ``shape``, ``dtype``, ``flags``, ``np.asarray(a)``, and ``a.write(ndarray)``
+    or ``a[...] = ndarray``. ``host`` is closed together with this one. ``empty(like, shape)`` makes
+    a device array; the default calls ``empty`` of the module of the array's class, as in pygpu.
     """
 
     def __init__(self, host: Collective, empty: Callable[[Any, tuple[int, ...]], Any] | None = None) -> None:

@@ -28,7 +28,6 @@ class _DType(NamedTuple):
     divides: bool  # NCCL sums integers; the sum is then divided toward zero, as in all back ends.
 
     def op(self, name: str) -> str:
-        """Return the operation of NCCL."""
         return "sum" if name == "mean" and self.divides else name
 
 
@@ -94,7 +93,6 @@ class NcclTensors:
         self._group.close()
 
     def _prepared(self, array: Tensor, out: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor, _DType]:
-        """Return contiguous tensors and their dtype; ``shape`` is that of the result."""
         dtype = _require_dtype(array)
         array = array.detach().contiguous()
         if out is None:
@@ -204,7 +202,6 @@ def _require_fit(out: Tensor, shape: tuple[int, ...], array: Tensor) -> None:
 
 
 def _require_on_host(array: Tensor) -> None:
-    """Raise `ConfigurationError` unless the host supports the dtype."""
     _require_dtype(array)
     if array.dtype is torch.bfloat16:
         raise ConfigurationError("got a tensor of dtype torch.bfloat16: the host has no such sums; pass tensor.float()")

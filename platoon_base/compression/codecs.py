@@ -126,7 +126,6 @@ def _levels(values: Array, scales: Array, levels: int, not_finite: int) -> Array
 
 
 def _rows(values: Array, width: int) -> Array:
-    """Return values in rows of ``width``; zeros pad the last one."""
     missing = -len(values) % width
     return (np.concatenate([values, np.zeros(missing, values.dtype)]) if missing else values).reshape(-1, width)
 
@@ -192,17 +191,12 @@ class Blocks:
         out[:] = _scaled(rows, data[: 4 * count].view("<f4"), self._not_finite, out.dtype).reshape(-1)[: len(out)]
 
     def _places(self) -> Array:
-        """Return the lowest bit of each number in a byte."""
         return np.arange(0, 8, self.bits, dtype="u1")
 
 
 @dataclass(frozen=True)
 class TopK:
-    """The largest magnitudes of each block of 4096 as 8-bit integers with places; zero elsewhere.
-
-    ``part``, in (0, 0.5], is the fraction of elements that is sent; the first of equal magnitudes
-    are.
-    """
+    """The largest magnitudes of each block of 4096 as 8-bit integers with their places."""
 
     part: float
 

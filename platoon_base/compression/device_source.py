@@ -1,8 +1,4 @@
-"""The source of the CUDA kernels that average encoded float32 between hosts.
-
-The bytes are those of `platoon_base.compression.codecs` for pieces of whole blocks. One thread
-encodes a block.
-"""
+"""The source of the CUDA kernels that average encoded float32; the bytes are those of `codecs`."""
 
 from __future__ import annotations
 

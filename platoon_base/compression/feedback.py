@@ -15,17 +15,12 @@ Array = np.ndarray[Any, Any]
 class ErrorFeedback:
     """The residual of an array that is averaged repeatedly: each average includes the earlier rest.
 
-    Make one for each array and pass it to each all-reduce of that array. It starts at zero, and
-    restarts if the shape, the dtype or the operation changes. With `platoon launch
-    --hosts-compression` it uses the memory of the array on each host, otherwise none. Arrays of up
-    to 64 KiB are sent unchanged, and so are arrays on GPUs other than float32. ``latest`` is the
-    residual of this rank, shape (n,), for the parts that it exchanges with other hosts.
-
-    References: Seide et al., 1-bit stochastic gradient descent, Interspeech 2014; Karimireddy et
-    al., arXiv 1901.09847.
-
-    >>> feedback = ErrorFeedback()                                                  # doctest: +SKIP
-    >>> worker.all_reduce(gradient, "mean", gradient, feedback=feedback)            # doctest: +SKIP
+    Make one for each array and pass it to each all-reduce of that array. It restarts at zero if the
+    shape, the dtype or the operation changes. It uses the memory of the array on each host if
+    `platoon launch --hosts-compression` is used, otherwise none. Arrays of up to 64 KiB are sent
+    unchanged, and so are arrays on GPUs other than float32. ``latest`` is the residual of this
+    rank, shape (n,), for the parts that it exchanges with other hosts. Seide et al., 1-bit
+    stochastic gradient descent, Interspeech 2014; Karimireddy et al., arXiv 1901.09847.
     """
 
     def __init__(self) -> None:

@@ -49,10 +49,7 @@ class _Part(NamedTuple):
 
 
 class Packing:
-    """Packs the parameters of a layout into a buffer of ``nbytes``, fixed by the layout.
-
-    Arrays other than float16, float32 and float64 are sent unchanged, in little-endian order.
-    """
+    """Packs the parameters of a layout into ``nbytes`` bytes; only floats are encoded."""
 
     def __init__(self, layout: Layout, codec: Codec) -> None:
         self._codec = codec

@@ -103,7 +103,6 @@ class BackgroundExchanges:
         self.count = 0
 
     def forget(self, host: int) -> None:
-        """Drop the exchange with a lost host."""
         self._pairs.pop(host, None)
         self._links.pop(host, None)
 
@@ -120,9 +119,8 @@ class BackgroundExchanges:
         return [host for host, pair in self._pairs.items() if pair.waits]
 
     def step(self, center: MovingCenter, conversations: Mapping[int, Conversation], is_paused: bool) -> set[int]:
-        """Advance the exchange without blocking; return the hosts whose links must be reopened.
-        While ``is_paused`` no exchange begins, and those in flight end.
-        """
+        """Advance the exchange; return the hosts whose links must be reopened."""
+        # While paused no exchange begins, and those in flight end.
         is_held = is_paused or center.overwrites.written != center.overwrites.spread
         broken = {host for host, link in conversations.items() if not self._talk(center, host, link, is_held)}
         if self._in_exchange:
@@ -299,7 +297,6 @@ class BackgroundExchanges:
         return moves
 
     def _is_finite(self, host: int, values: Sequence[Array]) -> bool:
-        """Return whether a host's copy is finite; warn once if it is not."""
         if all(map(is_finite, values)):
             self._diverged.discard(host)
             return True

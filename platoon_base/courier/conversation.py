@@ -150,7 +150,6 @@ class Conversation:
             self.stream.post(kind, at, data[at : at + MAX_PAYLOAD_BYTES])
 
     def send_life(self, life: int) -> None:
-        """Send a random number of this process."""
         self.stream.post(_LIFE, life, b"")
 
     def offer(self, number: int, workers: int, total: int) -> None:
@@ -179,12 +178,10 @@ class Conversation:
         self.stream.post(_ASK, number, b"")
 
     def post_whole(self, data: memoryview) -> None:
-        """Send a whole center; see `post`."""
         self.stream.post(_SIZE, len(data), b"")
         self.post(_WHOLE, data)
 
     def post_message(self, data: memoryview) -> None:
-        """Send a message of workers that gossip; see `post`."""
         self.post(_MESSAGE, data)
 
     def answer_message(self, number: int, is_merged: bool) -> None:
@@ -201,7 +198,6 @@ class Conversation:
         return self._wholes.popleft() if self._wholes else None
 
     def put_back(self, whole: bytearray) -> None:
-        """Put a center back, for the next `take_whole`."""
         self._wholes.appendleft(whole)
 
     def take_totals(self, number: int) -> TotalsBuffer | None:

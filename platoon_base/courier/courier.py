@@ -173,14 +173,12 @@ class Courier:
             self._disconnect(order.host, "its host is lost")
 
     def _keep(self, order: between.Keep) -> None:
-        """Save the residual of a decided round."""
         if self._rounds is not None:
             self._rounds.settle()
         if self._keeper is not None:
             self._keeper.keep(order)
 
     def finish(self) -> None:
-        """Wait until pending residuals are written."""
         if self._keeper is not None:
             self._keeper.close()
 

@@ -24,10 +24,7 @@ _PATIENCE_S = 0.2
 
 
 class GossipCourier:
-    """The messages of one host; workers are drawn by the numbers of live ``workers`` of the hosts.
-
-    ``merged`` counts the messages of other hosts that were merged here.
-    """
+    """The messages of one host; workers are drawn by numbers of live ``workers``."""
 
     def __init__(self, host: int, means: GossipMeans, workers: Mapping[int, int]) -> None:
         self._host, self._slots, self._memory, self._workers = host, means.slots, means.memory, workers
@@ -46,7 +43,6 @@ class GossipCourier:
         self.merged = 0
 
     def handle_gather(self, order: between.Gather) -> None:
-        """Begin a round, in which all workers wait."""
         self._gather = order
 
     def is_quiet(self, number: int) -> bool:
@@ -60,11 +56,7 @@ class GossipCourier:
     def step(
         self, conversations: Mapping[int, Conversation], lost: set[int], round_under_way: bool, stamped: int
     ) -> None:
-        """Send, merge and acknowledge without blocking.
-
-        ``conversations`` are the open links. ``stamped`` is the count of the latest overwrite on
-        this host that has a stamp.
-        """
+        """Send, merge and acknowledge without blocking; see `Overwriting.stamped`."""
         self._lost, self._stamped = lost, stamped
         for host, conversation in conversations.items():
             if conversation.inbox is None:

@@ -49,10 +49,8 @@ class ResidualKeeper:
         self._has_said_late = False
 
     def keep(self, order: between.Keep) -> None:
-        """Copy the residual of a round now, and write it after the one before.
-
-        Only the latest of several waiting ones is written: there are at most two copies.
-        """
+        """Copy the residual of a round now, and write it after the one before."""
+        # Only the latest of several waiting copies is written: there are at most two.
         problem = ""
         try:
             found = self._residuals.after(order.number, order.stamp)
@@ -88,7 +86,6 @@ class ResidualKeeper:
                 self._thread = thread
 
     def _save_all(self) -> None:
-        """Write waiting residuals until there are none."""
         while True:
             with self._lock:
                 found, self._waiting = self._waiting, None
@@ -163,12 +160,7 @@ class ResidualKeeper:
 
 
 class Restoring:
-    """Reads a saved residual in a thread, while the courier continues to read its orders.
-
-    The residuals begin with the saved values, or with zero if these are unusable; an earlier
-    courier may have done it. ``load`` may raise `ConfigurationError`. ``timeout_s`` bounds the wait
-    for a disk.
-    """
+    """Reads a saved residual in a thread, while the courier continues to read its orders."""
 
     def __init__(
         self,

@@ -54,10 +54,7 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Peers(msgspec.Struct, frozen=True, tag="peers"):
-    """Addresses of the couriers, by host: an address, a port and a token in hexadecimal digits.
-
-    ``workers`` are live workers by host. All hosts begin with the values of host ``source``.
-    """
+    """Addresses of the couriers and live workers, by host; ``source`` has the initial values."""
 
     peers: dict[int, tuple[str, int, str]]
     workers: dict[int, int] = {}
@@ -128,18 +125,14 @@ class Exchanged(msgspec.Struct, frozen=True, tag="exchanged"):
 
 
 class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
-    """The sender's host has the contributions of all hosts of a round; ``bases`` are the rounds of
-    the centers that they began from, by host.
-    """
+    """A host has all contributions of a round; ``bases`` are the rounds of their centers."""
 
     number: int
     bases: dict[int, int]
 
 
 class LeftOut(msgspec.Struct, frozen=True, tag="left-out"):
-    """A host takes no part in exchanges with the sender's; ``why`` is empty if it does again. With
-    ``never`` the two have had no link so far.
-    """
+    """A host takes no part in exchanges, or does again (``why`` is empty)."""
 
     host: int
     why: str

@@ -60,7 +60,6 @@ class Pair:
         self.declined = self.has_theirs = self.is_sent = self._is_acknowledged = False
 
     def connect(self) -> None:
-        """Begin with a new link."""
         self.is_ready = self._has_met = self.is_sent = False
 
     @property
@@ -83,7 +82,6 @@ class Pair:
 
     @property
     def is_idle(self) -> bool:
-        """Whether this host may answer the next exchange."""
         return self.is_ready and not self.has_answered
 
     @property

@@ -40,7 +40,6 @@ def main() -> None:
 
 
 def _serve(orders: int, news: int) -> None:
-    """Carry out the launcher's orders, and step the courier in between."""
     os.set_blocking(orders, False)
     starting: _Starting | None = None
     courier: Courier | None = None
@@ -106,7 +105,6 @@ class _Starting:
                 self._restoring = ResidualKeeper(order.world, layout, residuals, report).restore(*order.resumed)
 
     def is_ready(self) -> bool:
-        """Return whether `courier` can be called; poll it."""
         return self._restoring is None or self._restoring.step()
 
     def courier(self) -> Courier:

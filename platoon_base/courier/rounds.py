@@ -59,7 +59,6 @@ class HostsRound:
 
     @property
     def under_way(self) -> bool:
-        """Whether a round has begun that this host has not ended."""
         return self._gather is not None and not self._ended
 
     def handle_order(self, order: between.Gather | between.Combine) -> None:
@@ -126,7 +125,6 @@ class HostsRound:
         return True
 
     def _send(self, gather: between.Gather, conversations: Mapping[int, Conversation]) -> None:
-        """Send this host's contributions over every link that has not carried them."""
         for host in gather.hosts:
             conversation = conversations.get(host)
             if conversation is not None and self._sent.get(host) is not conversation:

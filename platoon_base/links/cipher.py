@@ -71,10 +71,7 @@ def require_cipher() -> Any:
 
 
 def derive_keys(secret: bytes, transcript: bytes) -> tuple[bytes, bytes]:
-    """Derive two keys by HKDF-SHA256: for data from the caller and from the listener.
-
-    ``transcript`` is all bytes of the handshake, with a random number of each side.
-    """
+    """Derive keys by HKDF-SHA256: for data from the caller and from the listener."""
     pseudorandom = hmac.new(transcript, secret, hashlib.sha256).digest()
     first = hmac.new(pseudorandom, _LABEL + b"\1", hashlib.sha256).digest()
     second = hmac.new(pseudorandom, first + _LABEL + b"\2", hashlib.sha256).digest()

@@ -68,11 +68,7 @@ class Address(NamedTuple):
 
 
 class Listener:
-    """Listens on a port of this host until all links of this process are open.
-
-    Other hosts reach this one by the IP address ``host``. Raises `PlatoonError` if this host does
-    not have that address.
-    """
+    """Listens at this host's address ``host`` until all links of this process are open."""
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -180,8 +176,6 @@ def _call(sock: socket.socket, mine: Caller, rank: int, address: Address) -> _St
 
 
 class _Pending(NamedTuple):
-    """A handshake in progress."""
-
     steps: _Steps
     called: int | None  # The rank that this process calls.
     until: float
@@ -226,7 +220,6 @@ class Opening:
         self.call_again(rank)
 
     def call_again(self, rank: int) -> None:
-        """Reconnect to a rank after its link broke."""
         if rank in self._calls and all(pending.called != rank for pending in self._pending.values()):
             self._retry_at[rank] = 0.0
 

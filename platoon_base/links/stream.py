@@ -42,9 +42,7 @@ class Receiver(Protocol):
     """Receives the records of a `Stream`."""
 
     def place(self, tag: int, offset: int, length: int) -> memoryview | None:
-        """Return a buffer for ``length`` bytes; None leaves this and later records for a later
-        pull. Raises `BrokenStreamError` if no such record is expected.
-        """
+        """Return a buffer; None postpones this and later records. Raises `BrokenStreamError`."""
         ...
 
     def done(self, tag: int, offset: int, length: int) -> None:
@@ -143,7 +141,6 @@ class Stream:
         return moved
 
     def _next(self) -> list[memoryview]:
-        """Take a record from the queue, and return the buffers to send."""
         header, payload = self._queue.popleft()
         if self._sends is None:
             return [memoryview(header), memoryview(payload)] if len(payload) else [memoryview(header)]
@@ -153,7 +150,7 @@ class Stream:
         return [self._sealed[:stop]]
 
     def pull(self, receiver: Receiver, most: int = 16) -> bool:
-        """Receive up to ``most`` records; return whether any data arrived. Raises
+        """Receive up to ``most`` records; return whether data arrived, or raise
         `BrokenStreamError`.
         """
         moved = False
@@ -167,7 +164,6 @@ class Stream:
         return True
 
     def _receive(self) -> bool:
-        """Read once from the socket; return whether bytes arrived."""
         if self._direct is not None:
             target = self._direct
         else:

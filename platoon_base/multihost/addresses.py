@@ -40,7 +40,6 @@ def resolved(name: str) -> str:
 
 
 def as_url(address: str, port: int) -> str:
-    """Return the endpoint in ZeroMQ's format."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 

@@ -124,5 +124,4 @@ class StateChanges:
         return JobState(stop, num_live, leader, several, ended, rows)
 
     def forget(self, host: int) -> None:
-        """Mark everything as unsent for a host that has restarted."""
         self._sent.pop(host, None)

@@ -74,7 +74,6 @@ class CourierTable:
         return self._here.fds
 
     def step(self) -> None:
-        """Handle the messages of this host's courier; restart it if it has ended."""
         self._here.step()
         if awake() > self._source_due_at:
             self._source_due_at = math.inf
@@ -151,7 +150,6 @@ class CourierTable:
         self._order_round(self._round.begin(met.number, hosts, self._at.keys() - lost - hosts.keys()))
 
     def _order_round(self, order: Gather | Combine | None) -> None:
-        """Send an order to the couriers of the hosts that take part in the round."""
         if order is None:
             return
         if isinstance(order, Combine):
@@ -166,7 +164,6 @@ class CourierTable:
                 self._here.round(order)
 
     def keep_residuals(self, moment: Moment, folder: Path) -> None:
-        """Let each host save the residual that belongs to the center of a checkpoint."""
         order = Keep(str(folder.absolute()), *moment)
         self._here.keep(order)
         for member in self._members.values():

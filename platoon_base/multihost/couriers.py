@@ -66,9 +66,7 @@ class CourierKeeper:
         every_s: float,
         resumed: tuple[str, str] | None = None,
     ) -> None:
-        """Start the courier unless it runs; ``resumed``: folder and key of a checkpoint's
-        residuals.
-        """
+        """Start the courier unless it runs; ``resumed``: folder and key of saved residuals."""
         if self._begin is None:
             path, prefix = self._files.center_place
             world = self._files.world
@@ -154,7 +152,6 @@ class CourierKeeper:
         return [fd for each in self._running for fd in each.fds]
 
     def step(self) -> None:
-        """Handle the couriers' messages; restart this host's courier if it has ended."""
         for leaving in list(self._leaving):
             if leaving.read() is None or not leaving.is_saving(time.monotonic()):
                 self._leaving.remove(leaving)

@@ -102,7 +102,6 @@ class Deputy:
             self._report(Exit(rank, 1, why=f"cannot be started: {exc}", at=time.time()))
 
     def serve(self, signals: StopSignals) -> between.JobOver:
-        """Serve until the job is over; return how it ended."""
         while self._over is None or self.children.running:
             self._serve_once(signals)
         if self._lost_at is not None:
@@ -112,7 +111,6 @@ class Deputy:
         return self._over
 
     def _serve_once(self, signals: StopSignals) -> None:
-        """Wait for events, and handle them."""
         fds = [signals.fd, *self.children.fds]
         requests, ready = self._server.wait(self._sleep_s(), [*fds, *self._link.sockets, *self._courier.fds])
         if requests:

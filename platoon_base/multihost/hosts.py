@@ -92,7 +92,6 @@ class HostTable:
             member.reset()
 
     def welcome(self, files: JobFiles, log_folder: Path, grace_s: float, framework_address: str) -> None:
-        """Order the other hosts to start their workers."""
         self._welcome = between.Welcome(
             self.world,
             files.job,
@@ -277,7 +276,6 @@ class HostTable:
                     self._outbox.send(member, between.Replies(batch))
 
     def adopt(self, late: Participant) -> None:
-        """Watch a worker that has joined late on another host."""
         member = self._members[late.host_index]
         self._present.watch(member, [late.rank])
         self._outbox.send(member, between.AdoptWorker(late.rank, late.pid, late.pid_namespace))

@@ -103,7 +103,6 @@ class HostsJob:
         return [rank for rank, participant in self.roster.items() if participant.host_index == host]
 
     def mark_lost(self, member: Member, why: str) -> None:
-        """Record that a host is lost, with its workers."""
         ranks = self.ranks_on(member.host)
         self._mirror.mark_lost(member.host, ranks)
         self.controller.decide(lambda coordinator: coordinator.host_lost(member.host, f"it {why}"))
@@ -113,7 +112,6 @@ class HostsJob:
             self._children.remote_ended(Exit(rank, LOST_STATUS, why=text, at=time.time()))
 
     def restore(self, member: Member, ranks: Iterable[int]) -> None:
-        """Record that a lost host is back, with new workers."""
         self._changes.forget(member.host)
         self._state_sent = None
         self.watch(member, ranks)
@@ -139,6 +137,5 @@ class HostsJob:
         self._state_sent = found
 
     def end(self) -> None:
-        """End the couriers, and release the locks of workers of other hosts."""
         self.couriers.end()
         self._mirror.close()

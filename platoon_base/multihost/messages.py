@@ -53,11 +53,7 @@ PROTOCOL = 7
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Rows of the job's state that have changed; see `platoon_base.shm.mirrored_rows.MIRRORED`.
-
-    ``sent_at`` is a time of the sender's monotonic clock. ``held`` has one byte per rank: 1 if its
-    worker holds its lock.
-    """
+    """Changed rows of `MIRRORED`, sent at a time of the sender's clock; held locks have byte 1."""
 
     sent_at: float = 0.0
     ranks: list[int] = []
@@ -77,12 +73,7 @@ class Forwarded(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Arrive(msgspec.Struct, frozen=True, tag="arrive"):
-    """A launcher has arrived.
-
-    ``address`` is its own address towards host 0. ``devices`` has one entry for each worker to
-    start. ``program`` is a fingerprint of the script and its arguments. ``problem`` is the reason
-    why the host cannot take part, or empty.
-    """
+    """A launcher has arrived; ``problem`` is the reason why the host cannot take part, or empty."""
 
     protocol: int
     version: str
@@ -130,8 +121,6 @@ class Signalled(msgspec.Struct, frozen=True, tag="signalled"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The launcher of a host cannot continue and ends."""
-
     why: str
 
 
@@ -240,8 +229,6 @@ class SignalWorker(msgspec.Struct, frozen=True, tag="signal-worker"):
 
 
 class StartAgain(msgspec.Struct, frozen=True, tag="start-again"):
-    """Restart a worker that has ended."""
-
     rank: int
 
 
@@ -254,9 +241,7 @@ class AdoptWorker(msgspec.Struct, frozen=True, tag="adopt-worker"):
 
 
 class JobOver(msgspec.Struct, frozen=True, tag="job-over"):
-    """The job has ended: exit status of all launchers, and the reason in a line. With ``again`` all
-    workers are restarted, after another `Welcome`.
-    """
+    """The job ended; ``again``: all workers are restarted after another `Welcome`."""
 
     status: int
     text: str

@@ -17,13 +17,10 @@ __all__ = ["Mirror", "Sender"]
 
 
 class Mirror:
-    """The rows and locks of workers of other hosts in the shared memory of this one.
-
-    A handle of the segment ``name`` holds the locks of workers of other hosts while they hold
-    theirs.
-    """
+    """The rows and locks of workers of other hosts in the shared memory of this one."""
 
     def __init__(self, job_state: JobState, name: str) -> None:
+        # This object's handle of the segment holds the locks that workers of other hosts hold.
         self.job_state = job_state
         self._holder = Segment.attach(name)
         self._held: set[int] = set()

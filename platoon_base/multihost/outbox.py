@@ -30,5 +30,4 @@ class Outbox:
                 self._link.peers[member.session].send(data, bulk=True)
 
     def in_flight(self, member: Member) -> int:
-        """Return how many messages a host has not acknowledged."""
         return self._link.peers[member.session].in_flight

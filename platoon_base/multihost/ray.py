@@ -108,16 +108,10 @@ def launch(
     exist: on a shared file system, or by ``working_dir`` of Ray's runtime environment. Without
     ``ray.init`` the cluster is that of ``RAY_ADDRESS``, or the one that this machine belongs to.
     ``workers`` is the total; each gets a GPU or a core of Ray. By default there are as few
-    ``hosts`` as possible. ``options`` are further options of ``platoon launch``, such as
-    ``["--checkpoint-every", "60"]``. ``show`` gets each line of output, by default written to
-    standard output; lines of hosts other than host 0 begin with the host's name. Raises
-    `ConfigurationError` if Ray is not installed or has no cluster or no room.
-
-    Examples
-    --------
-    >>> from platoon_base.multihost.ray import launch
-    >>> launch("train.py", ["--epochs", "3"], workers=16)  # doctest: +SKIP
-    0
+    ``hosts`` as possible. ``options`` are further options of ``platoon launch``. ``show`` gets each
+    line of output, by default written to standard output; lines of hosts other than host 0 begin
+    with the host's name. Raises `ConfigurationError` if Ray is not installed or has no cluster or
+    no room.
     """
     ray = _ray()
     words = [*options, script, *args]
@@ -210,11 +204,7 @@ def _remove_stale_keys() -> None:
 
 
 class Launcher:
-    """Runs ``platoon launch`` on the node of this actor.
-
-    ``key`` is 64 hexadecimal digits. While this object exists, a file that only this user can read
-    holds it.
-    """
+    """Runs ``platoon launch`` on the node of this actor; only the user can read the key file."""
 
     def __init__(self, key: str) -> None:
         _remove_stale_keys()
@@ -281,12 +271,10 @@ class Launcher:
             return lines, process.returncode if at_end else None
 
     def signal(self, number: int) -> None:
-        """Send the launcher a signal if it runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(number)
 
     def close(self) -> None:
-        """Kill the launcher if it runs, and remove the key."""
         process = self._process
         if process is not None and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
@@ -412,7 +400,6 @@ class _Job:
                 return
 
     def close(self) -> None:
-        """Kill the launchers that run, and end the actors."""
         closing = [host.actor.close.remote() for host in self._hosts if not host.lost]
         with contextlib.suppress(self._ray.exceptions.RayError):
             self._ray.wait(closing, num_returns=max(1, len(closing)), timeout=10) if closing else None

@@ -15,26 +15,18 @@ class Relayed(Protocol):
     """The other hosts; see `platoon_base.multihost.hosts.HostTable`."""
 
     @property
-    def sockets(self) -> list[Any]:
-        """The sockets and file descriptors to poll."""
-        ...
+    def sockets(self) -> list[Any]: ...
 
     @property
-    def sleep_s(self) -> float:
-        """How long to sleep at most, in seconds."""
-        ...
+    def sleep_s(self) -> float: ...
 
     def serve(self) -> list[Received]:
         """Handle messages and send what is due; return the requests of workers."""
         ...
 
-    def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
-        """Queue an answer for a worker."""
-        ...
+    def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None: ...
 
-    def flush(self) -> None:
-        """Send the queued answers."""
-        ...
+    def flush(self) -> None: ...
 
 
 class RelayServer:

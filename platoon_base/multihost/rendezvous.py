@@ -51,10 +51,7 @@ class RendezvousInterruptedError(Exception):
 
 
 class Introduction(NamedTuple):
-    """The introduction of this host: ``devices`` has one entry for each worker to start,
-    ``program`` is a `fingerprint`, and ``problem`` is the reason why this host cannot take part, or
-    empty.
-    """
+    """The introduction of this host; ``problem`` is why it cannot take part, or empty."""
 
     place: Place
     devices: list[str]
@@ -124,8 +121,7 @@ def gather_hosts(
 ) -> Iterator[HostTable]:
     """Listen on host 0 until all other hosts have arrived; yield their table.
 
-    ``endpoint`` is ``HOST`` or ``HOST:PORT``, an address of this host. ``say`` gets lines about
-    missing hosts. See `HostTable` for ``host_timeout_s`` and `World` for ``compression``. Raises
+    ``endpoint`` is ``HOST`` or ``HOST:PORT``. ``say`` gets lines about missing hosts. Raises
     `ConfigurationError` if a host does not arrive in time or cannot take part, and
     `RendezvousInterruptedError` at a signal.
     """
@@ -226,7 +222,6 @@ class _HostRendezvous:
         self._say(f"{who} is here{missing}")
 
     def _problem(self, arrived: between.Arrive) -> str:
-        """Return why a host cannot take part; empty if it can."""
         here = self._here
         if (arrived.protocol, arrived.version) != (between.PROTOCOL, platoon_base.__version__):
             return (

@@ -67,11 +67,9 @@ class RoundTable:
         return decision
 
     def _choose(self) -> Combine:
-        """Choose the contributions that all remaining hosts have, without hosts with an old center.
-
-        All are behind if none took part in the round before and none has got its center since. Then
-        they get it now.
-        """
+        """Choose the contributions that all remaining hosts have, without old centers."""
+        # All may be behind: no remaining host took part in the round before, or has got its center
+        # since. Then they get it now.
         gather: Any = self._gather
         everywhere = set.intersection(*(set(bases) for bases in self._has.values()))
         bases = {host: base for each in self._has.values() for host, base in each.items()}

@@ -22,9 +22,8 @@ PASSED = (
 def command_on(hosts: Sequence[str], words: Sequence[str], environment: Mapping[str, str], origin: str) -> list[str]:
     """Return the command line that runs ``words`` once on each host.
 
-    ``environment`` shows whether there is an allocation of Slurm. ``origin`` of the hosts' names is
-    for messages. Raises `ConfigurationError` if there is neither an allocation nor Open MPI, or if
-    a host is named twice.
+    ``origin`` of the hosts' names is for messages. Raises `ConfigurationError` if there is neither
+    an allocation of Slurm nor Open MPI, or if a host is named twice.
     """
     twice = sorted({host for host in hosts if list(hosts).count(host) > 1})
     if twice:
