@@ -75,11 +75,11 @@ class LinkServer:
         self._monitor: zmq.Socket[bytes] | None = None
         self._lifelines: Lifelines | None = None
         self._id = secrets.token_bytes(16)
-        self._routes: dict[bytes, bytes] = {}  # Routes by session.
+        self._routes: dict[bytes, bytes] = {}
         self._fds: dict[int, bytes] = {}  # Sessions by the file descriptor of their connection.
         # Connections without a message, by file descriptor, the oldest first.
         self._unidentified: dict[int, None] = {}
-        self._forgotten: set[bytes] = set()  # Sessions.
+        self._forgotten: set[bytes] = set()  # Sessions that are dismissed.
         self._next_warning = 0.0
         self.peers: dict[bytes, Peer] = {}
         try:

@@ -184,7 +184,7 @@ class HostCollective:
         self._shared.unlink()
 
     def close(self) -> None:
-        """Release the memory; a waiting call ends with an error, in its own thread."""
+        """Release the memory; a waiting call ends with an error first."""
         self._closing = True
         if self._shared.memory is not None:
             self._exchange.leave()
@@ -192,7 +192,8 @@ class HostCollective:
             try:
                 if self._inside:
                     exc = self._failure.closed_meanwhile(self._exchange.calls)
-                    # Immediately: the handler may end the process.
+                    # A signal handler interrupted the call, which ends after the handler returns.
+                    # The group is broken now, since the handler may end the process.
                     self._failure.break_group(exc, str(exc))
                 else:
                     self._release()

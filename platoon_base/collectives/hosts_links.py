@@ -146,7 +146,7 @@ class Link:
 
 
 class Links:
-    """All links of a rank; ``on_break(how, text)`` is called when another rank reports a failure."""
+    """All links of a rank; ``on_break(how, text)`` is called when a rank reports a failure."""
 
     def __init__(self, streams: Iterable[tuple[Counterpart, Stream]], on_break: Callable[[int, str], None]) -> None:
         self.all = [Link(self, to, stream) for to, stream in streams]

@@ -117,7 +117,7 @@ class Stream:
         return float(since_ms) / 1e3 if retransmits and unacknowledged else 0.0
 
     def push(self) -> bool:
-        """Send without blocking; return whether anything was sent."""
+        """Send without blocking; return whether anything was sent. Raises `BrokenStreamError`."""
         if self.sent == self.posted or self.torn:
             return False
         moved, self.torn = False, True
@@ -150,9 +150,7 @@ class Stream:
         return [self._sealed[:stop]]
 
     def pull(self, receiver: Receiver, most: int = 16) -> bool:
-        """Receive up to ``most`` records; return whether data arrived, or raise
-        `BrokenStreamError`.
-        """
+        """Receive up to ``most`` records; return whether data arrived. Raises as `push` does."""
         moved = False
         for _ in range(most):
             while not self._take(receiver):
