@@ -62,7 +62,7 @@ class Collective(Protocol):
         ...
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
-        """Copy the array of rank ``root`` into those of all others, which must be writable."""
+        """Copy rank ``root``'s array into the others; all ranks must pass a writable array."""
         ...
 
     def all_gather(self, array: Any, out: Any = None, *, timeout_s: float) -> Any:

@@ -53,7 +53,7 @@ PROTOCOL = 7
 
 
 class Rows(msgspec.Struct, frozen=True):
-    """Changed rows of `MIRRORED`, sent at a time of the sender's clock; held locks have byte 1."""
+    """Changed rows; ``sent_at`` is by the sender's clock, ``held`` has a byte per rank and lock."""
 
     sent_at: float = 0.0
     ranks: list[int] = []

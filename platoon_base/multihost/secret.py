@@ -22,7 +22,7 @@ def key_file() -> Path:
 
 
 def read_or_make_key() -> bytes:
-    """Return the key of 32 bytes; make it if there is no file. Raises `ConfigurationError`."""
+    """Return the 32-byte key, made if there is no file; a bad file raises `ConfigurationError`."""
     path = key_file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def read_or_make_key() -> bytes:
 
 
 def find_key() -> bytes:
-    """Return the key of 32 bytes; empty if there is no file. Raises `ConfigurationError`."""
+    """Return the 32-byte key, empty without a file; a bad file raises `ConfigurationError`."""
     # On a shared home folder, host 0 may still have to make it.
     path = key_file()
     return _read(path) if path.exists() else b""
