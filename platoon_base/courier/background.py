@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -43,7 +43,6 @@ _BUSY, _BUSY_ON_A_FULL_MACHINE, _IDLE_CORES = 0.3, 0.02, 0.5
 _REPORT_S = 1.0
 
 
-@runtime_checkable
 class MovingCenter(Protocol):
     """The center of this host; see `platoon_base.centers.host.HostCenter`."""
 

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from platoon_base.centers.gossip import GossipCenters
 from platoon_base.centers.host import COURIER, HostCenters
 from platoon_base.compression.packing import Residuals
 from platoon_base.courier import messages as between
@@ -113,7 +112,7 @@ class _Starting:
         name = HiddenName(Path(path), prefix)
 
         def open_center() -> OpenCenter:
-            return GossipCenters(name).watch(layout, COURIER) or HostCenters(name).watch(layout, COURIER)
+            return HostCenters(name).watch(layout, COURIER)
 
         rule = hosts_rule(order.rule)
         return Courier(
