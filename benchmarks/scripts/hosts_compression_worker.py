@@ -50,7 +50,7 @@ def make_rounds(worker, size_bytes: int, steps: int, step_s: float, rounds: int,
     worker.init_shared_params([x], used, timeout_s=WAIT_S)
     progress = random.standard_normal(x.size).astype(np.float32) * np.float32(1e-3)
     worker.barrier("begin", timeout_s=WAIT_S)
-    taken, sent, cpu, at_first = [], [], [], sent_bytes()
+    taken, sent, cpu = [], [], []
     for _ in range(rounds):
         waited = 0.0
         for step in range(steps):
@@ -71,7 +71,7 @@ def make_rounds(worker, size_bytes: int, steps: int, step_s: float, rounds: int,
         cpu.append(courier_cpu_s() - before_s)
     worker.advanced.complete_round(timeout_s=WAIT_S)
     worker.barrier("completed", timeout_s=WAIT_S)
-    return {"rounds_s": taken, "courier_cpu_s": cpu, "sent_bytes": sent, "total_bytes": sent_bytes() - at_first}
+    return {"rounds_s": taken, "courier_cpu_s": cpu, "sent_bytes": sent}
 
 
 def make_averages(worker, size_bytes: int, calls: int, way: str) -> dict:

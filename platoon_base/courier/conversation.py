@@ -52,11 +52,6 @@ class TotalsBuffer(Protocol):
     @property
     def number(self) -> int: ...
 
-    @property
-    def size_bytes(self) -> int:
-        """How many bytes the contributions take; this depends on the round."""
-        ...
-
 
 class Answer(NamedTuple):
     """The other host's answer to an exchange; see `OwnCopy` for ``workers`` and ``total``."""
@@ -241,21 +236,9 @@ class Conversation:
             self._whole, self._received[_WHOLE] = bytearray(offset), 0
         else:
             self._received[tag] += length
-            whole = self._size_of_totals() if tag == TOTALS else len(self._target(tag))
-            if self._received[tag] == whole:
+            if self._received[tag] == len(self._target(tag)):
                 self._received[tag] = 0
                 self._is_whole(tag)
-
-    def _size_of_totals(self) -> int:
-        """Return the size of the totals, of which at least the head has arrived."""
-        if self.totals_buffer is None:
-            return 0
-        if not 0 <= self.totals_buffer.head[0] < _MOST_COUNT:
-            raise BrokenStreamError("got totals of a round whose number is none")
-        size = self.totals_buffer.size_bytes
-        if self._received[TOTALS] > size:
-            raise BrokenStreamError(f"got {self._received[TOTALS]} bytes of totals, and expected {size}")
-        return size
 
     def _is_whole(self, tag: int) -> None:
         if tag == MOVE and self._packing is not None:

@@ -53,7 +53,7 @@ def contribute(group, added, *hosts):
         assert host.center.contribute(host.params, 1.0, 10) is None
 
 
-RULES = [PLAIN, DiLoCo(0.5, 0.5), DiLoCo(0.5, 0.5, fragments=3)]
+RULES = [PLAIN, DiLoCo(0.5, 0.5)]
 
 
 @pytest.mark.parametrize(

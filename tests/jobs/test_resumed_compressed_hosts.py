@@ -37,7 +37,7 @@ def go_on(hosts, script, codec, args, workers=(1, 1)):
 
 @pytest.mark.parametrize(
     ("rule", "codec"),
-    [("DiLoCo()", "topk(0.1)"), pytest.param("DiLoCo(fragments=3)", "int4", marks=pytest.mark.promise)],
+    [("DiLoCo()", "topk(0.1)"), pytest.param("DiLoCo()", "int4", marks=pytest.mark.promise)],
 )
 def test_a_job_that_is_resumed_has_the_bits_of_one_that_was_not_interrupted(hosts, rule, codec):
     options = ["--hosts-compression", codec]
