@@ -47,7 +47,7 @@ _PUSH_PATIENCE_S = 0.2  # Maximum wait for a stalled receiver's lock.
 class GossipCenter:
     """A worker's handle of all slots, including its own; the controller has no slot of its own."""
 
-    on_device = has_hosts_rounds = False
+    on_device = False
     states: ClassVar[list[list[Array]]] = []
 
     def __init__(
@@ -239,9 +239,7 @@ class GossipCenter:
             copy_all(slot.values, values)
             slot.weights[...] = share
 
-    def snapshot(
-        self, may_wait: bool = True, publish: Callable[[int, int], object] | None = None
-    ) -> tuple[list[Array], list[list[Array]]]:
+    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         with self._one_thread:  # File locks do not exclude threads of the same process.
             out = self._shape.layout.empty()
             self._mean(out, PATIENCE_S)

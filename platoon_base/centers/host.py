@@ -96,7 +96,6 @@ class HostCenter:
                 layout, self._stripes, self._rounds, self._holders, lambda work, wait_s: self._visit(work, True, wait_s)
             )
         self.whole = True
-        self.has_hosts_rounds = self._rounds is not None and shape.several_hosts
         self._one_thread = threading.Lock()
         # Stripes left out by the last `sync`, with their numbers of visits then.
         self._left_out: dict[int, int] = {}
@@ -351,9 +350,7 @@ class HostCenter:
             for stripe in self._visit(copy, True, PATIENCE_S):
                 copy(stripe)
 
-    def snapshot(
-        self, may_wait: bool = True, publish: Callable[[int, int], object] | None = None
-    ) -> tuple[list[Array], list[list[Array]]]:
+    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states consistently; with rounds, between two rounds."""
         with self._one_thread:  # File locks do not exclude threads of the same process.
             values, *states = (self._layout.empty() for _ in range(1 + len(self.states)))
@@ -369,13 +366,10 @@ class HostCenter:
                 return values, states
             self._require_open()
 
-            def copy_every(between: bool) -> None:
-                if publish is not None and between and self.overwrites.settled and self._stripes:
-                    publish(int(self._stripes[0].holder["round"]), self.overwrites.stamp)
+            def copy_every() -> None:
                 for stripe in self._stripes:
                     copy(stripe)
 
-            # No later round can be made between ``publish`` and the release of the locks.
             self._rounds.visit_between(
                 copy_every,
                 lambda deadline: self._locks.lock_all(deadline),

@@ -47,7 +47,6 @@ _HEADER = np.dtype(
         ("written", "u8"),
         ("spread", "u8"),
         ("stamp", "u8"),
-        ("incoming", "u8"),
         ("mean", "u8"),
     ]
 )

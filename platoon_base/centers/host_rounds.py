@@ -143,12 +143,12 @@ class Rounds:
 
     def visit_between(
         self,
-        visit: Callable[[bool], object],
+        visit: Callable[[], object],
         lock_all: Callable[[float], bool],
         free: Callable[[], None],
         patience_s: float,
     ) -> None:
-        """Call ``visit(True)`` with all stripes locked between rounds, or ``visit(False)``."""
+        """Call ``visit`` with all stripes locked between rounds, or after ``patience_s`` with a warning."""
         deadline, pause = awake() + patience_s, FIRST_PAUSE_S
         while True:
             try:
@@ -156,7 +156,7 @@ class Rounds:
                 if between or awake() > deadline:
                     if not between:
                         log.warning("no moment between two rounds within %g s: this copy mixes two rounds", patience_s)
-                    visit(between)
+                    visit()
                     return
             finally:
                 free()

@@ -16,7 +16,7 @@ __all__ = ["Packing", "Residuals", "decode_and_keep", "residual_layout"]
 Array = np.ndarray[Any, Any]
 
 # Indices of the words of `Residuals`.
-_LATEST, _STAMP, _PACKED, _RESTORED, _DROPPED = range(5)
+_LATEST, _STAMP = range(2)
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
@@ -164,10 +164,8 @@ class Residuals:
     def __init__(self, layout: Layout, buffer: Any) -> None:
         own = residual_layout(layout)
         # _LATEST: twice the round of the latest residuals, plus which of the two they are; one
-        # word, so a killed process leaves no half of it. _STAMP: the stamp of the center. _PACKED:
-        # the round that is or was packed last. _RESTORED: whether saved residuals were restored.
-        # _DROPPED: the latest round without this host's contribution.
-        self._words = array_on(buffer, (5,), "i8")
+        # word, so a killed process leaves no half of it. _STAMP: the stamp of the center.
+        self._words = array_on(buffer, (2,), "i8")
         self._both = [own.views(buffer, ALIGNMENT + i * own.nbytes) for i in range(2)]
 
     @staticmethod
@@ -187,7 +185,6 @@ class Residuals:
         overwrite the residuals restart at zero.
         """
         self.undo(number)
-        self._words[_PACKED] = number
         if self._words[_STAMP] != stamp:
             for array in (*self._both[0], *self._both[1]):
                 array[...] = 0
@@ -203,38 +200,3 @@ class Residuals:
         """Return to the residuals before round ``number``, if they were packed into it."""
         if int(self._words[_LATEST]) >> 1 == number:
             self._words[_LATEST] = 1 - (int(self._words[_LATEST]) & 1)
-
-    def drop(self, number: int) -> None:
-        """Return to the residuals before round ``number``, which lacks this host's contribution."""
-        self.undo(number)
-        self._words[_DROPPED] = number
-
-    def after(self, number: int, stamp: int) -> list[Array] | None:
-        """Return the residuals of a center at round ``number`` with a stamp; None if they are lost.
-
-        They stay until a contribution to round ``number + 2`` is packed. If the contribution to
-        round ``number`` did not count, `drop` it first. If a courier died while packing it again,
-        they are lost. Residuals from before an overwrite are zero after it.
-        """
-        known = int(self._words[_STAMP])
-        if int(self._words[_PACKED]) > number + 1 or known > stamp:
-            return None
-        if known < stamp:  # No contribution was packed since the overwrite.
-            return [np.zeros_like(array) for array in self.latest]
-        latest, which = divmod(int(self._words[_LATEST]), 2)
-        if int(self._words[_PACKED]) == number and number not in (latest, int(self._words[_DROPPED])):
-            return None
-        return self._both[1 - which if latest == number + 1 else which]
-
-    @property
-    def restored(self) -> bool:
-        """Whether some courier of this host has restored residuals, or found them unusable."""
-        return bool(self._words[_RESTORED])
-
-    def restore(self, saved: Sequence[Array] | None) -> None:
-        """Begin with saved residuals, or zeros, before the first round of a new center."""
-        # An earlier courier may have died while it did so.
-        for both in self._both:
-            for i, array in enumerate(both):
-                np.copyto(array, 0 if saved is None else saved[i])
-        self._words[_RESTORED] = 1

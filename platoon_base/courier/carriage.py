@@ -135,7 +135,7 @@ class CompressedCarriage:
 
     def has_not_counted(self, number: int) -> None:
         """Restore the residuals before round ``number``, which continued without this host."""
-        self._residuals.drop(number)
+        self._residuals.undo(number)
 
 
 def _clear(totals: RoundTotals) -> None:

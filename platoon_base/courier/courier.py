@@ -23,7 +23,6 @@ from platoon_base.courier import messages as between
 from platoon_base.courier.background import BackgroundExchanges, MovingCenter
 from platoon_base.courier.carriage import CompressedCarriage
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
-from platoon_base.courier.keeping import ResidualKeeper
 from platoon_base.courier.overwriting import Overwriting
 from platoon_base.courier.rounds import HostsRound
 from platoon_base.errors import PlatoonError
@@ -92,13 +91,11 @@ class Courier:
         self._center: OpenCenter | None = None
         self._codec: Codec | None = codec_of(world.compression)
         self._residuals: Residuals | None = None
-        self._keeper: ResidualKeeper | None = None
         if self._codec is not None:
             room = bytearray(Residuals.size_bytes(layout)) if memory is None else memory
             self._residuals = Residuals(layout, room)
-            self._keeper = ResidualKeeper(world, layout, self._residuals, report)
         self._packing = None if self._codec is None else Packing(layout.trained, self._codec)
-        self._background = BackgroundExchanges(world, layout.trained, rule, every_s, report, self._packing)
+        self._background = BackgroundExchanges(world, layout.trained, rule, every_s, self._packing)
         self._rounds: HostsRound | None = None
         self._overwriting: Overwriting | None = None
         self._filled, self._source = filled, 0
@@ -118,11 +115,6 @@ class Courier:
         self._check_at = 0.0
         address = self._listener.address
         report(between.Listening(address.host, address.port, address.token.hex()))
-
-    @property
-    def exchanges(self) -> int:
-        """The number of background exchanges that moved this host's center."""
-        return self._background.count
 
     def handle_order(self, order: between.Order) -> None:
         if isinstance(order, between.Peers):
@@ -148,8 +140,6 @@ class Courier:
             self._has_orders = True
             if self._rounds is not None:
                 self._rounds.handle_order(order)
-        elif isinstance(order, between.Keep):
-            self._keep(order)
         elif isinstance(order, between.Lost):
             self._lost.add(order.host)
             self._known.discard(order.host)
@@ -157,16 +147,6 @@ class Courier:
             self._background.forget(order.host)
             self._tokens.pop(order.host, None)
             self._disconnect(order.host, "its host is lost")
-
-    def _keep(self, order: between.Keep) -> None:
-        if self._rounds is not None:
-            self._rounds.settle()
-        if self._keeper is not None:
-            self._keeper.keep(order)
-
-    def finish(self) -> None:
-        if self._keeper is not None:
-            self._keeper.close()
 
     def _new_rounds(self, center: OpenCenter, rounds: AcrossHosts) -> HostsRound:
         carriage = None
@@ -352,7 +332,6 @@ class Courier:
         if self._filled and stamp <= center.overwrites.stamp and number <= self._made(center):
             return True
         values, *states = (self._layout.views(whole, i * size) for i in range(1 + len(center.states)))
-        center.overwrites.expect(stamp)
         if not center.replace(values, states, number):
             return False
         center.overwrites.stamp = max(stamp, center.overwrites.stamp)

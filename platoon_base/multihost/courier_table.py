@@ -6,13 +6,10 @@ import logging
 import math
 import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
-from platoon_base.checkpoints.files import about_of
-from platoon_base.checkpoints.residuals import Moment, usable_key
 from platoon_base.coordination.actions import CenterMade, CenterSource, RoundReached
 from platoon_base.coordination.roster import Roster
-from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Keep, LeftOut, Listening, News
+from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, LeftOut, Listening, News
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
 from platoon_base.links.handshake import WARNING_S
@@ -64,10 +61,6 @@ class CourierTable:
         self._workers: dict[int, int] = {}  # Live workers by host, as sent to the couriers.
         self._changes = -1  # Version of the roster when they were counted.
         self._source = 0
-        self._resumed: tuple[str, str] | None = None
-        if files.checkpoint:
-            key, _ = usable_key(about_of(files.checkpoint).residuals, world)
-            self._resumed = (str(Path(files.checkpoint).parent), key) if key else None
 
     @property
     def fds(self) -> list[int]:
@@ -126,12 +119,11 @@ class CourierTable:
         layout = made.shared.layout
         specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in layout.specs]
         rule, every_s = courier_settings(os.environ)
-        resumed, self._resumed = self._resumed, None  # A host that returns later starts from zero.
-        self._here.start(specs, layout.moments, rule, every_s, resumed)
+        self._here.start(specs, layout.moments, rule, every_s)
         for member in self._members.values():
             if not member.lost and not member.has_courier:
                 member.has_courier = self._changed = True
-                self._send(member, between.StartCourier(specs, layout.moments, rule, every_s, resumed))
+                self._send(member, between.StartCourier(specs, layout.moments, rule, every_s))
         if made.host:
             self._send(self._members[made.host], between.CenterMade())
         else:
@@ -162,16 +154,6 @@ class CourierTable:
                 self._send(self._members[host], order)
             else:
                 self._here.round(order)
-
-    def keep_residuals(self, moment: Moment, folder: Path) -> None:
-        order = Keep(str(folder.absolute()), *moment)
-        self._here.keep(order)
-        for member in self._members.values():
-            self._send(member, order)
-
-    @property
-    def saving(self) -> bool:
-        return self._here.saving
 
     def center_dropped(self) -> None:
         """End the exchanges between centers: the workers have released their parameters."""

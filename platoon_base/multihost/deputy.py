@@ -16,7 +16,7 @@ from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import encode
-from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Keep, LeftOut, Listening, News
+from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, LeftOut, Listening, News
 from platoon_base.errors import PlatoonError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
@@ -106,8 +106,6 @@ class Deputy:
             self._serve_once(signals)
         if self._lost_at is not None:
             self._last_checkpoint.write()
-        while self._courier.saving and self._signals < 2:
-            self._serve_once(signals)
         return self._over
 
     def _serve_once(self, signals: StopSignals) -> None:
@@ -175,7 +173,7 @@ class Deputy:
         elif isinstance(message, between.AdoptWorker):
             self._adopt(message)
         elif isinstance(message, between.StartCourier):
-            self._courier.start(message.specs, message.moments, message.rule, message.every_s, message.resumed)
+            self._courier.start(message.specs, message.moments, message.rule, message.every_s)
         elif isinstance(message, between.Couriers):
             self._courier.peers(message.at, message.workers, message.source)
         elif isinstance(message, between.CenterMade):
@@ -186,8 +184,6 @@ class Deputy:
             self._courier.lost(message.host)
         elif isinstance(message, (Gather, Combine)):
             self._courier.round(message)
-        elif isinstance(message, Keep):
-            self._courier.keep(message)
         elif isinstance(message, between.JobOver):
             self._end(message)
         elif isinstance(message, between.Refused):

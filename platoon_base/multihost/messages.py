@@ -8,7 +8,7 @@ from typing import Optional, Union
 import msgspec
 
 from platoon_base.checkpoints.files import About
-from platoon_base.courier.messages import Combine, Gather, Gathered, Keep, LeftOut
+from platoon_base.courier.messages import Combine, Gather, Gathered, LeftOut
 from platoon_base.errors import ProtocolError
 from platoon_base.hosts.world import World
 from platoon_base.worker_process.failure import Failure
@@ -197,7 +197,6 @@ class StartCourier(msgspec.Struct, frozen=True, tag="start-courier"):
     moments: int
     rule: str
     every_s: float
-    resumed: Optional[tuple[str, str]] = None
 
 
 class Couriers(msgspec.Struct, frozen=True, tag="couriers"):
@@ -262,7 +261,6 @@ Down = Union[
     HostLost,
     Gather,
     Combine,
-    Keep,
     SignalWorker,
     StartAgain,
     AdoptWorker,

@@ -406,8 +406,8 @@ def test_workers_that_do_not_wait_find_their_exact_mean_on_all_hosts_and_exchang
             require_same_center(*group.hosts)
             for found, *each in zip(group.hosts[0].center.values, *starts):
                 np.testing.assert_allclose(found, np.average(each, axis=0, weights=workers), atol=1e-6)
-        before, state = [host.courier.exchanges for host in group.hosts], state_of(group.hosts[0])
-        group.until(lambda: all(host.courier.exchanges > count + 3 for host, count in zip(group.hosts, before)))
+        before, state = [host.exchanges for host in group.hosts], state_of(group.hosts[0])
+        group.until(lambda: all(host.exchanges > count + 3 for host, count in zip(group.hosts, before)))
         assert codec != "none" or all(state_of(host) == state for host in group.hosts)
 
 
