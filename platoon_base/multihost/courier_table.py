@@ -5,11 +5,22 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from platoon_base.coordination.actions import CenterMade, CenterSource, RoundReached
 from platoon_base.coordination.roster import Roster
-from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, LeftOut, Listening, News
+from platoon_base.courier.messages import (
+    Combine,
+    Filled,
+    Gather,
+    Gathered,
+    LeftOut,
+    Listening,
+    Lost,
+    Made,
+    News,
+    Peers,
+)
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
 from platoon_base.links.handshake import WARNING_S
@@ -124,10 +135,7 @@ class CourierTable:
             if not member.lost and not member.has_courier:
                 member.has_courier = self._changed = True
                 self._send(member, between.StartCourier(specs, layout.moments, rule, every_s))
-        if made.host:
-            self._send(self._members[made.host], between.CenterMade())
-        else:
-            self._here.made()
+        self._order([made.host], Made())
 
     def center_source(self, source: CenterSource) -> None:
         """Start the centers of all hosts from the values of a host other than host 0."""
@@ -149,11 +157,14 @@ class CourierTable:
             if left_out:
                 why = f"round {order.number}: not all hosts have what its workers contributed, or its center is behind"
                 self._roster.story.add("courier", left_out, "", "left out", why)
-        for host in self._round.hosts:
+        self._order(self._round.hosts, order)
+
+    def _order(self, hosts: Iterable[int], order: Peers | Made | Lost | Gather | Combine) -> None:
+        for host in hosts:
             if host in self._members:
                 self._send(self._members[host], order)
             else:
-                self._here.round(order)
+                self._here.handle_order(order)
 
     def center_dropped(self) -> None:
         """End the exchanges between centers: the workers have released their parameters."""
@@ -167,9 +178,7 @@ class CourierTable:
     def mark_lost(self, host: int) -> None:
         self._at.pop(host, None)
         self._apart = {hosts: each for hosts, each in self._apart.items() if host not in hosts}
-        self._here.lost(host)
-        for other in self._members.values():
-            self._send(other, between.HostLost(host))
+        self._order(range(self._world.hosts), Lost(host))
         self._order_round(self._round.mark_lost(host))
 
     def flush(self) -> None:
@@ -182,9 +191,7 @@ class CourierTable:
         if not self._changed:
             return
         self._changed = False
-        self._here.peers(self._at, self._workers, self._source)
-        for member in self._members.values():
-            self._send(member, between.Couriers(self._at, self._workers, self._source))
+        self._order(range(self._world.hosts), Peers(dict(self._at), dict(self._workers), self._source))
 
     def end(self) -> None:
         self._here.close()

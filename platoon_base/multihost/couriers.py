@@ -104,23 +104,20 @@ class CourierKeeper:
             if order is not None:
                 self._send(order)
 
-    def made(self) -> None:
-        self._made = True
-        self._send(between.Made())
-
-    def round(self, order: between.Gather | between.Combine) -> None:
-        self._round = [order] if isinstance(order, between.Gather) else [*self._round, order]
+    def handle_order(self, order: between.Order) -> None:
+        """Pass an order to the courier, and to one that is started again."""
+        if isinstance(order, between.Made):
+            self._made = True
+        elif isinstance(order, between.Peers):
+            self._peers = order
+            self._lost = {host: lost for host, lost in self._lost.items() if host not in order.peers}
+        elif isinstance(order, between.Lost):
+            self._lost[order.host] = order
+        elif isinstance(order, between.Gather):
+            self._round = [order]
+        elif isinstance(order, between.Combine):
+            self._round.append(order)
         self._send(order)
-
-    def peers(self, peers: dict[int, tuple[str, int, str]], workers: dict[int, int], source: int) -> None:
-        """Send addresses, numbers of live workers, and the host with the initial values."""
-        self._peers = between.Peers(dict(peers), dict(workers), source)
-        self._lost = {host: lost for host, lost in self._lost.items() if host not in peers}
-        self._send(self._peers)
-
-    def lost(self, host: int) -> None:
-        self._lost[host] = between.Lost(host)
-        self._send(self._lost[host])
 
     def _send(self, order: between.Order) -> None:
         if self._process is not None:
