@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from watching import until
 
 from platoon_base.checkpoints.files import CheckpointFolder
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
@@ -33,7 +34,7 @@ def test_a_center_that_couriers_move_is_saved_once_they_have_ended(tmp_path):
     try:
         saving = JobSaving(writer, job_state, Coordinator(2, 0), SimpleNamespace(couriers=couriers), 0.0, None)
         saving.save_dropped(Shared(Layout.of(VALUES), "LocalSGD", ""))
-        saving.save_the_end(lambda: True, lambda: None)
+        until(lambda: not writer.writing)
     finally:
         writer.close()
         folder.close()
