@@ -74,11 +74,7 @@ class GossipCenter:
         """Merge received values into ``arrays``, and send to another worker if drawn."""
         # Locks are held even if ``locked`` is False: a weight belongs to its values.
         own = self.slots.require_own()
-        return self._sync(own, rule, arrays, self._draw(rule) if gossips(rule) else None, timeout_s)
-
-    def _sync(
-        self, own: Slot, rule: Any, arrays: Sequence[Array], target: Slot | None, timeout_s: float
-    ) -> NonFiniteElement | None:
+        target = self._draw(rule) if gossips(rule) else None
         refusals: list[NonFiniteElement] = []
 
         def publish(stripe: Stripe) -> None:
