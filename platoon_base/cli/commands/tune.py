@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from platoon_base.cli import report
-from platoon_base.cli.charts import NO_CHARTS, has_charts
-from platoon_base.cli.commands.arguments import SCRIPT, hint_of_misplaced, program_and_args, result_file
+from platoon_base.cli.charts import INSTALL, NO_CHARTS, has_charts
+from platoon_base.cli.commands.arguments import (
+    SCRIPT,
+    hint_of_misplaced,
+    program_and_args,
+    result_file,
+)
 from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
 from platoon_base.cli.json_file import no_job_fails_by, write_json, write_text
 from platoon_base.cli.launcher import CENTERS, choose_center, require_runnable
@@ -27,48 +33,57 @@ from platoon_base.system.output import lenient_output
 __all__ = ["command"]
 
 _FEW = 4  # methods without --all, plain training included
+_F = Callable[..., Any]
+_COUNT, _POSITIVE = click.IntRange(min=1), click.FloatRange(min=0, min_open=True)
 
 
-def _picture_file(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+def _svg_file(context: click.Context, option: click.Parameter, path: Path | None) -> Path | None:
     """Refuse a picture that could not be drawn at the end."""
     if path is not None and path.suffix.lower() != ".svg":
-        raise ConfigurationError(f"got --plot {path}: the picture is SVG; name a file that ends in .svg")
+        raise ConfigurationError(f"got --plot {path}: the picture is SVG; name a file ending in .svg")
     if path is not None and not has_charts():
-        raise ConfigurationError(
-            f"got --plot {path}, but matplotlib, which draws it, is not installed here: "
-            "pip install 'platoon-plugins[report]'"
-        )
-    return result_file(context, parameter, path)
+        missing = "matplotlib, which draws it, is not installed here"
+        raise ConfigurationError(f"got --plot {path}, but {missing}: {INSTALL}")
+    return result_file(context, option, path)
+
+
+def _file(option: str, name: str, callback: Any, text: str) -> Callable[[_F], _F]:
+    """Return an option that names a file."""
+    return click.option(option, name, type=click.Path(path_type=Path), callback=callback, help=text)
 
 
 @click.command("tune", context_settings=SCRIPT)
 @click.option("-n", "--workers", type=int, metavar="N", help="Number of workers, as of launch.")
 @click.option("-D", "--devices", multiple=True, metavar="DEV ...", help="As of launch.  [auto]")
 @click.option("--center", type=click.Choice(CENTERS), default="auto", show_default=True, help="As of launch.")
-@click.option("--steps", type=click.IntRange(min=1), metavar="K", help="Compare after K mini-batches of each worker.")
+@click.option("--steps", type=_COUNT, metavar="K", help="Compare after K mini-batches per worker.")
 @click.option(
     "--minutes",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_POSITIVE,
     metavar="M",
-    help="Compare after M minutes of training; with --steps a run ends at whichever comes first.  [1 without --steps]",
+    help="Compare after M minutes of training, or at --steps if earlier.  [1 without --steps]",
 )
 @click.option(
-    "--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each method; medians count."
+    "--seeds",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="Runs of each method; medians count.",
 )
 @click.option(
     "--watch",
     metavar="NAME[:max]",
-    help="The reported value to compare; :max if higher is better.  [a validation loss, if there is one]",
+    help="The reported value to compare; :max if higher is better.  [a validation loss if any]",
 )
 @click.option(
     "--method",
     "texts",
     multiple=True,
     metavar="METHOD",
-    help='A method to try instead of the built-in ones: a rule, a period or both, such as "EASGD(alpha=0.2) every 4".',
+    help='A method to try, not the built-in ones: a rule, a period or both: "EASGD() every 4".',
 )
-@click.option("--all", "every", is_flag=True, help="Try all built-in methods, nine, in place of three.")
-@click.option("--no-halving", is_flag=True, help="Run all methods to the end; drop none that is worse on the way.")
+@click.option("--all", "every", is_flag=True, help="Try all nine built-in methods, not three.")
+@click.option("--no-halving", is_flag=True, help="Run all methods to the end; stop none.")
 @click.option(
     "--also",
     multiple=True,
@@ -77,36 +92,16 @@ def _picture_file(context: click.Context, parameter: click.Parameter, path: Path
 )
 @click.option(
     "--limit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=_POSITIVE,
     default=600,
     show_default=True,
     metavar="S",
     help="End a run after S seconds in all, its start included.",
 )
-@click.option(
-    "--summary",
-    "summary_file",
-    type=click.Path(path_type=Path),
-    callback=result_file,
-    help="Write all results as JSON to this file.",
-)
-@click.option(
-    "--plot",
-    "picture_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE.svg",
-    callback=_picture_file,
-    help="Draw the value of each method against seconds and steps.",
-)
-@click.option(
-    "--report",
-    "report_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE.html",
-    callback=result_file,
-    help="Write a page with the table of all methods, the advice and the picture.",
-)
-@click.option("-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, as of launch.")
+@_file("--summary", "summary_file", result_file, "Write all results as JSON.")
+@_file("--plot", "picture_file", _svg_file, "Draw the values of each method as SVG.")
+@_file("--report", "report_file", result_file, "Write table, advice and picture as an HTML page.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a dotted module name.")
 @click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(
@@ -159,16 +154,14 @@ def command(
     center, seeds = settings["center"], settings["seeds"]
     choose_center(center, chosen.devices)
     if every and texts:
-        raise ConfigurationError(
-            "got --all and --method, which replaces the built-in methods that --all would try: leave one of them out"
-        )
+        raise ConfigurationError("got --all and --method, which replaces the built-in methods: name one")
     require_optuna()
     plain, default, *others = built_in(count)[: None if every else _FEW]
     named = [read_method(text, count) for text in texts] if texts else [default, *others]
     named += [Method(count, words=tuple(shlex.split(words))) for words in also]
     folder = new_log_folder(f"{program.title}-tune")
     methods = list(dict.fromkeys([plain, *named]))
-    runs = f"{len(methods)} methods" if seeds == 1 else f"{len(methods)} methods, {seeds} runs of each"
+    runs = f"{len(methods)} methods" + (f", {seeds} runs of each" if seeds > 1 else "")
     report.print_line(console, f"{report.opening(chosen, center, folder)}, {runs}")
     if report_file is not None and not has_charts():
         report.print_line(console, NO_CHARTS)
