@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from platoon_base.cli.charts import Series, chart, timeline
+from platoon_base.cli.charts import INK, Series, chart, timeline
 from platoon_base.cli.run_page import About, page
 from platoon_base.cli.run_recorder import Lane, Point, RunRecorder, Shares, Value
 from platoon_base.cli.run_report import RunReport, reporting
@@ -108,6 +108,9 @@ def test_a_page_of_many_workers_and_odd_names_is_read_as_it_was_meant():
     assert widths == pytest.approx([100 / 3.75, 50 / 3.75, 200 / 3.75, 0.0, 25 / 3.75], abs=0.001)
     assert "val_</script>" in [each.text for each in root.iter("figcaption")]
     assert len(text) < 500_000
+    charts = "".join(re.findall("<svg.*?</svg>", text, re.DOTALL))
+    assert "currentColor" in charts
+    assert INK not in charts
 
 
 class BrokenReport(RunReport):
