@@ -109,36 +109,30 @@ def choose(
     return best, "it was the best" if len(best.values) > 1 else "one run each: try more --seeds"
 
 
-def lines(tuning: Tuning, study: Study) -> Iterator[tuple[str, str]]:
-    """Yield the lines of table and advice, each with its style; none if no run has ended."""
+def lines(tuning: Tuning, study: Study) -> Iterator[str]:
+    """Yield the lines of table and advice; none if no run has ended."""
     watched, by = study.watched, tuning.by
     if watched is None:
         return
     found = outcomes(study, watched, by)
-    yield from ((line.rstrip(), "") for line in aligned(_rows(found, watched, tuning), 1))
+    yield from map(str.rstrip, aligned(_rows(found, watched, tuning), 1))
     of_all = "; the median of the seeds" if tuning.seeds > 1 else ""
-    yield (
-        f"{watched.name}: {_better(watched)} is better{of_all}. Steps are those of each worker.",
-        "",
-    )
+    yield f"{watched.name}: {_better(watched)} is better{of_all}. Steps are those of each worker."
     if limits := thread_limits(len(tuning.devices), os.environ):
         threads = f"{next(iter(limits.values()))} of {len(os.sched_getaffinity(0))} cores"
-        yield (
-            f"Each worker, and plain training, had threads for {threads}; python alone uses all.",
-            "",
-        )
+        yield f"Each worker, and plain training, had threads for {threads}; python alone uses all."
     if study.end < tuning.budget:
         after = _spent(study.end, by)
-        yield f"Compared after {after}, the last moment at which all runs have reported.", ""
+        yield f"Compared after {after}, the last moment at which all runs have reported."
     if any(each.dropped for each in found):
-        yield "Dropped methods were worse than the median; --no-halving runs all to the end.", ""
-    yield from ((f"WARNING: {text}", "bold red") for text in _doubts(found, tuning, study.runs))
+        yield "Dropped methods were worse than the median; --no-halving runs all to the end."
+    yield from (f"WARNING: {text}" for text in _doubts(found, tuning, study.runs))
     best, reason = choose(found, tuning.default, watched)
     if best is None:
-        yield f"Nothing to take: {reason}.", ""
+        yield f"Nothing to take: {reason}."
         return
-    yield f"Take: {best.method.name} ({reason}).", "bold"
-    yield from ((line, "") for line in _how_to_take(best.method, tuning))
+    yield f"Take: {best.method.name} ({reason})."
+    yield from _how_to_take(best.method, tuning)
 
 
 def _rows(found: Sequence[Outcome], watched: Watched, tuning: Tuning) -> list[list[str]]:
@@ -240,7 +234,7 @@ def page(tuning: Tuning, study: Study) -> str:
         notes.append("The study was interrupted: not all runs were made.")
     if study.watched is None:
         notes.append("No run has reported a value to compare.")
-    text = "\n".join(line for line, _ in lines(tuning, study))
+    text = "\n".join(lines(tuning, study))
     chart = f'<p class="faint">{escape(NO_CHARTS)}</p>'
     if has_charts() and study.watched is not None:
         chart = f'<div class="wide">{embedded(picture(study, study.watched))}</div>'

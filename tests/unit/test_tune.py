@@ -160,7 +160,7 @@ def printed(runs, load=0.0):
     """Return what the command prints about runs of 30 steps."""
     settings = ("auto", 1, 30, None, 9.0, None, False)
     tuning = Tuning(Program("train.py"), [], ["cpu"] * 2, [], DEFAULT, Path(), load, *settings)
-    return [line for line, _ in lines(tuning, Study(runs, LOSS, 30, False))]
+    return list(lines(tuning, Study(runs, LOSS, 30, False)))
 
 
 def warnings(runs, load=0.0):

@@ -171,7 +171,8 @@ def command(
         tuning = Tuning(*about, **settings)
         study = tune(tuning, console, signals)
         report.print_line(console, "")
-        for line, style in lines(tuning, study):
+        for line in lines(tuning, study):
+            style = {"WARNING": "bold red", "Take": "bold"}.get(line.partition(":")[0], "")
             report.print_line(console, line, style=style)
         if summary_file is not None:
             write_json(summary_file, results(tuning, study))
